@@ -16,7 +16,7 @@ from milvus_hubness.correction import Correction, load_correction
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.migration.plan import bank_facts, checked_gate, chosen
+from milvus_hubness.migration.plan import bank_facts, checked_gates, chosen
 from milvus_hubness.migration.survey import require_resolved
 from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
@@ -133,7 +133,7 @@ def plan_enable(
     CollectionNotFound, DimensionMismatch, BankTooSmall.
     """
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
-    gate = checked_gate(gate)
+    gate, _ = checked_gates(gate, None, None)
     if not 0 < max_miss_rate < 1:
         raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
     info = store.info(source)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import Engine, load_corrections
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
@@ -20,14 +21,11 @@ from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
-"""Seconds to wait before each further read of a row that differs: a client may be between its two writes."""
-
-NO_WRITERS_DELAYS = (0.0,)
-"""The same delays if no client writes."""
+"""Seconds to wait before the further reads of a row that differs: a client may be between its two writes. One read is
+enough if no client writes."""
 
 REPAIR_ROUNDS = 20
 WARMING_SEARCHES = 100
-BYTES_PER_NUMBER = 4
 
 
 def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False) -> Pair:
@@ -64,7 +62,7 @@ def run_pass(
     faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows that differ.
     """
     throttle, rows_total = options.throttle, migration.rows
-    delays = NO_WRITERS_DELAYS if number and options.no_writers else RECHECK_DELAYS
+    delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
@@ -73,7 +71,11 @@ def run_pass(
             broken = pair.differences(page, copied)
             if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
                 if not number:
-                    raise _differs(pair, broken)
+                    rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
+                    raise VerificationFailed(
+                        f"{pair.copy.collection!r} is not a copy of {pair.origin.collection!r}: rows "
+                        f"{name_some(rows_named)}"
+                    )
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
             rows += len(page)
@@ -83,19 +85,12 @@ def run_pass(
     return Pass(rows, fields, differing)
 
 
-def _differs(pair: Pair, broken: dict[Key, str]) -> VerificationFailed:
-    rows = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
-    return VerificationFailed(
-        f"{pair.copy.collection!r} does not hold what {pair.origin.collection!r} does: rows {name_some(rows)}"
-    )
-
-
 def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
     """Return the rows that differ at every further read."""
     broken: dict[Key, str] = {}
     for seconds in delays:
         time.sleep(seconds)
-        broken = pair.differences(*pair.fetch(keys, partition))
+        broken = pair.differences(*pair.current(keys, partition))
         keys = list(broken)
         if not keys:
             break
@@ -111,13 +106,13 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
     """
     store, field = pair.store, pair.state.field
     for _ in range(REPAIR_ROUNDS):
-        wanted = store.get(pair.origin.collection, keys, field, partition=partition)
-        if len(wanted):
-            send(pair, pair.copy.carried(pair.origin, wanted), partition, throttle)
-        if gone := sorted(set(keys) - set(wanted.keys)):
+        rows = store.get(pair.origin.collection, keys, field, partition=partition)
+        if len(rows):
+            pair.send(pair.copy.carried(pair.origin, rows), partition, throttle)
+        if gone := sorted(set(keys) - set(rows.keys)):
             store.delete(pair.copy.collection, gone)
         now = store.get(pair.origin.collection, keys, field, partition=partition)
-        keys = [key for key, same in same_rows(wanted, now).items() if not same]
+        keys = [key for key, same in same_rows(rows, now).items() if not same]
         if not keys:
             return
     raise NotCaughtUp(
@@ -134,35 +129,6 @@ def warm(store: Store, migration: Migration) -> None:
     if len(valid):
         vectors = state.codec.encode_query(valid, state.profile.strength, slot=state.profile.slot)
         store.nearest(migration.target, state.field, np.asarray(vectors), 10)
-
-
-def scan_chunk(pair: Pair, chunk: Chunk, limit: int | None = None) -> Batch:
-    """Return the rows of the origin in a chunk."""
-    return pair.store.scan(
-        pair.origin.collection,
-        pair.state.field,
-        after=chunk.after,
-        upto=chunk.upto,
-        limit=limit,
-        partition=chunk.partition,
-    )
-
-
-def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
-    """Write rows to the copy, in requests that the throttle admits; return the bytes of their vectors.
-    are_new: the copy has never had their keys."""
-    write = pair.store.insert if are_new else pair.store.upsert
-    per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
-    start = 0
-    while start < len(rows):
-        stop = start + throttle.rows_per_request(len(rows), len(rows))
-        part = rows.take(range(len(rows))[start:stop])
-        throttle.admit(len(part), per_row * len(part))
-        began = time.perf_counter()
-        write(pair.copy.collection, part, pair.state.field, partition=partition)
-        throttle.took(len(part), time.perf_counter() - began)
-        start = stop
-    return per_row * len(rows)
 
 
 COUNTS = 3
@@ -182,38 +148,42 @@ class Verification:
     """The result of a verification.
 
     rows, fields: number compared one by one. biases: number of biases that were computed again and are equal.
-    searched: number of rows whose own vector was searched for. found_in_source, found_in_copy: number of
-    those rows that were among the ten best.
+    searched: number of rows whose own vector was searched for. in_source, in_copy: number of those rows that were among
+    the ten best there.
     """
 
     rows: int
     fields: int
     biases: int
     searched: int
-    found_in_source: int
-    found_in_copy: int
+    in_source: int
+    in_copy: int
 
 
 def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
-    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is there twice, the
-    biases of a sample equal those that the bank gives now, and searches find rows in the copy as in the source.
+    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is doubled, the biases
+    of a sample equal those that the bank gives now, and searches return rows of the copy as of the source.
 
     Raises VerificationFailed, and StateError if the ledger has lost the chunks of the migration.
     """
     if not chunks:
         raise StateError(
-            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: begin it anew with --restart"
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
         )
-    _none_twice(pair, partitions, equal.rows)
+    _check_counts(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
     for copied in _samples(pair, chunks):
         _check_biases(pair, copied)
-        counts = _find_themselves(pair, copied)
-        biases += len(copied)
-        searched, in_source, in_copy = searched + counts[0], in_source + counts[1], in_copy + counts[2]
+        vectors = pair.copy.decode_rows(copied).vectors
+        valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
+        biases, searched = biases + len(copied), searched + len(valid)
+        if len(valid):
+            keys, queries = [copied.keys[i] for i in valid], vectors[valid]
+            in_source += _self_matches(pair, pair.origin, keys, queries)
+            in_copy += _self_matches(pair, pair.copy, keys, queries)
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"of {searched} rows searched for by their own vectors {in_source} are found in "
+            f"of {searched} rows searched for by their own vectors, {in_source} are found in "
             f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
         )
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
@@ -225,24 +195,24 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
     planned = migration.indexed(source).vector_fields[migration.field]
-    found = store.info(migration.target, counted=False).vector_fields[migration.field]
+    actual = store.info(migration.target, counted=False).vector_fields[migration.field]
     # Milvus Lite does not return index parameters.
     differing = {
         name: value
         for name, value in planned.index_params.items()
-        if found.index_params and str(found.index_params.get(name)) != str(value)
+        if actual.index_params and str(actual.index_params.get(name)) != str(value)
     }
-    if found.index_type != planned.index_type or differing:
-        there = f"{found.index_type or 'no index'} {found.index_params or ''}".rstrip()
-        wanted = f"{planned.index_type} {planned.index_params or ''}".rstrip()
+    if actual.index_type != planned.index_type or differing:
+        present = f"{actual.index_type or 'no index'} {actual.index_params or ''}".rstrip()
+        expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
         raise VerificationFailed(
-            f"field {migration.field!r} of {migration.target!r} has {there}, planned was {wanted}: drop that "
+            f"field {migration.field!r} of {migration.target!r} has {present}, planned was {expected}: drop that "
             "index, create the planned one and load the collection"
         )
 
 
-def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is there twice. While clients write, only a stable count is meaningful, and a count
+def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
+    """Check that no row is doubled. While clients write, only a stable count is meaningful, and a count
     can also look stable because inserts and deletes balance: so this counts several times."""
     store, copy = pair.store, pair.copy.collection
     for _ in range(COUNTS):
@@ -258,8 +228,8 @@ def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None
 def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
     """Yield rows of the copy that the origin has too, from chunks spread evenly."""
     for number in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int)):
-        rows = scan_chunk(pair, chunks[number], limit=SAMPLED_ROWS)
-        current, copied = pair.fetch(rows.keys, chunks[number].partition)
+        rows = pair.scan(chunks[number], limit=SAMPLED_ROWS)
+        current, copied = pair.current(rows.keys, chunks[number].partition)
         keys = set(current.keys)
         common = [i for i, key in enumerate(copied.keys) if key in keys]
         if common:
@@ -280,20 +250,10 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
         )
 
 
-def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
-    """Return the number of rows that were searched for, and of those found in the origin and in the copy."""
-    vectors = pair.copy.decode_rows(copied).vectors
-    valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
-    if not len(valid):
-        return 0, 0, 0
-    in_origin, in_copy = (
-        sum(
-            copied.keys[i] in best[:TOP]
-            for i, best in zip(valid, side.nearest(pair.store, pair.state.field, vectors[valid], SEARCHED), strict=True)
-        )
-        for side in (pair.origin, pair.copy)
-    )
-    return len(valid), in_origin, in_copy
+def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floats) -> int:
+    """Return the number of rows that are among the TOP best of a search for their own vectors (n, d)."""
+    nearest = side.nearest(pair.store, pair.state.field, vectors, SEARCHED)
+    return sum(key in best[:TOP] for key, best in zip(keys, nearest, strict=True))
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
@@ -304,7 +264,7 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
     not unit may differ by one unit in the last place of the field's type. Rows that clients are writing at
     this moment are read again. After the cutover, rows that the application changed since then differ. Raises
     VerificationFailed, which names the first rows that differ or an index that is not as planned,
-    NoMigration, and WrongPhase before there is a copy or after the source is dropped.
+    NoMigration, and WrongPhase before the copy exists or after the source is dropped.
     """
     options, ledger = options or MigrationOptions(), Ledger(store)
     migration = ledger.find(name)

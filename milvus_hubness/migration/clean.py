@@ -17,10 +17,10 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
     the migration; or the copy, while the application reads the source, which undoes the migration. target:
     the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
     """
-    found = _found(Ledger(store), name, drop, target)
-    with Lease(store, found.source_now, found.target) as lease:
+    migration = _migration(Ledger(store), name, drop, target)
+    with Lease(store, migration.source_now, migration.target) as lease:
         store, ledger = lease.store, Ledger(lease.store)
-        migration = ledger.again(found)
+        migration = ledger.reread(migration)
         _validate(store, migration, drop)
         if drop == migration.target:
             drop_copy(lease, ledger, migration)
@@ -36,7 +36,7 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
     Raises InvalidInput if `drop` does not belong to this migration, NoMigration, WrongPhase, CollectionExists
     if another collection has the name, and StoreError if an alias leads to it.
     """
-    migration = _found(Ledger(store), name, drop, target)
+    migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
     going = {}
     if store.exists(drop):
@@ -64,19 +64,19 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
             store.drop_bank_generation(state.profile.bank)
-        others = [each for each in ledger.migrations() if each.target != target and each.bank_collection == bank]
+        others = [other for other in ledger.migrations() if other.target != target and other.bank_collection == bank]
         unsaved = state is None and not others
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
     ledger.forget(migration)
     if is_others:
         raise CollectionExists(
-            f"{target!r} is not the copy of this migration, somebody else has created it: it "
-            "stays, everything else of the migration was dropped"
+            f"{target!r} is not the copy of this migration, another client created it: it stays, "
+            "everything else of the migration was dropped"
         )
 
 
-def _found(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
+def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
     """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`."""
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
 
@@ -94,7 +94,7 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         _refuse_aliases(store, drop)
         if store.info(drop, counted=False).identity != migration.source_identity:
             raise CollectionExists(
-                f"{drop!r} is not the source of this migration, somebody has created it since: nothing was dropped"
+                f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,17 +18,19 @@ from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.migration.survey import ceiling_of
+from milvus_hubness.migration.survey import Chunk, ceiling_of, scan_chunk
+from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Rows, Store
+
+BYTES_PER_NUMBER = 4
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """One of the two collections of a migration, and the form of its rows.
 
-    state, corrections: the collection state and the corrections by bias slot; None and empty if the rows are
-    as users wrote them.
+    state, corrections: the collection state and the corrections by bias slot; None and empty for plain rows.
     """
 
     collection: str
@@ -100,110 +103,112 @@ class Pair:
     copy: Endpoint
     state: CollectionState
 
-    def fetch(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
+    def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy first:
         clients write to the origin first, so a row that appears in the copy was written to the origin, and
         perhaps deleted from it, before."""
-        field = self.state.field
-        copied = self.store.get(self.copy.collection, keys, field, partition=partition)
-        wanted = self.store.get(self.origin.collection, keys, field, partition=partition)
-        return wanted, copied
+        copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
+        return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
+
+    def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
+        """Return the rows of the origin in a chunk."""
+        return scan_chunk(self.store, self.origin.collection, self.state.field, chunk, limit)
+
+    def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
+        """Write rows to the copy, in requests that the throttle admits; return the bytes of their vectors.
+        are_new: the copy has never had their keys."""
+        write = self.store.insert if are_new else self.store.upsert
+        per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
+        start = 0
+        while start < len(rows):
+            stop = start + throttle.rows_per_request(len(rows), len(rows))
+            part = rows.take(range(len(rows))[start:stop])
+            throttle.admit(len(part), per_row * len(part))
+            began = time.perf_counter()
+            write(self.copy.collection, part, self.state.field, partition=partition)
+            throttle.took(len(part), time.perf_counter() - began)
+            start = stop
+        return per_row * len(rows)
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
         """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the end, rows
         with keys above all keys of that moment are left out, so that the loop ends while clients write."""
-        for endpoint in (self.origin, self.copy):
-            self.store.count(endpoint.collection)
+        names = (self.origin.collection, self.copy.collection)
+        for name in names:
+            self.store.count(name)
         last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
-            def ask(after: Key | None) -> list[Future[Batch]]:
-                return [
-                    pool.submit(
-                        self.store.scan,
-                        endpoint.collection,
-                        self.state.field,
-                        after=after,
-                        upto=last,
-                        limit=rows,
-                        partition=partition,
-                    )
-                    for endpoint in (self.origin, self.copy)
-                ]
+            def read(after: Key | None) -> list[Future[Batch]]:
+                options: dict[str, Any] = {"after": after, "upto": last, "limit": rows, "partition": partition}
+                return [pool.submit(self.store.scan, name, self.state.field, **options) for name in names]
 
-            asked = ask(None)
+            reading = read(None)
             while True:
-                pages = [each.result() for each in asked]
+                pages = [page.result() for page in reading]
                 ends = [page.keys[-1] for page in pages if page.keys]
                 if not ends:
                     return
                 if last is None and all(len(page) < rows for page in pages):
-                    last = self._ceiling(max(ends), partition)
-                asked = ask(min(ends))
-                wanted, copied = (
+                    ceilings = [ceiling_of(self.store, name, max(ends), partition) for name in names]
+                    last = None if None in ceilings else max(cast("list[Any]", ceilings))
+                reading = read(min(ends))
+                page, copied = (
                     page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends)))) for page in pages
                 )
-                yield wanted, copied
+                yield page, copied
 
-    def _ceiling(self, key: Key, partition: str | None) -> Key | None:
-        """Return the ceiling of the keys of both collections, as `ceiling_of` does."""
-        names = (self.origin.collection, self.copy.collection)
-        found = [ceiling_of(self.store, name, key, partition) for name in names]
-        return None if None in found else max(cast("list[Any]", found))
-
-    def differences(self, wanted: Batch, copied: Batch) -> dict[Key, str]:
-        """Return, for each row that is wrong in the copy, what is wrong."""
-        found: dict[Key, str] = {}
-        theirs = {key: i for i, key in enumerate(copied.keys)}
-        ours = {key: i for i, key in enumerate(wanted.keys)}
-        found |= {key: "missing" for key in wanted.keys if key not in theirs}
-        found |= {key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in ours}
-        common = [key for key in wanted.keys if key in theirs]
+    def differences(self, page: Batch, copied: Batch) -> dict[Key, str]:
+        """Return a word on the defect of each row of the copy that does not equal the row of the origin."""
+        copies = {key: i for i, key in enumerate(copied.keys)}
+        places = {key: i for i, key in enumerate(page.keys)}
+        defects: dict[Key, str] = {key: "missing" for key in page.keys if key not in copies}
+        defects |= {key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in places}
+        common = [key for key in page.keys if key in copies]
         if not common:
-            return found
-        wanted = wanted.take([ours[key] for key in common])
-        copied = copied.take([theirs[key] for key in common])
-        before, after = self.origin.decode_rows(wanted), self.copy.decode_rows(copied)
+            return defects
+        page = page.take([places[key] for key in common])
+        copied = copied.take([copies[key] for key in common])
+        before, after = self.origin.decode_rows(page), self.copy.decode_rows(copied)
         vectors = self._recovered(before.vectors, after.vectors)
         valid = self.copy.valid(copied)
         for i, key in enumerate(common):
-            ours_row, their_row = before.rows[i], after.rows[i]
-            names = sorted(ours_row.keys() | their_row.keys())
-            differing = [name for name in names if not _same(ours_row.get(name), their_row.get(name))]
+            row, copy = before.rows[i], after.rows[i]
+            differing = [name for name in sorted(row.keys() | copy.keys()) if not _same(row.get(name), copy.get(name))]
             if not vectors[i]:
                 differing.append(self.state.field)
             if differing:
-                found[key] = f"differs in {', '.join(differing)}"
+                defects[key] = f"differs in {', '.join(differing)}"
             elif not valid[i]:
-                found[key] = "bias pending, not finite or not the one in its field"
-        return found
+                defects[key] = "bias pending, not finite or not the one in its field"
+        return defects
 
-    def _recovered(self, wanted: Floats, found: Floats) -> Flags:
+    def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
         """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may
         differ by one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near
         zero). If the database normalizes vectors, it may have done so in either collection: they may differ
         by the number of units that the store states."""
-        exact = ((wanted == found) | (np.isnan(wanted) & np.isnan(found))).all(axis=1)
+        exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
-        norms = self.state.layout.norms(wanted)
+        norms = self.state.layout.norms(vectors)
         moved = self.store.units_moved()
         units = np.full(len(norms), moved) if moved else np.where(norms != 1, 1, 0)
-        unit = SPACING[self.state.dtype] * np.abs(wanted)
+        unit = SPACING[self.state.dtype] * np.abs(vectors)
         floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
-        near = (np.abs(found - wanted) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
+        near = (np.abs(copied - vectors) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
         return np.asarray(exact | near, np.bool_)
 
 
 def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
     """Return for every key of `a` or `b` whether both have the same row under it."""
-    ours, theirs = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
+    in_a, in_b = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
     return {
-        key: key in ours
-        and key in theirs
-        and np.array_equal(a.vectors[ours[key]], b.vectors[theirs[key]], equal_nan=True)
-        and _same(a.rows[ours[key]], b.rows[theirs[key]])
-        for key in ours.keys() | theirs.keys()
+        key: key in in_a
+        and key in in_b
+        and np.array_equal(a.vectors[in_a[key]], b.vectors[in_b[key]], equal_nan=True)
+        and _same(a.rows[in_a[key]], b.rows[in_b[key]])
+        for key in in_a.keys() | in_b.keys()
     }
 
 

@@ -1,4 +1,4 @@
-"""The preparation of a migration, and the copy: chunks are written as rows or as files to import.
+"""The preparation of a migration, and the copy: by chunks of rows, or by files to import.
 
 An import always inserts, so a repeated import doubles its rows. The ledger therefore names the file of a
 chunk before the database is asked to import it. A later run that finds such a name waits until no import is
@@ -22,11 +22,10 @@ from milvus_hubness.banks.generations import Batch, Key, StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import initial_state
 from milvus_hubness.errors import StoreError
-from milvus_hubness.migration.catch_up import BYTES_PER_NUMBER, scan_chunk, send
-from milvus_hubness.migration.compare import Pair
+from milvus_hubness.migration.compare import BYTES_PER_NUMBER, Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
-from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
+from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk, scan_chunk
 from milvus_hubness.operations.inputs import fit_measured
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
@@ -36,13 +35,14 @@ from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused if the plan
     differs from the unfinished migration's arguments."""
-    known = ledger.of_target(plan.target)
-    if known is not None and known.phase not in {"preparing", "finished"}:
-        known.expect(plan.arguments)
-        return known
+    former = ledger.of_target(plan.target)
+    if former is not None and former.phase not in {"preparing", "finished"}:
+        former.expect(plan.arguments)
+        return former
+    interrupted = former if former and former.phase == "preparing" else None
     moment = now()
     return Migration(
-        id=known.id if known and known.phase == "preparing" else uuid.uuid4().hex,
+        id=interrupted.id if interrupted else uuid.uuid4().hex,
         source=plan.source.name,
         target=plan.target,
         field=plan.field,
@@ -52,7 +52,7 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         phase="preparing",
         begun_at=moment,
         changed_at=moment,
-        made_bank=known.made_bank if known and known.phase == "preparing" else "nothing",
+        made_bank=interrupted.made_bank if interrupted else "nothing",
     )
 
 
@@ -63,17 +63,17 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
         plan.target_bank,
     )  # fmt: skip
-    kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
-    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
+    bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
     state = initial_state(
         correction.layout,
         correction.fitted.estimator,
         bank,
         field=plan.field,
         suffix=plan.suffix,
-        dtype=plan.source.vector_fields[plan.field].dtype,
+        dtype=plan.vector.dtype,
         source=plan.source.name,
         phase="copying",
         mean_bias=correction.mean_bias,
@@ -96,23 +96,16 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
 def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
     """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread evenly over
     the keys."""
+    source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
-        return np.concatenate(
-            [
-                store.scan(
-                    plan.source.name, plan.field, after=each.after, upto=each.upto, partition=each.partition
-                ).vectors
-                for each in plan.survey.chunks
-            ]
-        )
-    size = store.chunk_rows(plan.source)
-    return np.concatenate(
-        [
-            store.get(plan.source.name, keys[start : start + size], plan.field, partition=partition).vectors
+        parts = [scan_chunk(store, source, field, chunk) for chunk in plan.survey.chunks]
+    else:
+        parts = [
+            store.get(source, keys[start : start + size], field, partition=partition)
             for partition, keys in plan.survey.sample.items()
             for start in range(0, len(keys), size)
         ]
-    )
+    return np.concatenate([part.vectors for part in parts])
 
 
 KEYS_NAMED = 5
@@ -171,10 +164,10 @@ def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
 
 def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
     """Yield the rows of each chunk in turn, while the next chunk is read."""
-    ahead = [pool.submit(scan_chunk, pair, chunk) for chunk in chunks[:1]]
+    ahead = [pool.submit(pair.scan, chunk) for chunk in chunks[:1]]
     for i in range(len(chunks)):
         rows = ahead.pop().result()
-        ahead += [pool.submit(scan_chunk, pair, chunk) for chunk in chunks[i + 1 : i + 2]]
+        ahead += [pool.submit(pair.scan, chunk) for chunk in chunks[i + 1 : i + 2]]
         yield rows
 
 
@@ -182,7 +175,7 @@ BEGUN_AT_MOST = 4
 """Number of chunks after the last recorded chunk that a killed run may have begun to write: one chunk is written while
 the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk that was just recorded."""
 
-_Written = tuple[list[Chunk], int, float]
+_Copied = tuple[list[Chunk], int, float]
 """The arguments of `Recorder.done`."""
 
 
@@ -193,23 +186,23 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
-    def write(chunk: Chunk, rows: Batch) -> _Written:
+    def write(chunk: Chunk, rows: Batch) -> _Copied:
         began = time.perf_counter()
         are_new = alone and chunk.importing is None and chunk.number > perhaps_begun
-        size = send(pair, rows, chunk.partition, throttle, are_new=are_new)
+        size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
         seconds = time.perf_counter() - began
         return [chunk.model_copy(update={"seconds": round(seconds, 3)})], size, seconds
 
     with ThreadPoolExecutor(3, "copying") as pool:
-        writing: Future[_Written] | None = None
+        writing: Future[_Copied] | None = None
         recording: Future[None] | None = None
 
         def record_last() -> Future[None] | None:
-            """Wait for the write and the record in progress, and start to record the written chunk."""
-            written = writing.result() if writing else None
+            """Wait for the write and the record in progress, and start to record the copied chunk."""
+            copied = writing.result() if writing else None
             if recording:
                 recording.result()
-            return pool.submit(recorder.done, *written) if written else None
+            return pool.submit(recorder.done, *copied) if copied else None
 
         for chunk, batch in zip(todo, _read_ahead(pool, pair, todo), strict=True):
             rows, chunk = pair.copy.carried(pair.origin, batch), _with_invalid(pair, chunk, batch)
@@ -232,7 +225,7 @@ def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Th
     chunks as done, and delete the target's rows of all other chunks."""
     imports = capability(store, BulkImport)
     jobs = _ended(
-        lambda: imports.import_jobs(target), lambda seen: any(job.state == "running" for job in seen), throttle
+        lambda: imports.import_jobs(target), lambda jobs: any(job.state == "running" for job in jobs), throttle
     )
     imports.show_imported(target)
     store.count(target)
@@ -247,18 +240,13 @@ def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Th
     recorder.write(ended)
 
 
-def import_chunks(pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
-    """Copy the chunks that are not recorded as done, through files that the database imports.
+class Importer:
+    """Copies the chunks that are not recorded as done, through files that the database imports.
 
     The copy must hold none of their rows; it shows them only after `Store.show_imported`. No client may write
     to it: the import of a key that was upserted before would double that key.
-
-    Raises StoreError with the database's reason if the database cannot import a file.
     """
-    _Importing(pair, recorder, bulk, throttle).run()
 
-
-class _Importing:
     def __init__(self, pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
         self._pair, self._recorder = pair, recorder
         self._imports = capability(pair.store, BulkImport)
@@ -268,7 +256,8 @@ class _Importing:
         self._bytes_per_row = BYTES_PER_NUMBER * pair.state.codec.form.width
 
     def run(self) -> None:
-        """Read chunks ahead, and write each file while the one before is imported."""
+        """Read chunks ahead, and write a file while the one before is imported. Raises StoreError with the database's
+        reason if the database cannot import a file."""
         shutil.rmtree(self._folder, ignore_errors=True)
         todo = self._recorder.todo
         with ThreadPoolExecutor(2, "importing") as pool:
@@ -276,10 +265,10 @@ class _Importing:
             behind: Future[None] | None = None
             for group in self._groups(todo):
                 began = time.perf_counter()
-                file, written, rows = self._write(group, batches)
+                file, copied, rows = self._write(group, batches)
                 if behind is not None:
                     behind.result()
-                behind = pool.submit(self._import, file, written, rows, began)
+                behind = pool.submit(self._import, file, copied, rows, began)
             if behind is not None:
                 behind.result()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -302,50 +291,44 @@ class _Importing:
         """Write a file for the group. Return the file, None if the group has no rows left; its chunks; and
         the number of rows."""
         pair = self._pair
-        written: list[Chunk] = []
+        copied: list[Chunk] = []
         rows = 0
 
         def as_copied() -> Iterator[Batch]:
             nonlocal rows
             for chunk in group:
                 batch = next(batches)
-                written.append(_with_invalid(pair, chunk, batch))
+                copied.append(_with_invalid(pair, chunk, batch))
                 rows += len(batch)
                 self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
                 yield pair.copy.carried(pair.origin, batch)
 
         file = self._imports.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
-        return file, written, rows
+        return file, copied, rows
 
     def _import(self, file: str | None, chunks: list[Chunk], rows: int, began: float) -> None:
         if file is not None:
             name = self._bulk.seen_by_database(f"{self._target}/{file}")
             chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
             self._recorder.write(chunks)
-            self._import_file(name, chunks[0].partition)
+            number = self._imports.bulk_import(self._target, name, partition=chunks[0].partition)
+            job = _ended(lambda: self._imports.import_job(number), lambda job: job.state == "running", self._throttle)
+            if job.state == "failed":
+                raise StoreError(f"the database could not import {name}: {job.reason or 'it gives no reason'}")
             (self._folder / file).unlink(missing_ok=True)
         seconds = time.perf_counter() - began
-        of_each = round(seconds / len(chunks), 3)
-        done = [chunk.model_copy(update={"seconds": of_each}) for chunk in chunks]
+        share = round(seconds / len(chunks), 3)
+        done = [chunk.model_copy(update={"seconds": share}) for chunk in chunks]
         self._recorder.done(done, self._bytes_per_row * rows, seconds)
 
-    def _import_file(self, name: str, partition: str | None) -> None:
-        job = self._imports.bulk_import(self._target, name, partition=partition)
-        ended = _ended(lambda: self._imports.import_job(job), lambda seen: seen.state == "running", self._throttle)
-        if ended.state == "failed":
-            raise StoreError(f"the database could not import {name}: {ended.reason or 'it gives no reason'}")
 
-
-def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
-    """Poll `look` until its result is no longer running, and return that result; the throttle can end the wait."""
-
-    def meanwhile(_: Any) -> None:
-        throttle.admit(0, 0)
-
-    retrying = Retrying(
-        retry=retry_if_result(is_running), wait=wait_exponential(0.1, max=LONGEST_PAUSE), before_sleep=meanwhile
-    )
-    return retrying(look)
+def _ended(poll: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
+    """Call `poll` until its result is no longer running, and return that result; the throttle can end the wait."""
+    return Retrying(
+        retry=retry_if_result(is_running),
+        wait=wait_exponential(0.1, max=LONGEST_PAUSE),
+        before_sleep=lambda _: throttle.admit(0, 0),
+    )(poll)
 
 
 def _clear(store: Rows, target: str, chunk: Chunk) -> None:

@@ -29,13 +29,12 @@ may take over. switching: the name is being moved. finished: the source is dropp
 class Switch(FrozenModel):
     """The move of the application's name to the copy.
 
-    name: the alias, or the source's own name, which became an alias. kept_as: the new name of the source;
-    None if it kept its own. window: duration of the step in seconds; if the source was renamed, the name led
-    nowhere during that time.
+    name: the alias, or the source's own name, which became an alias. source_renamed: the new name of the source, if
+    any. window: duration of the step in seconds; if the source was renamed, the name led nowhere during that time.
     """
 
     name: str
-    kept_as: str | None = None
+    source_renamed: str | None = None
     window: float | None = None
     at: datetime | None = None
 
@@ -43,9 +42,9 @@ class Switch(FrozenModel):
 class Migration(FrozenModel):
     """The record of one migration.
 
-    id: random; the copy carries it, and it identifies the chunks. rebuilds: the former state of a source that
-    is already corrected and whose copy gets other biases. arguments: the original arguments, which every
-    further run must repeat. source_identity: see CollectionInfo.
+    id: random; the copy carries it, and it identifies the chunks. rebuilds: the former state of a source that is
+    already corrected and whose copy gets other biases. arguments: those of MigrationPlan; every further run must have
+    the same. source_identity: see CollectionInfo.
     """
 
     version: Literal[1] = 1
@@ -74,7 +73,7 @@ class Migration(FrozenModel):
     @property
     def source_now(self) -> str:
         """The current name of the source: the cutover may have renamed it."""
-        return self.switch.kept_as if self.switch and self.switch.kept_as else self.source
+        return (self.switch and self.switch.source_renamed) or self.source
 
     @property
     def alias(self) -> str | None:
@@ -94,14 +93,12 @@ class Migration(FrozenModel):
 
     def expect(self, arguments: dict[str, Any]) -> None:
         """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
-        names = sorted(
-            name for name in self.arguments.keys() | arguments.keys() if self.arguments.get(name) != arguments.get(name)
-        )
-        if names:
-            result = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
+        names = sorted(self.arguments.keys() | arguments.keys())
+        pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
+        if changes := [f"{name}: {then} then, {now} now" for name, then, now in pairs if then != now]:
             raise ResumeRefused(
                 f"{self.target!r} is an unfinished copy of {self.source!r} that was started with "
-                f"other options ({'; '.join(result)}): repeat them, or use --restart, which drops it first"
+                f"other options ({'; '.join(changes)}): repeat them, or use --restart, which drops it first"
             )
 
     def require(self, *phases: Phase, step: str) -> None:
@@ -118,33 +115,31 @@ class Migration(FrozenModel):
 class Ledger:
     """The migrations of one database."""
 
-    def __init__(self, store: Store, name: str = LEDGER) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._name = name
 
     def migrations(self) -> list[Migration]:
         """Return all migrations. Raises StateError if an entry is invalid or was written by another version."""
-        found = []
-        for record in self._store.records(self._name, MIGRATIONS):
+        migrations = []
+        for record in self._store.records(LEDGER, MIGRATIONS):
             try:
-                found.append(Migration.model_validate_json(record.body))
+                migrations.append(Migration.model_validate_json(record.body))
             except ValidationError as error:
-                raise StateError(
-                    f"the ledger {self._name!r} is broken at {record.key!r}: {error.errors()[0]['msg']}"
-                ) from None
-        return found
+                problem = error.errors()[0]["msg"]
+                raise StateError(f"the ledger {LEDGER!r} is broken at {record.key!r}: {problem}") from None
+        return migrations
 
     def of_target(self, target: str) -> Migration | None:
         """Return the migration to this collection, with the current state of the copy."""
-        known = next((each for each in self.migrations() if each.target == target), None)
-        return self._up_to_date(known) if known else None
+        migration = next((migration for migration in self.migrations() if migration.target == target), None)
+        return self._up_to_date(migration) if migration else None
 
-    def again(self, found: Migration) -> Migration:
-        """Read the migration `found` again, once its lease is held. Raises NoMigration."""
-        known = self.of_target(found.target)
-        if known is None or known.id != found.id:
-            raise NoMigration(f"the migration of {found.source!r} to {found.target!r} is gone: look again")
-        return known
+    def reread(self, former: Migration) -> Migration:
+        """Read a migration again, once its lease is held. Raises NoMigration."""
+        migration = self.of_target(former.target)
+        if migration is None or migration.id != former.id:
+            raise NoMigration(f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command")
+        return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
         """Return the migration that this collection or alias belongs to. If there are several, prefer a migration to it
@@ -152,22 +147,22 @@ class Ledger:
 
         Raises NoMigration, and InvalidInput if several remain.
         """
-        known = self.migrations()
+        migrations = self.migrations()
         behind = self._store.alias_target(name)
-        found = [each for each in known if behind in {each.source_now, each.target}] if behind else []
-        found = found or [each for each in known if name in _names(each)]
+        matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
+        matching = matching or [m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}]
         if target is not None:
-            found = [each for each in found if each.target == target]
-        if not found:
+            matching = [m for m in matching if m.target == target]
+        if not matching:
             to = "" if target is None else f" to {target!r}"
-            of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
-            raise NoMigration(f"no migration of {name!r}{to} in this database (there are: {of}): check the name")
-        latest = max(found, key=lambda each: each.begun_at)
-        found = [each for each in found if each.phase != "finished"] or [latest]
-        found = [each for each in found if each.phase != "rolled back"] or found
-        best = [each for each in found if each.target == (behind or name)] or found
+            all_names = ", ".join(sorted(f"{m.source} -> {m.target}" for m in migrations)) or "none"
+            raise NoMigration(f"no migration of {name!r}{to} in this database (there are: {all_names}): check the name")
+        latest = max(matching, key=lambda m: m.begun_at)
+        matching = [m for m in matching if m.phase != "finished"] or [latest]
+        matching = [m for m in matching if m.phase != "rolled back"] or matching
+        best = [m for m in matching if m.target == (behind or name)] or matching
         if len(best) > 1:
-            copies = ", ".join(sorted(each.target for each in best))
+            copies = ", ".join(sorted(m.target for m in best))
             raise InvalidInput(
                 f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
             )
@@ -177,42 +172,37 @@ class Ledger:
         """Return the migration with the copy's own state, once the copy is complete: refreshes may have changed it."""
         if migration.state is None or not self._store.exists(migration.target):
             return migration
-        lives = self._store.info(migration.target, counted=False).states.get(migration.field)
-        if lives is None or lives.phase != "ready":
+        state = self._store.info(migration.target, counted=False).states.get(migration.field)
+        if state is None or state.phase != "ready":
             return migration
-        return migration.model_copy(update={"state": lives})
+        return migration.model_copy(update={"state": state})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
         """Write `migration` with these changes, and return it."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
-        self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
+        self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
 
     def chunks(self, migration: Migration) -> list[Chunk]:
         """Return the chunks of the migration in their original order."""
-        return [Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)]
+        return [Chunk.model_validate_json(record.body) for record in self._store.records(LEDGER, migration.id)]
 
     def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
-        self._store.put_records(
-            self._name,
-            [Record(f"{migration.id}/{each.number:010}", migration.id, each.model_dump_json()) for each in chunks],
-        )
+        key = f"{migration.id}/{{:010}}"
+        records = [Record(key.format(chunk.number), migration.id, chunk.model_dump_json()) for chunk in chunks]
+        self._store.put_records(LEDGER, records)
 
     def forget_chunks(self, migration: Migration) -> None:
-        self._store.drop_records(self._name, migration.id)
+        self._store.drop_records(LEDGER, migration.id)
 
     def forget(self, migration: Migration) -> None:
         """Delete all records of the migration."""
         self.forget_chunks(migration)
-        self._store.drop_records(self._name, MIGRATIONS, [migration.target])
+        self._store.drop_records(LEDGER, MIGRATIONS, [migration.target])
 
 
-def _names(migration: Migration) -> set[str]:
-    switch = migration.switch
-    return {migration.source, migration.target, migration.source_now, *([switch.name] if switch else [])}
-
-
-KEPT_AS = "{}__before_hubness"
+RENAMED = "{}__before_hubness"
+"""The new name of a source whose own name moves to the copy."""
 
 
 def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
@@ -220,14 +210,14 @@ def chosen_switch(store: Store, source: str, target: str, alias: str | None, ren
     alias of target. Raises InvalidInput if that is not possible, and CollectionExists if the new name of the
     source is in use."""
     if (alias is None) == (not rename):
-        raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
+        raise InvalidInput("one name moves: pass either the alias that the application uses, or rename")
     if rename and not isinstance(store, Renaming):
         raise InvalidInput(f"this database cannot rename collections: let applications read {source!r} by an alias")
     if alias is None:
-        kept_as = KEPT_AS.format(source)
-        if store.exists(kept_as):
-            raise CollectionExists(f"the source would be renamed to {kept_as!r}, which is taken")
-        return Switch(name=source, kept_as=kept_as)
+        renamed = RENAMED.format(source)
+        if store.exists(renamed):
+            raise CollectionExists(f"the source would be renamed to {renamed!r}, which is taken")
+        return Switch(name=source, source_renamed=renamed)
     if alias in {source, target}:
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
     behind = store.alias_target(alias)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,15 +13,7 @@ from milvus_hubness.errors import CollectionNotFound, NotCaughtUp, ResumeRefused
 from milvus_hubness.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.compare import Pair
-from milvus_hubness.migration.copy import (
-    KEYS_NAMED,
-    Recorder,
-    begun,
-    copy_chunks,
-    import_chunks,
-    prepared,
-    wait_for_imports,
-)
+from milvus_hubness.migration.copy import KEYS_NAMED, Importer, Recorder, begun, copy_chunks, prepared, wait_for_imports
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.operations.lease import Lease
@@ -76,10 +68,10 @@ def resume(
 
     Raises NoMigration, and the exceptions of `migrate`.
     """
-    found = Ledger(store).find(name)
-    if found.phase in {"switched", "finished"} and not store.exists(found.source_now):
-        return found
-    with opened(store, found, options or MigrationOptions()) as migrator:
+    migration = Ledger(store).find(name)
+    if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
+        return migration
+    with opened(store, migration, options or MigrationOptions()) as migrator:
         return migrator.run(alias=alias, rename=rename)
 
 
@@ -95,9 +87,9 @@ def cutover(
 
     Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
-    found = Ledger(store).find(name)
-    found.require("verified", "switching", "switched", step="cutover")
-    with opened(store, found, options or MigrationOptions()) as migrator:
+    migration = Ledger(store).find(name)
+    migration.require("verified", "switching", "switched", step="cutover")
+    with opened(store, migration, options or MigrationOptions()) as migrator:
         migrator.migration.require("verified", "switching", "switched", step="cutover")
         migrator.cut_over(alias, rename)
         return migrator.migration
@@ -120,33 +112,38 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
     name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound
     if the source no longer exists, NotCaughtUp, and the exceptions of the store.
     """
-    found = Ledger(store).find(name)
-    found.require("switched", "rolling back", step="rollback")
-    with opened(store, found, options or MigrationOptions()) as migrator:
+    migration = Ledger(store).find(name)
+    migration.require("switched", "rolling back", step="rollback")
+    with opened(store, migration, options or MigrationOptions()) as migrator:
         return migrator.roll_back()
 
 
 @contextmanager
-def opened(store: Store, found: Migration, options: MigrationOptions, lease: Lease | None = None) -> Iterator[Migrator]:
+def opened(
+    store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
+) -> Iterator[Migrator]:
     """Yield the migrator of a migration, under its lease. lease: a lease that the caller holds, extended to
     the migration's collections; None for a new one. Raises LeaseHeld, NoMigration."""
-    with _leased(store, (found.source_now, found.target, found.source), options, lease) as held:
-        yield Migrator(held, Ledger(held.store).again(found), options)
+    with _leased(store, (migration.source_now, migration.target, migration.source), options, lease) as held:
+        yield Migrator(held, Ledger(held.store).reread(migration), options)
 
 
 @contextmanager
 def _leased(
-    store: Store, names: Iterable[str], options: MigrationOptions, lease: Lease | None = None
+    store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Lease]:
-    """Hold the lease. Waits in the throttle raise LeaseLost once it is lost."""
-    with options.reporting_failures():
-        if lease is None:
-            with Lease(store, *names) as new, options.throttle.guarded(new.check):
-                yield new
-            return
-        lease.include(*names)
-        with options.throttle.guarded(lease.check):
-            yield lease
+    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle raise LeaseLost once it is
+    lost."""
+    try:
+        with nullcontext(lease) if lease else Lease(store, *names) as held, options.throttle.guarded(held.check):
+            held.include(*names)
+            yield held
+    except Exception as error:
+        options.events.report("failed", type=type(error).__name__, message=str(error))
+        raise
+    except BaseException as stop:
+        options.events.report("stopped", reason=type(stop).__name__)
+        raise
 
 
 class Migrator:
@@ -232,7 +229,7 @@ class Migrator:
         self._store.count(source.name)
         pair, recorder = self._pair(), self._recorder()
         if options.bulk:
-            import_chunks(pair, recorder, options.bulk, options.throttle)
+            Importer(pair, recorder, options.bulk, options.throttle).run()
             capability(self._store, BulkImport).show_imported(target)
         else:
             alone = options.no_writers and self.migration.announced_at is None
@@ -260,8 +257,10 @@ class Migrator:
             self._write(announced_at=now())
 
     def _wait_for_clients(self) -> None:
-        if not self._options.no_writers:
-            self._options.wait_for_clients(self.migration.announced_at)
+        """Wait until every client has read the announcement."""
+        announced_at = self.migration.announced_at
+        if announced_at is not None and not self._options.no_writers:
+            time.sleep(max(0.0, self._options.client_ttl - (now() - announced_at).total_seconds()))
 
     def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
         number = self.migration.passes + 1
@@ -279,10 +278,9 @@ class Migrator:
                 return done, carried
             carried += done.differing
         raise NotCaughtUp(
-            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
-            f"{MOST_PASSES} passes found rows that differ, {done.differing} the last. Somebody writes "
-            "without HubnessClient, which writes to both: stop them, say so with --no-writers, and run it "
-            "again"
+            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
+            f"found rows that differ, the last {done.differing}. Some client writes without HubnessClient, which "
+            "writes to both: stop it, and run it again with --no-writers"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
@@ -346,21 +344,21 @@ class Migrator:
         store, switch, target = self._store, self.migration.switch, self.migration.target
         if switch is None:
             raise StoreError(f"the ledger does not say which name of {self.migration.source!r} is being moved")
-        if switch.kept_as:
-            self._lease.include(switch.kept_as)
+        if switch.source_renamed:
+            self._lease.include(switch.source_renamed)
         self._lease.check()
         began = time.perf_counter()
-        if switch.kept_as and not store.exists(switch.kept_as):
-            capability(store, Renaming).rename(switch.name, switch.kept_as)
+        if switch.source_renamed and not store.exists(switch.source_renamed):
+            capability(store, Renaming).rename(switch.name, switch.source_renamed)
         if store.alias_target(switch.name) != target:
             store.point_alias(switch.name, target)
         window = time.perf_counter() - began
         self._confirm(switch.name, target)
         source = self.migration.source_now
         state = self.migration.corrected().model_copy(update={"source": source})
-        if switch.kept_as:
+        if switch.source_renamed:
             store.write_property(target, state.property_name, state)
-            self._lease.fence(switch.kept_as)
+            self._lease.fence(switch.source_renamed)
         store.write_property(source, DUAL_WRITE_PROPERTY, None)
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
@@ -383,16 +381,16 @@ class Migrator:
             carried += self._required_until_equal(pair, partitions)
             self._write(phase="rolling back")
         self._lease.check()
-        if switch.kept_as is None:
+        if switch.source_renamed is None:
             store.point_alias(switch.name, source)
             self._confirm(switch.name, source)
         else:
             if store.alias_target(switch.name) == target:
                 store.drop_alias(switch.name)
-            if store.exists(switch.kept_as):
-                capability(store, Renaming).rename(switch.kept_as, switch.name)
+            if store.exists(switch.source_renamed):
+                capability(store, Renaming).rename(switch.source_renamed, switch.name)
         state = self.migration.corrected().model_copy(update={"source": source})
-        if switch.kept_as:
+        if switch.source_renamed:
             store.write_property(target, state.property_name, state)
         store.write_property(target, DUAL_WRITE_PROPERTY, None)
         self._write(phase="rolled back", switch=None, state=state)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.codec.arrays import BYTES, StorageFormat, as_metric
-from milvus_hubness.codec.base import form_of
+from milvus_hubness.codec.arrays import BYTES, as_metric
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Engine
 from milvus_hubness.errors import (
@@ -31,15 +27,13 @@ from milvus_hubness.migration.survey import (
     Fitting,
     Gauge,
     Resolution,
-    Survey,
     gauge,
     recall_gate,
+    recall_words,
     resolution_of,
-    said,
     survey,
 )
 from milvus_hubness.operations.inputs import only_field
-from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
@@ -73,7 +67,7 @@ class BulkTarget:
         """Check that rows of `source` can be copied through this folder. Raises InvalidInput if the folder
         does not exist, and CannotMigrate if files cannot hold rows of `source`."""
         if not self.folder.is_dir():
-            raise InvalidInput(f"there is no folder {self.folder} for files to import")
+            raise InvalidInput(f"no folder {self.folder} for files to import: create it")
         if reasons := capability(store, BulkImport).import_obstacles(source):
             raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
 
@@ -109,31 +103,14 @@ class MigrationOptions:
     def __post_init__(self) -> None:
         if self.bulk and not self.no_writers:
             raise InvalidParameter(
-                "imported rows come beside those that clients write meanwhile, not in their place: copy by "
-                "files only where nobody writes, and say so with --no-writers"
+                "imported rows do not replace rows of the same keys that clients write meanwhile: copy by files only "
+                "if no client writes, and pass --no-writers"
             )
 
-    def wait_for_clients(self, since: datetime | None) -> None:
-        """Wait until every client has read the collection properties that were written at `since`."""
-        if since is not None:
-            time.sleep(max(0.0, self.client_ttl - (now() - since).total_seconds()))
 
-    @contextmanager
-    def reporting_failures(self) -> Iterator[None]:
-        """Report a failure or a stop of the block as an event."""
-        try:
-            yield
-        except Exception as error:
-            self.events.report("failed", type=type(error).__name__, message=str(error))
-            raise
-        except BaseException as stop:
-            self.events.report("stopped", reason=type(stop).__name__)
-            raise
-
-
-@dataclass(frozen=True)
-class MigrationPlan:
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. `survey` fixes the chunks.
+@dataclass(frozen=True, kw_only=True)
+class MigrationPlan(Fitting):
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form.
 
     alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name
     instead, which becomes an alias. waits: seconds that the run waits for clients. recall: the recall that
@@ -142,18 +119,11 @@ class MigrationPlan:
     from the source's; `source` then describes it too.
     """
 
-    source: CollectionInfo
     schema: dict[str, Any]
     target: str
-    field: str
     suffix: str
-    layout: Layout
-    bank: QueryBank
-    target_bank: QueryBank | None
     bank_collection: str
-    estimator: Estimator
     strength: float
-    survey: Survey
     alias: str | None
     rename: bool
     gate: int | None
@@ -174,7 +144,7 @@ class MigrationPlan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that an interrupted run must be given again, as plain data: the copy depends on all of them."""
+        """The arguments that a further run must repeat, as plain data: the copy depends on all of them."""
         return {
             "schema": self.schema,
             "field": self.field,
@@ -189,14 +159,9 @@ class MigrationPlan:
             "index": self.index,
         }
 
-    @property
-    def form(self) -> StorageFormat:
-        """The form in which the field stores the layout's rows."""
-        return form_of(self.layout, self.source.vector_fields[self.field].dtype)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
-        vector = self.source.vector_fields[self.field]
+        vector = self.vector
         return {
             "source": self.source.name,
             "target": self.target,
@@ -233,8 +198,8 @@ class MigrationPlan:
             },
             "estimated_seconds": round(self.gauge.seconds + self.waits, 1),
             "waiting_seconds": round(self.waits, 1),
-            "resolution": self.resolution.to_dict() if self.resolution else None,
-            "recall": {**self.recall.to_dict(), "said": said(self.recall)} if self.recall else None,
+            "resolution": asdict(self.resolution) if self.resolution else None,
+            "recall": {**self.recall.to_dict(), "said": recall_words(self.recall)} if self.recall else None,
         }
 
 
@@ -286,7 +251,7 @@ def plan_migration(
     InvalidParameter, and InvalidInput if gate_targets is given without a gate or a target bank.
     """
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
-    gate, gate_targets = _gates(gate, gate_targets, target_bank)
+    gate, gate_targets = checked_gates(gate, gate_targets, target_bank)
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
@@ -306,10 +271,10 @@ def plan_migration(
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
     schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
-    there = info.vector_fields[field]
+    former = info.vector_fields[field]
     info = info.with_index(field, **index) if index else info
     vector = info.vector_fields[field]
-    store.validate_index(vector, there)
+    store.validate_index(vector, former)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
     estimator, strength = chosen(info, bank, estimator, force=force)
@@ -317,34 +282,27 @@ def plan_migration(
     unfinished = _unfinished(store, info, target)
     if alias or rename:
         chosen_switch(store, info.name, target, alias, rename)
-    looked = survey(store, info, store.chunk_rows(info))
-    distinct = looked.rows
-    kept = tuple(each for each in info.aliases if each != alias)
-    remarks = store.remarks(replace(info, aliases=kept), field)
+    fitting = Fitting(info, field, survey(store, info, store.chunk_rows(info)), layout, estimator, bank, target_bank)
+    distinct = fitting.survey.rows
+    other_aliases = tuple(name for name in info.aliases if name != alias)
+    remarks = store.remarks(replace(info, aliases=other_aliases), field)
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
     if index is not None:
-        remarks.append(f"the source's index is {there.index_type} {there.index_params or ''}".rstrip())
+        remarks.append(f"the source's index is {former.index_type} {former.index_params or ''}".rstrip())
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
-    fitting = Fitting(store, info, field, looked, layout, estimator, bank, target_bank)
-    fineness = resolution_of(fitting)
-    remarks += fineness.remark(vector.dtype) if fineness else []
-    measured = gauge(fitting)
+    resolution = resolution_of(store, fitting)
+    remarks += resolution.remark(vector.dtype) if resolution else []
+    measured = gauge(store, fitting)
     plan = MigrationPlan(
-        source=info,
+        **vars(fitting),
         schema=schema,
         target=target,
-        field=field,
         suffix=suffix,
-        layout=layout,
-        bank=bank,
-        target_bank=target_bank,
         bank_collection=bank_collection or f"{info.name}__bank",
-        estimator=estimator,
         strength=strength,
-        survey=looked,
         alias=alias,
         rename=rename,
         gate=gate,
@@ -354,8 +312,8 @@ def plan_migration(
         server=store.server_version(),
         gauge=measured,
         waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
-        recall=recall_gate(fitting) if measure else None,
-        resolution=fineness,
+        recall=recall_gate(store, fitting) if measure else None,
+        resolution=resolution,
         index=index,
     )
     if unfinished is not None and not restart:
@@ -369,38 +327,34 @@ def _index(
     """Return the argument of `CollectionInfo.with_index`; None if no index was requested."""
     if index_type is None and not index_params:
         return None
-    there = info.vector_fields[field]
-    kind = index_type.upper() if index_type else there.index_type
-    kept = there.index_params if kind == there.index_type else {}
-    return {"index_type": kind, "index_params": {**kept, **(index_params or {})}}
+    vector = info.vector_fields[field]
+    kind = index_type.upper() if index_type else vector.index_type
+    inherited = vector.index_params if kind == vector.index_type else {}
+    return {"index_type": kind, "index_params": {**inherited, **(index_params or {})}}
 
 
-def _gates(gate: int | None, gate_targets: int | None, target_bank: QueryBank | None) -> tuple[int | None, int | None]:
-    if gate_targets is None:
-        return checked_gate(gate), None
-    if gate is None:
-        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
-    if target_bank is None:
-        raise InvalidInput("gate_targets asks for the nearest of target items: give a target bank")
+def checked_gates(
+    gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
+) -> tuple[int | None, int | None]:
+    """Return the valid k of a DynamicGate, None for no gate, or those of a DualDynamicGate. Raises InvalidParameter,
+    InvalidInput."""
     try:
+        if gate_targets is None:
+            return None if gate is None else DynamicGate(gate).k, None
+        if gate is None:
+            raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+        if target_bank is None:
+            raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
         dual = DualDynamicGate(gate, gate_targets)
+        return dual.k_query, dual.k_target
     except InvalidParameter as error:
-        raise InvalidParameter(f"gate, gate_targets: {error}") from None
-    return dual.k_query, dual.k_target
-
-
-def checked_gate(gate: int | None) -> int | None:
-    """Return the k of a DynamicGate; None for no gate. Raises InvalidParameter."""
-    try:
-        return None if gate is None else DynamicGate(gate).k
-    except InvalidParameter as error:
-        raise InvalidParameter(f"gate: {error}") from None
+        raise InvalidParameter(f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}") from None
 
 
 def chosen(
     info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
 ) -> tuple[Estimator, float]:
-    """Return the estimator to fit and the search strength: the given estimator, at strength 1; else the
+    """Return the estimator to fit and the search strength: `estimator`, at strength 1; else the
     choice of tuning for this bank; else Blend(). Raises CorrectionNotRecommended if tuning advises against
     this bank, unless `force`."""
     tuning = info.tuning
@@ -419,14 +373,14 @@ def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | 
     """Return the unfinished migration to this target, which a run would continue. Raises CollectionExists if
     the name belongs to another collection, and AlreadyCorrected if the application already uses the target.
     """
-    cached = Ledger(store).of_target(target)
-    if cached is not None and cached.source == info.name:
-        if cached.phase in {"switching", "switched", "rolling back"}:
+    migration = Ledger(store).of_target(target)
+    if migration is not None and migration.source == info.name:
+        if migration.phase in {"switching", "switched", "rolling back"}:
             raise AlreadyCorrected(
                 f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
             )
-        if cached.state is not None and cached.phase != "finished":
-            return cached
+        if migration.state is not None and migration.phase != "finished":
+            return migration
     if store.exists(target):
-        raise CollectionExists(f"{target!r} is there already, another collection: give another target")
+        raise CollectionExists(f"{target!r} exists already as another collection: give another target")
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode, rounded
+from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, StorageFormat, decode, rounded
 from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
@@ -49,8 +49,8 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
     """Return a key that is at least the greatest current key, searched from `key` up; None if there is no such key.
 
-    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads pages. A short
-    page does not show the end: Milvus 2.3 returns the last rows of one of several partitions one by one.
+    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads pages. A page
+    with fewer rows than requested does not show the end: Milvus 2.3 returns some rows one by one.
     """
     for step in count():
         above = store.above(key, step)
@@ -67,7 +67,7 @@ class Chunk(FrozenModel):
 
     rows: their number when the chunk was fixed. seconds: duration of their write; None until it is done.
     invalid: number of rows without a usable vector. invalid_keys: the first of these. importing: the file
-    that the database was asked to import, by its name in the database.
+    that the database is to import, by its name in the database.
     """
 
     number: int = Field(ge=0)
@@ -79,6 +79,11 @@ class Chunk(FrozenModel):
     invalid: int = 0
     invalid_keys: tuple[Key, ...] = ()
     importing: str | None = None
+
+
+def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int | None = None) -> Batch:
+    """Return the rows of a collection in a chunk."""
+    return store.scan(collection, field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition)
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,9 @@ class Gauge:
 
 @dataclass(frozen=True)
 class Fitting:
-    """What a migration is going to fit, and on what."""
+    """What a migration of `source` fits, and on what. survey: fixes the chunks of rows."""
 
-    store: Store
-    info: CollectionInfo
+    source: CollectionInfo
     field: str
     survey: Survey
     layout: Layout
@@ -153,47 +157,45 @@ class Fitting:
 
     @property
     def vector(self) -> VectorField:
-        return self.info.vector_fields[self.field]
+        return self.source.vector_fields[self.field]
 
-    def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
-        """Return rows of a chunk."""
-        return self.store.scan(
-            self.info.name, self.field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition
-        )
+    @property
+    def form(self) -> StorageFormat:
+        """The form in which the field stores the layout's rows."""
+        return form_of(self.layout, self.vector.dtype)
 
 
-def gauge(fitting: Fitting) -> Gauge:
+def gauge(store: Store, fitting: Fitting) -> Gauge:
     """Return the estimates. Also check on the sample that the estimator can be fitted on this bank."""
     chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
-    batch = fitting.scan(chunk, limit=ESTIMATED_ROWS)
+    batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
     reading = time.perf_counter() - began
-    banks = (fitting.estimator, fitting.bank, fitting.target_bank)
-    fit_with_mean(fitting.layout, batch.vectors, *banks)
+    fit_with_mean(fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank)
     correcting = time.perf_counter() - began - reading
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
     vector, rows = fitting.vector, fitting.survey.rows
-    per_row, width = others + _links(vector), form_of(fitting.layout, vector.dtype).width
+    per_row = others + _links(vector)
     return Gauge(
         (4 * reading + correcting) * rows / max(1, len(batch)),
         int(rows * (per_row + BYTES[vector.dtype] * fitting.layout.dim)),
-        int(rows * (per_row + BYTES[vector.dtype] * width)),
+        int(rows * (per_row + BYTES[vector.dtype] * fitting.form.width)),
     )
 
 
-def recall_gate(fitting: Fitting) -> RecallGate:
+def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS
     rows and queries of the bank; see `measure_recall`."""
+    info, field, vector = fitting.source, fitting.field, fitting.vector
     parts, left = [], ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if left <= 0:
             break
-        parts.append(fitting.scan(chunk).vectors)
+        parts.append(scan_chunk(store, info.name, field, chunk).vectors)
         left -= len(parts[-1])
-    vectors, vector = np.concatenate(parts), fitting.vector
-    of_field = (fitting.store, fitting.info, fitting.field)
+    vectors = np.concatenate(parts)
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
-    correction = fit_measured(*of_field, fitting.layout, vectors, *banks)
+    correction = fit_measured(store, info, field, fitting.layout, vectors, *banks)
     return measure_recall(
         correction.layout,
         vectors,
@@ -202,7 +204,7 @@ def recall_gate(fitting: Fitting) -> RecallGate:
         vector.index_type,
         vector.index_params,
         rows_total=fitting.survey.rows,
-        graph_hint=fitting.store.takes_graph_hint(fitting.info, fitting.field),
+        graph_hint=store.takes_graph_hint(info, field),
         locality_hints=correction.locality_hints(vectors),
     )
 
@@ -211,19 +213,16 @@ MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
 LEAST_IN_ORDER, REMARKED = 0.5, 0.99
-"""Minimum shares of queries that keep their order: below the first, rows cannot be told apart under L2; below
-the second, the plan has a remark."""
-
-Scores = npt.NDArray[np.float64]
+"""Minimum shares of queries that keep their order: below the first, float32 does not distinguish rows under L2;
+below the second, the plan has a remark."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the scores of the augmented form keep the raw order.
+    """How well the scores of the augmented form keep the raw order, on so many rows and queries.
 
-    rows, queries: how many were measured. in_order: the share of queries whose ten nearest rows keep the raw
-    order at strength 0. gap: the score difference of neighbours among those ten (L2: squared distance).
-    error: the error of the score of the augmented form. gap and error are medians.
+    in_order: the share of queries whose ten nearest rows keep the raw order at strength 0. gap: the median score
+    difference of neighbours among those ten (L2: squared distance). error: the median error of the augmented form.
     """
 
     rows: int
@@ -233,13 +232,13 @@ class Resolution:
     error: float
 
     def require(self, field: str) -> None:
-        """Check that the augmented form tells rows apart under L2. Raises CannotMigrate."""
+        """Check that the augmented form distinguishes rows under L2. Raises CannotMigrate."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
-                f"field {field!r} has rows that float32 does not tell apart: the {NEAREST} nearest of a "
-                f"query differ by {self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, "
-                f"as groups of rows lie far apart ({self.in_order:.0%} of {self.queries} queries keep their "
-                f"order among {self.rows:,} rows at strength 0): keep each group in a collection of its own"
+                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest of a query differ by "
+                f"{self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, because groups of rows "
+                f"are far apart ({self.in_order:.0%} of {self.queries} queries keep their order among {self.rows:,} "
+                "rows at strength 0): keep each group in a collection of its own"
             )
 
     def remark(self, dtype: Dtype) -> list[str]:
@@ -251,10 +250,6 @@ class Resolution:
             f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
             f"nearest among {self.rows:,} rows{reason}"
         ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, fit for JSON."""
-        return asdict(self)
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
@@ -269,14 +264,14 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
     products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
-    found = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
+    scores = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
     exact = _exact(layout, rows, query_vectors)
     order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
     nearest = np.take_along_axis(exact, order, 1)
-    theirs = np.argsort(-found, axis=1, kind="stable")[:, :NEAREST]
-    same = np.isclose(np.take_along_axis(exact, theirs, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0)
+    ranked = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
+    same = np.isclose(np.take_along_axis(exact, ranked, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0)
     gaps = -np.diff(nearest, axis=1)
-    errors = np.abs(np.take_along_axis(found, order, 1) - nearest)
+    errors = np.abs(np.take_along_axis(scores, order, 1) - nearest)
     return Resolution(
         len(rows),
         len(query_vectors),
@@ -286,13 +281,13 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     )
 
 
-def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
+def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.float64]:
     """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
     wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
     if layout.metric == "COSINE":
-        wide, query_vectors = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors))
+        wide, query_vectors = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors))
     return np.asarray(query_vectors @ wide.T)
 
 
@@ -301,22 +296,22 @@ def _some(rows: Floats, count: int) -> Floats:
 
 
 def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype) -> None:
-    """Check that scores under L2 tell the vectors (n, d) apart in float32. Raises CannotMigrate."""
+    """Check that scores under L2 distinguish the vectors (n, d) in float32. Raises CannotMigrate."""
     if layout.metric == "L2":
         measured = resolution(layout, vectors, bank.vectors, dtype)
         if measured is not None:
             measured.require(field)
 
 
-def resolution_of(fitting: Fitting) -> Resolution | None:
-    """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of the bank.
-    Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell rows apart."""
+def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
+    """Measure how well the augmented form distinguishes rows, on rows spread over the collection and queries of the
+    bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not distinguish them."""
     layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None
     every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
     parts = [
-        fitting.store.get(fitting.info.name, keys[::every], fitting.field, partition=partition).vectors
+        store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors
         for partition, keys in sample.items()
         if keys
     ]
@@ -326,7 +321,7 @@ def resolution_of(fitting: Fitting) -> Resolution | None:
     return measured
 
 
-def said(gate: RecallGate) -> str:
+def recall_words(gate: RecallGate) -> str:
     """Return the recall gate in one sentence."""
     at = f" at {gate.search_parameter} {gate.value}" if gate.search_parameter else ""
     raw, stored = gate.raw.estimate, gate.stored.estimate

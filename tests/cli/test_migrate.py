@@ -133,7 +133,7 @@ def test_step_by_step_under_the_collections_own_name(run, files):
     switched = run("migrate", "cutover", "products", "--rename", "--no-writers", "--json")
     assert switched.returncode == 0, switched.stderr
     facts = switched.lines()[-1]["facts"]
-    assert facts["switch"]["kept_as"] == "products__before_hubness"
+    assert facts["switch"]["source_renamed"] == "products__before_hubness"
     assert 0 < facts["switch"]["window"] < 10
     table = run("migrate", "status")
     assert "products_hubness" in table.stdout

@@ -232,7 +232,7 @@ def test_only_a_copy_of_this_migration_is_dropped(lite, how):
         "clean": lambda: clean(case.store, case.name, drop=case.copy),
         "restart": lambda: migrate(case.store, plan_migration(case.store, case.name, bank, **restart)),
     }
-    with pytest.raises(CollectionExists, match="somebody else has created it"):
+    with pytest.raises(CollectionExists, match="another client created it"):
         jobs[how]()
     assert case.store.count(case.copy) == 50
     assert case.copy not in {each.target for each in Ledger(case.store).migrations()}
@@ -243,7 +243,7 @@ def test_a_source_that_was_made_again_is_not_dropped(served):
     cutover(case.store, case.name, alias=case.alias)
     case.client.drop_collection(case.name)
     strangers(case, case.name)
-    with pytest.raises(CollectionExists, match="somebody has created it since"):
+    with pytest.raises(CollectionExists, match="another client created it since"):
         clean(case.store, case.name, drop=case.name)
     assert case.store.count(case.name) == 50
 

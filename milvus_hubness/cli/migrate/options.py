@@ -59,7 +59,7 @@ class Switching:
         switch = migration.switch
         if switch and self.alias and self.alias != switch.name:
             yield f"--alias {self.alias}"
-        if switch and self.rename and not switch.kept_as:
+        if switch and self.rename and not switch.source_renamed:
             yield "--rename"
 
 

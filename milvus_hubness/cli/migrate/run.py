@@ -14,7 +14,7 @@ from milvus_hubness.cli.migrate.session import Session
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
-from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration
+from milvus_hubness.migration.ledger import RENAMED, Ledger, Migration
 from milvus_hubness.migration.migrator import migrate, resume
 from milvus_hubness.operations.inputs import WHERE_FROM
 from milvus_hubness.stores import MilvusStore, Store
@@ -135,7 +135,7 @@ def rehearse(
         "invalid_keys": list(migration.invalid_keys),
         "cutover": [
             f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
-            f"milvus-hubness migrate cutover {source} --rename: {source} becomes {KEPT_AS.format(source)}, "
+            f"milvus-hubness migrate cutover {source} --rename: {source} becomes {RENAMED.format(source)}, "
             f"and {source} an alias of {target}",
         ],
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",

@@ -69,7 +69,7 @@ def migration_words(migration: Migration) -> dict[str, object]:
 
 VERIFICATION = (
     "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; of {searched:,} rows "
-    "searched for, {found_in_copy:,} found ({found_in_source:,} in the source)"
+    "searched for, {in_copy:,} found ({in_source:,} in the source)"
 )
 
 
@@ -83,7 +83,7 @@ def _switch_words(migration: Migration) -> str | None:
     switch = migration.switch
     if switch is None or switch.at is None:
         return None
-    renamed = f"; the source is {switch.kept_as}" if switch.kept_as else ""
+    renamed = f"; the source is {switch.source_renamed}" if switch.source_renamed else ""
     window = f", in {1000 * switch.window:.0f} ms" if switch.window is not None else ""
     return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{renamed}"
 
