@@ -73,7 +73,7 @@ def run_pass(
                 if not number:
                     rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
                     raise VerificationFailed(
-                        f"{pair.copy.collection!r} is not a copy of {pair.origin.collection!r}: rows "
+                        f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
                         f"{name_some(rows_named)}"
                     )
                 _repair_rows(pair, list(broken), partition, throttle)

@@ -47,23 +47,16 @@ class BiasedRows:
             name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
             for name, values in self.columns.items()
         }
-        return BiasedRows(
-            self.batch.take(places),
-            columns,
-            self.vectors[places],
-            self.biases[places],
-            self.stale[places],
-            self.unbiased[places],
-            self.pending[places],
-        )
+        arrays: Sequence[Any] = (self.vectors, self.biases, self.stale, self.unbiased, self.pending)
+        return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
 
 
 @dataclass(frozen=True)
 class BiasBackend:
-    """The biases of the rows of one corrected field of the collection `info`.
+    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only.
 
-    writer: rewrites rows; None for reading only. The codec declares where the biases are: in the rows, which
-    the writer rewrites or updates in place, or in a side collection, which has rows of its own.
+    The codec declares where the biases are: in the rows, which the writer rewrites or updates in place, or in a side
+    collection, which has rows of its own.
     """
 
     store: Store
@@ -84,7 +77,7 @@ class BiasBackend:
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         """Return the rows that still exist, in the order of `keys`."""
-        batch = self._fetch(keys, partition)
+        batch = self._rows(keys, partition)
         columns = self.codec.columns(batch.vectors, batch.rows)
         if self.codec.side_collection is not None:
             columns[SIDE_FIELD] = self._side_biases(self.codec.side_collection, batch.keys)
@@ -109,7 +102,7 @@ class BiasBackend:
         epoch: None keeps the epoch of each row. Raises NotCaughtUp for rows that change faster than this.
         """
         biased_rows = self.read(keys, partition)
-        self._compute(biased_rows, partition, corrections, epoch)
+        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
         self.repair(biased_rows, partition, corrections, epoch)
         return len(biased_rows.batch)
 
@@ -150,14 +143,12 @@ class BiasBackend:
         for _ in range(REPAIR_ROUNDS):
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
-            moved = [
-                not np.array_equal(before[key], vector, equal_nan=True)
-                for key, vector in zip(current.batch.keys, current.vectors, strict=True)
-            ]
+            pairs = zip(current.batch.keys, current.vectors, strict=True)
+            moved = [not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs]
             biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
-            self._compute(biased_rows, partition, corrections, epoch)
+            self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
         raise NotCaughtUp(
             f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
             "are written: run it again when there are fewer writes"
@@ -176,12 +167,7 @@ class BiasBackend:
             self.store.delete(side, orphans)
         self.store.wait_visible(side)
 
-    def _compute(
-        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
-    ) -> None:
-        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
-
-    def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
+    def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:
         if self.writer is not None:
             return self.writer.read(keys, partition)
         return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
@@ -189,17 +175,17 @@ class BiasBackend:
     def _side_biases(self, side: str, keys: list[Key]) -> Floats:
         """Return the biases in a side collection, (n, slots), NaN for keys that it lacks."""
         entries = self.store.get(side, keys, SIDE_FIELD)
-        places: dict[Any, int] = {key: i for i, key in enumerate(keys)}
+        places = {key: i for i, key in enumerate(keys)}
         biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
         biases[[places[key] for key in entries.keys]] = entries.vectors
         return biases
 
     def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> None:
-        """Update the rows that still exist: the database refuses some fields of a row that does not."""
+        """Update the rows that still exist: the database refuses some fields of other rows."""
         try:
             writer.rewrite(rows, changed, partition, in_place=True)
         except StoreError:
-            existing = set(self._fetch(rows.keys, partition).keys)
+            existing = set(self._rows(rows.keys, partition).keys)
             if len(existing) == len(rows):
                 raise
             if existing:

@@ -74,7 +74,7 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
             read = parquet.read_table if path.endswith(".parquet") else feather.read_table
             keys = read(path, columns=[KEY_COLUMN]).column(KEY_COLUMN).to_pylist()
     except (KeyError, pa.ArrowException):
-        raise InvalidInput(f"{Path(path).name} has no {KEY_COLUMN!r} beside {QUERY_COLUMN!r}") from None
+        raise InvalidInput(f"{Path(path).name} has {QUERY_COLUMN!r} but no {KEY_COLUMN!r}") from None
     except (OSError, ValueError) as error:
         raise UnreadableFile(f"cannot read {KEY_COLUMN!r} of {path}: {error}") from None
     if len(keys) != len(queries):
@@ -102,10 +102,10 @@ class Gallery:
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
         """Return the positions of the rows of these keys. Raises InvalidInput, which names missing keys."""
-        where = {key: i for i, key in enumerate(self.keys)}
-        if unknown := [key for key in keys if key not in where]:
+        positions = {key: i for i, key in enumerate(self.keys)}
+        if unknown := [key for key in keys if key not in positions]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
-        return np.array([where[key] for key in keys], np.int64)
+        return np.array([positions[key] for key in keys], np.int64)
 
 
 def only_field(info: CollectionInfo) -> str:
@@ -129,34 +129,34 @@ def read_gallery(
     field = field or only_field(info)
     info.require_field(field)
     state = info.states.get(field)
-    hidden = {name for each in info.states.values() for name in each.codec.hidden_fields}
+    hidden = {name for other in info.states.values() for name in other.codec.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
-    bias_location = BiasBackend(store, info, state) if state else None
+    backend = BiasBackend(store, info, state) if state else None
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     vectors, biases = [], []
     for partition in info.partitions:
-        wanted = store.keys(info.name, partition=partition)
-        for part in chunks(wanted, store.chunk_rows(info), "reading the gallery", progress):
-            biased_rows = bias_location.read(part, partition) if bias_location else None
-            batch = biased_rows.batch if biased_rows else store.get(info.name, part, field, partition=partition)
-            plain = biased_rows.vectors if biased_rows else batch.vectors
-            valid = ~layout.invalid(plain)
-            keys += [key for key, usable in zip(batch.keys, valid, strict=True) if usable]
-            fields += [_shown(row, hidden) for row, usable in zip(batch.rows, valid, strict=True) if usable]
+        in_partition = store.keys(info.name, partition=partition)
+        for part in chunks(in_partition, store.chunk_rows(info), "reading the gallery", progress):
+            if backend and state:
+                biased_rows = backend.read(part, partition)
+                batch, plain = biased_rows.batch, biased_rows.vectors
+            else:
+                batch = store.get(info.name, part, field, partition=partition)
+                plain = batch.vectors
+            valid = np.flatnonzero(~layout.invalid(plain)).tolist()
+            keys += [batch.keys[i] for i in valid]
+            for row in batch.take(valid).rows:
+                fields.append({name: value for name, value in row.items() if name not in hidden})
             vectors.append(plain[valid])
-            if biased_rows and state:
+            if backend and state:
                 biases.append(biased_rows.biases[valid, state.profile.slot])
     if not keys:
         raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
     rows = np.concatenate(vectors)
     layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
-
-
-def _shown(row: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in hidden}
 
 
 def fit_measured(
