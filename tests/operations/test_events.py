@@ -51,7 +51,7 @@ def test_an_event_survives_json():
             "eta_seconds": None,
             "keys": ["a", 2],
             "ok": True,
-            "plan": {"at": "2025-01-02T00:00:00+00:00", "7": None},
+            "plan": {"at": "2025-01-02T00:00:00Z", "7": None},
             "error": "no",
         },
     }
