@@ -21,21 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-add_commands(
-    app,
-    {
-        "demo": demo.demo,
-        "tune": reports.tune,
-        "diagnose": reports.diagnose,
-        "enable": enable.enable,
-        "disable": enable.disable,
-        "refresh": refresh.refresh,
-        "bank": refresh.bank,
-        "serve": servers.serve,
-        "proxy": servers.proxy,
-        "status": reports.status,
-    },
-)
+add_commands(app, demo.demo, reports.tune, reports.diagnose, enable.enable, enable.disable, refresh.refresh)
+add_commands(app, refresh.bank, servers.serve, servers.proxy, reports.status)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(quari.app, name="quari")
 

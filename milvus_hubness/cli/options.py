@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -92,9 +92,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return with_groups
 
 
-def add_commands(app: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> None:
-    for name, command in commands.items():
-        app.command(name)(spread(command))
+def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
+    """Add commands under the names of their functions, or under other names."""
+    for name, command in {**{command.__name__: command for command in commands}, **named}.items():
+        app.command(name.replace("_", "-"))(spread(command))
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from milvus_hubness.charts import learning_curves
-from milvus_hubness.cli.console import check_writable, out, progress_bars, show_facts, show_result, write_page
+from milvus_hubness.charts import learning_curves, points
+from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari import Checkpoint, QuariConfig, QuariReranker, TrainingSettings
@@ -32,6 +31,7 @@ Collection = Annotated[
 Encoder = Annotated[str | None, typer.Option(help="Name and version of the model that made the vectors.")]
 NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
 VALIDATION = 0.1
+RANKS = ("MdR", "MnR")
 SIZES = {field.name for field in fields(QuariConfig)} - {"dim"}
 TRAINING = {field.name for field in fields(TrainingSettings)}
 
@@ -68,13 +68,8 @@ def train(
     A tenth of the answered items is held out to choose the epoch. The network is written after every epoch;
     --resume continues an interrupted training.
     """
-    options: dict[str, Any] = {
-        "form": form,
-        "memory": memory,
-        "epochs": epochs,
-        "anchor_epochs": anchor_epochs,
-        **pairs_of(param, "--param"),
-    }
+    options: dict[str, Any] = {"form": form, "memory": memory, "epochs": epochs, "anchor_epochs": anchor_epochs}
+    options |= pairs_of(param, "--param")
     if unknown := options.keys() - SIZES - TRAINING:
         names = ", ".join(sorted(SIZES | TRAINING))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
@@ -104,27 +99,24 @@ def train(
 
 def _facts(network: Checkpoint) -> dict[str, Any]:
     """Return the facts about a network, with its first and best epochs."""
-    best = next(epoch for epoch in network.history if epoch.epoch == network.best_epoch)
-    return {
-        **network.facts(),
-        "parameters": sum(weight.numel() for weight in network.weights.values()),
-        "before": network.history[0]._asdict(),
-        "best": best._asdict(),
-    }
+    facts = network.facts()
+    [best] = [epoch for epoch in facts["history"] if epoch["epoch"] == network.best_epoch]
+    parameters = sum(weight.numel() for weight in network.weights.values())
+    return {**facts, "parameters": parameters, "before": facts["history"][0], "best": best}
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, object]:
     before, best, sizes = facts["before"], facts["best"], facts["config"]
+    form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(**sizes)
     return {
         "network": facts["network"],
         "curves": facts.get("curves"),
         "encoder": facts["encoder"],
-        "sizes": f"d {sizes['dim']}, rank {sizes['rank']}, width {sizes['width']}, {sizes['layers']} layers "
-        f"× {sizes['steps']} steps, {sizes['form']}; {facts['parameters']:,} parameters",
+        "sizes": f"{form}; {facts['parameters']:,} parameters",
         "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
         "epochs": f"{facts['history'][-1]['epoch']} of {facts['settings']['epochs']}, best {best['epoch']}",
-        "validation R@1": f"{100 * before['r1']:.1f}% → {100 * best['r1']:.1f}%",
-        "validation MRR": f"{100 * before['mrr']:.1f}% → {100 * best['mrr']:.1f}%",
+        "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
+        "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
         "left out": f"{facts['left_out']} pairs without a direction" if facts.get("left_out") else None,
     }
 
@@ -162,26 +154,18 @@ def evaluate(
 
 
 def _show_evaluation(result: dict[str, Any]) -> None:
-    table = Table(box=None, title=f"{result['queries']} queries", title_justify="left")
-    measures = list(result["raw"])
-    for heading in ("", *measures):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name in ("raw", "corrected", "reranked"):
-        if name in result:
-            table.add_row(name, *(_measured(measure, result[name][measure]) for measure in measures))
-    out.print(table)
+    rows = [
+        (name, *(f"{value if measure in RANKS else 100 * value:.1f}" for measure, value in result[name].items()))
+        for name in ("raw", "corrected", "reranked")
+        if name in result
+    ]
+    show_table(f"{result['queries']} queries", ("", *result["raw"]), rows)
     for name, gain in result["gain"].items():
-        low, high = f"{100 * gain['low']:+.1f}", f"{100 * gain['high']:+.1f}"
-        out.print(f"R@1 against {name}: {100 * gain['estimate']:+.1f} points ({low} … {high})", highlight=False)
-    speed = f"{result['milliseconds']:.1f} ms a query"
-    out.print(f"{speed} for {result['candidates']} candidates", highlight=False)
-
-
-def _measured(measure: str, value: float) -> str:
-    return f"{value:.1f}" if measure in ("MdR", "MnR") else f"{100 * value:.1f}"
+        typer.echo(f"R@1 against {name}: {points(tuple(gain.values()))}")
+    typer.echo("{milliseconds:.1f} ms a query for {candidates} candidates".format(**result))
 
 
 app = typer.Typer(
     help="Train and evaluate a network that re-ranks corrected candidates for each query.", no_args_is_help=True
 )
-add_commands(app, {"train": train, "show": show, "eval": evaluate})
+add_commands(app, train, show, eval=evaluate)

@@ -103,7 +103,7 @@ def measure_recall(
     if subtracted.shape != (len(rows),):
         raise DimensionMismatch(f"{len(rows)} vectors need as many biases, got shape {subtracted.shape}")
     if columns is not None and len(columns) != len(rows):
-        raise DimensionMismatch(f"{len(rows)} vectors need as many rows of cells, got {len(columns)}")
+        raise DimensionMismatch(f"{len(rows)} vectors need as many locality hints, got {len(columns)}")
     spec = IndexSpec.of(index_type, index_params)
     rng = np.random.default_rng(0)
     limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
@@ -116,9 +116,7 @@ def measure_recall(
     rows, subtracted = rows[chosen], subtracted[chosen]
     columns = None if columns is None else columns[chosen]
     k = min(K, len(rows))
-    if spec.search_parameter is None:
-        value = None
-    elif value is None:
+    if spec.search_parameter is None or value is None:
         value = spec.default_value(k)
     else:
         value = whole_number(spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1)
@@ -126,14 +124,13 @@ def measure_recall(
     reduced, reduced_queries = layout.reduce_items(rows), layout.reduce_queries(query_vectors)
     scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
     if layout.metric == "L2":
-        form = _Form(rows, query_vectors, "L2", scores, k, spec)
-    else:
-        form = _Form(reduced, reduced_queries, "IP", scores, k, spec)
+        reduced, reduced_queries = rows, query_vectors
+    form = _Form(reduced, reduced_queries, "L2" if layout.metric == "L2" else "IP", scores, k, spec)
     raw = form.recalls(value)
     scores -= subtracted
     fitted = measured_on(layout, rows, query_vectors, graph_hint=graph_hint)
-    items = fitted.augment(rows, subtracted, columns)
-    form = _Form(items, fitted.encode_queries(query_vectors), "IP", scores, k, spec)
+    stored, sent = fitted.augment(rows, subtracted, columns), fitted.encode_queries(query_vectors)
+    form = _Form(stored, sent, "IP", scores, k, spec)
     return RecallGate(
         rows=len(rows),
         queries=len(query_vectors),

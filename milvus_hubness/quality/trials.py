@@ -55,7 +55,7 @@ def missed_share(places: npt.ArrayLike, candidates: int) -> float:
 
 def enough_candidates(places: npt.ArrayLike, allowed: float) -> int:
     """Return the least number of LADDER that misses at most `allowed`; its last if none does."""
-    return next((each for each in LADDER if missed_share(places, each) <= allowed), LADDER[-1])
+    return next((count for count in LADDER if missed_share(places, count) <= allowed), LADDER[-1])
 
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)

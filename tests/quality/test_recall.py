@@ -86,7 +86,7 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
     without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
     assert abs(without.stored.estimate - wanted) > 0.01
-    with pytest.raises(DimensionMismatch, match="2000 vectors need as many rows of cells, got 3"):
+    with pytest.raises(DimensionMismatch, match="2000 vectors need as many locality hints, got 3"):
         measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, locality_hints=locality_hints[:3])
 
 

@@ -237,18 +237,7 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
     _show(collection, "status", found, as_json=as_json)
 
 
-add_commands(
-    app,
-    {
-        "migrate": migrate,
-        "rollback": rollback,
-        "clean": clean,
-        "enable": enable,
-        "disable": disable,
-        "refresh": refresh,
-        "status": status,
-    },
-)
+add_commands(app, migrate, rollback, clean, enable, disable, refresh, status)
 
 
 def _told(migration: Migration) -> dict[str, Any]:

@@ -13,20 +13,4 @@ app = typer.Typer(
     help="Copy a live collection into its corrected form, cut the application over to it, and back.",
     no_args_is_help=True,
 )
-add_commands(
-    app,
-    {
-        "plan": plan,
-        "rehearse": rehearse,
-        "run": run,
-        "status": status,
-        "verify": verify,
-        "cutover": cutover,
-        "rollback": rollback,
-        "clean": clean,
-        "pause": pause,
-        "resume": resume,
-        "set-rate": set_rate,
-        "release": release,
-    },
-)
+add_commands(app, plan, rehearse, run, status, verify, cutover, rollback, clean, pause, resume, set_rate, release)
