@@ -51,7 +51,7 @@ def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Ten
         rescale = ((largest - above) / tau).exp_()
         total = total * rescale + scores.sub_(above).div_(tau).exp_().sum(1, keepdim=True)
         largest = above
-    return (largest + tau * total.log_()).squeeze(1)
+    return (largest + tau * total.log_()).squeeze(1).to(like.dtype)
 
 
 def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
