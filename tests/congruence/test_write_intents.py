@@ -37,7 +37,7 @@ class Written:
         self.backend, self.metric, self.rng = backend, metric, np.random.default_rng(83)
         self.items, self.bank = vectors(self.rng, ITEMS, DIM), vectors(self.rng, BANK, DIM)
         self.plain, self.store = backend.client(), backend.store()
-        self.name, self.twin = backend.name("journalled"), backend.name("twin")
+        self.name, self.twin = backend.name("noted"), backend.name("twin")
         self.client = backend.hubness_client()
         self.make()
 
@@ -117,9 +117,9 @@ class Written:
     @property
     def empty(self):
         """Its write-intent logs between two jobs."""
-        return self.journal_holds(0)
+        return self.log_holds(0)
 
-    def journal_holds(self, rows):
+    def log_holds(self, rows):
         """The only write-intent log, and so many rows in each of its collections."""
         [intent_log] = self.store.intent_logs(self.name)
         return {intent_log.collection: rows, intent_log.rows: rows}
@@ -173,7 +173,7 @@ def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
     written.assert_equal()
 
 
-def test_without_the_journal_it_would(written):
+def test_without_the_log_it_would(written):
     with written.rewriting() as writer:
         writer._intent_log = None
         written.rewrite(writer, lambda: written.both("delete", ids=[30]))
@@ -537,7 +537,7 @@ def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     # It has not heard that nobody reads them.
     late.upsert(written.name, written.rows([4, 5]))
     late.delete(written.name, ids=[5])
-    assert written.intent_logs() == written.journal_holds(2)
+    assert written.intent_logs() == written.log_holds(2)
     written.both("upsert", data=written.rows([3, 4, 5]))
     with written.rewriting() as writer:
         assert marked(written) == written.intent_logs().keys()

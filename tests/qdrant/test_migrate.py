@@ -125,7 +125,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
 
 def test_another_index_for_the_copy_is_refused(backend):
     name, bank = small(backend)
-    with pytest.raises(InvalidParameter, match="name none for it"):
+    with pytest.raises(InvalidParameter, match="omit the index options"):
         plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 32})
 
 

@@ -29,9 +29,9 @@ def test_it_touches_vectors_only(corrected):
             search_request.append((method, collection))
             return super().ask(method, collection, **options)
 
-        def _among_those_there(self, method, collection, **options):
+        def _update_existing(self, method, collection, **options):
             search_request.append((method, collection))
-            super()._among_those_there(method, collection, **options)
+            super()._update_existing(method, collection, **options)
 
     before = everything(corrected.backend, corrected.name)
     refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))

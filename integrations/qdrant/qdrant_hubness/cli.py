@@ -134,7 +134,7 @@ def migrate(
                 _show(f"Would migrate {source}", "plan", wanted.to_dict(), as_json=as_json)
                 return
             migration = run_plan(store, wanted, options)
-    _show(f"Migrated {migration.source}", "migration", _told(migration), as_json=as_json)
+    _show(f"Migrated {migration.source}", "migration", _summary(migration), as_json=as_json)
 
 
 def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
@@ -240,7 +240,7 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
 add_commands(app, migrate, rollback, clean, enable, disable, refresh, status)
 
 
-def _told(migration: Migration) -> dict[str, Any]:
+def _summary(migration: Migration) -> dict[str, Any]:
     return {
         "source": migration.source,
         "target": migration.target,

@@ -10,9 +10,9 @@ from qdrant_client import AsyncQdrantClient
 from milvus_hubness.client._methods import drive_async
 from milvus_hubness.client.steps import Ask, Pause
 from milvus_hubness.state import STATE_TTL
-from qdrant_hubness.client.knowledge import Operation, T
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
+from qdrant_hubness.client.state_cache import Operation, T
 from qdrant_hubness.client.sync import DEFAULT_BANK_BUDGET
 from qdrant_hubness.store.requests import is_local
 

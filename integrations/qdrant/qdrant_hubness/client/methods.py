@@ -8,9 +8,9 @@ from typing import Any
 
 from qdrant_client import models
 
-from qdrant_hubness.client.knowledge import Operation
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
+from qdrant_hubness.client.state_cache import Operation
 
 
 class Methods(ABC):

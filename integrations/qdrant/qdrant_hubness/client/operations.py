@@ -11,9 +11,9 @@ from qdrant_client import models
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from qdrant_hubness.client.knowledge import Operation
-from qdrant_hubness.client.known import CachedState
+from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import DEFAULT_LIMIT, Answered, Named, Rewriting, picked_by_mmr, points_named
+from qdrant_hubness.client.state_cache import Operation
 from qdrant_hubness.client.writes import Writing
 from qdrant_hubness.store.rows import UNNAMED, named
 
@@ -175,41 +175,41 @@ class Operations(Writing):
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
         wanted = points_named(request, cached)
-        vectors = yield from self._vectors_of(collection, cached, wanted)
+        vectors = yield from self._by_pointof(collection, cached, wanted)
         return Rewriting(cached, vectors, weight, profile).request(request, most=most)
 
-    def _vectors_of(
-        self, collection: str, cached: CachedState, wanted: Iterable[Named]
+    def _by_pointof(
+        self, collection: str, cached: CachedState, points: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
         """What the user gave for points that a query names. Raises InvalidInput naming one without it."""
-        found: dict[Named, Any] = {}
+        by_point: dict[Named, Any] = {}
         by_place: dict[tuple[str | None, str], list[Any]] = {}
-        for place, field, id in wanted:
+        for place, field, id in points:
             by_place.setdefault((place, field), []).append(id)
         for (place, field), ids in by_place.items():
-            there = cached if place is None else (yield from self.cached_state(place))
+            state = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield Ask("retrieve", (place or collection, ids), options)
-            vectors = {each.id: named(there.stripped(each.vector)).get(field) for each in records}
+            vectors = {record.id: named(state.stripped(record.vector)).get(field) for record in records}
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(f"point {id!r} of {place or collection!r} has no vector {field!r}")
-                found[place, field, id] = vectors[id]
-        return found
+                by_point[place, field, id] = vectors[id]
+        return by_point
 
     def _diverse(
-        self, collection: str, cached: CachedState, answered: Answered, found: list[Any]
+        self, collection: str, cached: CachedState, answered: Answered, hits: list[Any]
     ) -> Operation[list[Any]]:
         mmr = answered.mmr
-        if mmr is None or not found:
-            return found
-        wanted = [(None, mmr.field, each.id) for each in found]
-        vectors = yield from self._vectors_of(collection, cached, wanted)
-        return picked_by_mmr(mmr, found, np.array([vectors[each] for each in wanted], np.float32))
+        if mmr is None or not hits:
+            return hits
+        points = [(None, mmr.field, point.id) for point in hits]
+        vectors = yield from self._by_pointof(collection, cached, points)
+        return picked_by_mmr(mmr, hits, np.array([vectors[point] for point in points], np.float32))
 
 
-def _some_vectors(found: tuple[list[Any], CachedState]) -> list[Any]:
-    return [each.vector for each in found[0][:1]]
+def _some_vectors(answer: tuple[list[Any], CachedState]) -> list[Any]:
+    return [point.vector for point in answer[0][:1]]
 
 
 def arguments(request: models.QueryRequest) -> Options:

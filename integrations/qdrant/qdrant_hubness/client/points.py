@@ -72,14 +72,15 @@ def filter_of(selector: Any) -> models.Filter | None:
 
 def ids_of(selector: Any) -> list[Key]:
     """The ids that a selector names."""
-    return [key_of(each) for each in getattr(selector, "points", selector)]
+    return [key_of(id) for id in getattr(selector, "points", selector)]
 
 
 def structs(points: Any) -> list[models.PointStruct]:
     """What upsert takes, as points one by one."""
     if not isinstance(points, models.Batch):
         return [
-            each if isinstance(each, models.PointStruct) else models.PointStruct.model_validate(each) for each in points
+            point if isinstance(point, models.PointStruct) else models.PointStruct.model_validate(point)
+            for point in points
         ]
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
@@ -89,7 +90,7 @@ def structs(points: Any) -> list[models.PointStruct]:
     return [
         models.PointStruct.model_construct(
             id=id,
-            vector={name: each[i] for name, each in vectors.items()} if named else vectors[UNNAMED][i],
+            vector={name: rows[i] for name, rows in vectors.items()} if named else vectors[UNNAMED][i],
             payload=payloads[i],
         )
         for i, id in enumerate(points.ids)
@@ -114,28 +115,28 @@ def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
 
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
-    given: Any
+    request: Any
     if isinstance(operation, models.UpsertOperation):
-        given = operation.upsert
-        points = given.batch if isinstance(given, models.PointsBatch) else given.points
-        return "upsert", {"points": points, **_further(given, *_CONDITIONS)}
+        request = operation.upsert
+        points = request.batch if isinstance(request, models.PointsBatch) else request.points
+        return "upsert", {"points": points, **_further(request, *_CONDITIONS)}
     if isinstance(operation, models.UpdateVectorsOperation):
-        given = operation.update_vectors
-        return "update_vectors", {"points": given.points, **_further(given, "update_filter")}
+        request = operation.update_vectors
+        return "update_vectors", {"points": request.points, **_further(request, "update_filter")}
     if isinstance(operation, models.DeleteVectorsOperation):
-        given = operation.delete_vectors
-        return "delete_vectors", {"vectors": given.vector, "points": _selector(given), **_further(given)}
+        request = operation.delete_vectors
+        return "delete_vectors", {"vectors": request.vector, "points": _selector(request), **_further(request)}
     if isinstance(operation, models.DeletePayloadOperation):
-        given = operation.delete_payload
-        return "delete_payload", {"keys": given.keys, "points": _selector(given), **_further(given)}
+        request = operation.delete_payload
+        return "delete_payload", {"keys": request.keys, "points": _selector(request), **_further(request)}
     if isinstance(operation, models.SetPayloadOperation):
-        given = operation.set_payload
-        result = {"payload": given.payload, "points": _selector(given), "key": given.key}
-        return "set_payload", {**result, **_further(given)}
+        request = operation.set_payload
+        result = {"payload": request.payload, "points": _selector(request), "key": request.key}
+        return "set_payload", {**result, **_further(request)}
     if isinstance(operation, models.OverwritePayloadOperation):
-        given = operation.overwrite_payload
-        result = {"payload": given.payload, "points": _selector(given)}
-        return "overwrite_payload", {**result, **_further(given)}
+        request = operation.overwrite_payload
+        result = {"payload": request.payload, "points": _selector(request)}
+        return "overwrite_payload", {**result, **_further(request)}
     if isinstance(operation, models.DeleteOperation):
         return "delete", {"points_selector": operation.delete}
     if isinstance(operation, models.ClearPayloadOperation):
@@ -143,14 +144,14 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
     raise UnsupportedOperation(f"{type(operation).__name__} on a corrected collection")
 
 
-def _selector(given: Any) -> Any:
-    return given.filter if given.points is None else list(given.points)
+def _selector(request: Any) -> Any:
+    return request.filter if request.points is None else list(request.points)
 
 
-def _further(given: Any, *names: str) -> dict[str, Any]:
-    found = {name: getattr(given, name, None) for name in names}
-    found["shard_key_selector"] = getattr(given, "shard_key", None)
-    return {name: value for name, value in found.items() if value is not None}
+def _further(request: Any, *names: str) -> dict[str, Any]:
+    options = {name: getattr(request, name, None) for name in names}
+    options["shard_key_selector"] = getattr(request, "shard_key", None)
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
@@ -163,7 +164,7 @@ def points_of(
 ) -> Iterator[models.PointStruct]:
     """What upload_collection takes, as points: vectors in rows, or such rows by name; without ids, of new ones."""
     if isinstance(vectors, dict):
-        rows: Iterable[Any] = (dict(zip(vectors, each, strict=True)) for each in zip(*vectors.values(), strict=True))
+        rows: Iterable[Any] = (dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True))
     else:
         rows = vectors
     numbered = (str(uuid.uuid4()) for _ in repeat(None)) if ids is None else ids
@@ -173,5 +174,5 @@ def points_of(
 
 def _listed(vector: Any) -> Any:
     if isinstance(vector, dict):
-        return {name: _listed(each) for name, each in vector.items()}
+        return {name: _listed(value) for name, value in vector.items()}
     return vector.tolist() if isinstance(vector, np.ndarray) else vector

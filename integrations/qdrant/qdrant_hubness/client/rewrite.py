@@ -17,7 +17,7 @@ from qdrant_client import models
 from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.state import CollectionState, Profile
-from qdrant_hubness.client.known import CachedState
+from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED
 
 Named = tuple[str | None, str, Any]
@@ -69,14 +69,14 @@ def _needs_no_vector(query: Any) -> bool:
 
 def points_named(request: Any, cached: CachedState) -> set[Named]:
     """The points of which a request, or a prefetch, needs the vectors as the user knows them."""
-    found: set[Named] = set()
+    points: set[Named] = set()
     look, using = request.lookup_from, request.using or UNNAMED
     if using in cached.in_vectors or look is not None:
         field = (look.vector if look and look.vector is not None else using) or UNNAMED
-        found = {
-            (look.collection if look else None, field, _id(each)) for each in _inputs(request.query) if is_id(each)
+        points = {
+            (look.collection if look else None, field, _id(part)) for part in _inputs(request.query) if is_id(part)
         }
-    return found.union(*(points_named(each, cached) for each in prefetches(request)))
+    return points.union(*(points_named(part, cached) for part in prefetches(request)))
 
 
 def prefetches(request: Any) -> list[Any]:

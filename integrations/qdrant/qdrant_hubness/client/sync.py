@@ -10,9 +10,9 @@ from qdrant_client import QdrantClient
 from milvus_hubness.client._methods import drive
 from milvus_hubness.client.steps import Ask, Pause
 from milvus_hubness.state import STATE_TTL
-from qdrant_hubness.client.knowledge import Operation, T
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
+from qdrant_hubness.client.state_cache import Operation, T
 from qdrant_hubness.store.requests import is_local, turn
 
 DEFAULT_BANK_BUDGET = 1 << 30
@@ -27,8 +27,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
 
     client: one whose connection, or local data, is shared, in place of the arguments of QdrantClient.
     strength: w of every query that names none; None takes each collection's own (1.0 unless changed).
-    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
-    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory.
+    state_ttl: seconds for which the state of a collection stays cached; keep
+    it below the time between two refreshes. bank_budget: bytes of banks in memory.
     Raises UnsupportedOperation for what a corrected collection cannot answer.
     """
 

@@ -21,12 +21,12 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import DimensionMismatch, DualWriteFailed, HubnessError, WriteIntentFailed, name_some
 from milvus_hubness.state import CollectionState
-from qdrant_hubness.client.knowledge import Operation, StateCache
-from qdrant_hubness.client.known import CachedState
+from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
-from qdrant_hubness.store.journal import line
+from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES
+from qdrant_hubness.store.write_intents import line
 
 CARRYING_ROUNDS = 20
 IDS_PER_REQUEST = 1_000

@@ -31,7 +31,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)
         params = schema.dense(described).get(UNNAMED)
-        return params.size if params else 0, BANK_PROPERTY in self._told(collection, described)
+        return params.size if params else 0, BANK_PROPERTY in self._properties(collection, described)
 
     def _bank_key(self, row_id: str) -> Key:
         return point_id(row_id)
@@ -51,10 +51,10 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         self.ask("delete", reference.collection, points_selector=where, **SURE)
 
     def _all_states(self) -> Iterator[CollectionState]:
-        for each in self.client.get_collections().collections:
+        for collection in self.client.get_collections().collections:
             # Some may be dropped meanwhile.
-            if self.exists(each.name):
-                yield from self._states(each.name, self.ask("get_collection", each.name)).values()
+            if self.exists(collection.name):
+                yield from self._states(collection.name, self.ask("get_collection", collection.name)).values()
 
 
 def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:

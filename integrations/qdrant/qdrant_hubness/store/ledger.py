@@ -24,9 +24,11 @@ class QdrantLedger(QdrantPoints):
         self._ensure_ledger(ledger)
         points = [
             models.PointStruct(
-                id=point_id(each.key), vector={}, payload={"key": each.key, "group": each.group, "body": each.body}
+                id=point_id(record.key),
+                vector={},
+                payload={"key": record.key, "group": record.group, "body": record.body},
             )
-            for each in records
+            for record in records
         ]
         for start in range(0, len(points), _RECORDS_PER_REQUEST):
             self.ask("upsert", ledger, points=points[start : start + _RECORDS_PER_REQUEST], **SURE)
@@ -35,20 +37,20 @@ class QdrantLedger(QdrantPoints):
         """As Store.record."""
         if not self.exists(ledger):
             return None
-        found = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
-        return _record(found[0]) if found else None
+        points = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
+        return _record(points[0]) if points else None
 
     def records(self, ledger: str, group: str) -> list[Record]:
         """As Store.records."""
         if not self.exists(ledger):
             return []
-        found: list[Record] = []
+        records: list[Record] = []
         for partition in PARTITIONS:
             after = None
             while page := self._page(ledger, partition, after, _RECORDS_PER_REQUEST, _of(group), with_payload=True):
-                found += map(_record, page)
+                records += map(_record, page)
                 after = page[-1].id
-        return sorted(found, key=lambda record: record.key)
+        return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """As Store.drop_records."""
@@ -65,8 +67,8 @@ class QdrantLedger(QdrantPoints):
             self.make_collection(ledger, {LEDGER_PROPERTY: "1"}, vectors_config={})
             if not self.is_local:
                 self.ask("create_payload_index", ledger, field_name="group", field_schema="keyword")
-        elif LEDGER_PROPERTY not in self._told(ledger, self.ask("get_collection", ledger)):
-            raise CollectionExists(f"{ledger!r} is there already and is no ledger: take another name for it")
+        elif LEDGER_PROPERTY not in self._properties(ledger, self.ask("get_collection", ledger)):
+            raise CollectionExists(f"{ledger!r} exists already and is no ledger: rename it first")
 
 
 def _of(group: str) -> models.Filter:

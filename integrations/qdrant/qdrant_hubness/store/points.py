@@ -47,7 +47,7 @@ SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
 
 
 def partition_of(key: Key) -> str:
-    """Where a key belongs."""
+    """Return the partition of a key."""
     return NUMBERS if isinstance(key, int) else UUIDS
 
 
@@ -83,7 +83,7 @@ class QdrantPoints:
         self._fences: Fences | None = None
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
-        """A call of the client about a collection, in our terms."""
+        """Call a method of the client about a collection, and translate its errors."""
         with turn(self.client), self._addressed(method, collection) as name:
             return getattr(self.client, method)(collection_name=name, **options)
 
@@ -139,13 +139,13 @@ class QdrantPoints:
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
         """As Store.keys; without a partition, numbers before UUIDs."""
         where = self._pending(collection, pending) if pending else None
-        found: list[Key] = []
-        for each in [partition] if partition else PARTITIONS:
+        keys: list[Key] = []
+        for part in [partition] if partition else PARTITIONS:
             after: Key | None = None
-            while page := self._page(collection, each, after, KEYS_PER_PAGE, where):
-                found += [record.id for record in page]
-                after = found[-1]
-        return found
+            while page := self._page(collection, part, after, KEYS_PER_PAGE, where):
+                keys += [record.id for record in page]
+                after = keys[-1]
+        return keys
 
     def scan_keys(
         self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
@@ -174,42 +174,42 @@ class QdrantPoints:
         """As Store.scan."""
         form = self.form(collection, field)
         size = min(limit or MOST_ROWS, self._rows_per_request(form))
-        where = self._named(partition, after)
-        found: list[Any] = []
-        while page := self._page(collection, where, after, size, with_payload=True, with_vectors=True):
-            wanted = [r for r in page if upto is None or r.id <= upto]
-            found += wanted
+        part = self._named(partition, after)
+        records: list[Any] = []
+        while page := self._page(collection, part, after, size, with_payload=True, with_vectors=True):
+            chosen = [r for r in page if upto is None or r.id <= upto]
+            records += chosen
             after = page[-1].id
-            if len(wanted) < len(page) or limit is not None or after == upto:
+            if len(chosen) < len(page) or limit is not None or after == upto:
                 break
-        return form.batch(found)
+        return form.batch(records)
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
-        """As Store.fetch."""
+        """As Store.get."""
         return self._fetch(collection, keys, self.form(collection, field))
 
     def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        """As Store.write."""
+        """As Store.upsert."""
         form = self.form(collection, field)
         for points in self._parts(form.points(batch), form):
             self.ask("upsert", collection, points=points, **SURE)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        """As Store.append: an upsert costs Qdrant no more."""
+        """As Store.insert: an upsert costs Qdrant no more."""
         self.upsert(collection, batch, field, partition=partition)
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
-        """As Store.rewrite: vectors, and of the payload only what is told to have changed."""
+        """As Store.rewrite: vectors, and only the changed fields of the payload."""
         form = self.form(collection, field)
         if field in changed:
             for points in self._parts(form.vectors(batch), form):
-                self._among_those_there("update_vectors", collection, points=points, **SURE)
+                self._update_existing("update_vectors", collection, points=points, **SURE)
         columns = [name for name in changed if name != field]
         if form.state is not None:
             if form.state.codec.epoch_field in columns and batch.keys:
-                self._among_those_there(
+                self._update_existing(
                     "delete_payload", collection, keys=[form.state.codec.epoch_field], points=list(batch.keys), **SURE
                 )
             return
@@ -229,7 +229,7 @@ class QdrantPoints:
             self.ask("delete", collection, points_selector=part, **SURE)
 
     def form(self, collection: str, field: str) -> Form:
-        """How points of the collection are read and written with this vector in front."""
+        """Return the form in which points of the collection are read and written with this vector as the field."""
         described = self.ask("get_collection", collection)
         unit = schema.unit_vectors(described)
         state = self._states(collection, described).get(field)
@@ -238,16 +238,16 @@ class QdrantPoints:
         params = schema.dense(described)[field]
         return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
 
-    def make_collection(self, collection: str, told: dict[str, str], **config: Any) -> None:
-        """A collection that tells this of itself. config: of create_collection."""
+    def make_collection(self, collection: str, properties: dict[str, str], **config: Any) -> None:
+        """Create a collection with these properties. config: of create_collection."""
         if self.properties.in_metadata:
-            self.ask("create_collection", collection, metadata=told, **config)
+            self.ask("create_collection", collection, metadata=properties, **config)
             return
-        # Told first: whoever finds the collection finds what it is.
-        self.properties.alter(collection, told)
+        # The properties come first, so that no client sees the collection without them.
+        self.properties.alter(collection, properties)
         self.ask("create_collection", collection, **config)
 
-    # -- what these are made of ---------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------
 
     def _real_name(self, collection: str) -> str:
         return self._behind(collection) or collection
@@ -255,21 +255,21 @@ class QdrantPoints:
     def _behind(self, alias: str) -> str | None:
         with turn(self.client), translated(alias):
             aliases = self.client.get_aliases().aliases
-        return next((each.collection_name for each in aliases if each.alias_name == alias), None)
+        return next((entry.collection_name for entry in aliases if entry.alias_name == alias), None)
 
-    def _told(self, collection: str, described: Any) -> dict[str, str]:
-        """The collection's properties, whatever alias it was asked for by."""
+    def _properties(self, collection: str, described: Any) -> dict[str, str]:
+        """Return the properties of a collection, given its name or an alias."""
         name = collection if self.properties.in_metadata else self._real_name(collection)
         return self.properties.of(name, described)
 
     def _states(self, collection: str, described: Any) -> dict[str, CollectionState]:
-        return read_states(self._told(collection, described))
+        return read_states(self._properties(collection, described))
 
     def _fetch(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
-        found: list[Any] = []
+        records: list[Any] = []
         for part in self._parts(list(keys), form):
-            found += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
-        return form.batch(in_order(found, keys))
+            records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
+        return form.batch(in_order(records, keys))
 
     def _page(
         self,
@@ -288,7 +288,7 @@ class QdrantPoints:
             first = _next(after)
         if first is None:
             return []
-        found, _ = self.ask(
+        records, _ = self.ask(
             "scroll",
             collection,
             scroll_filter=where,
@@ -298,7 +298,7 @@ class QdrantPoints:
             with_vectors=with_vectors,
             **self._reads,
         )
-        return [record for record in found if partition_of(record.id) == partition]
+        return [record for record in records if partition_of(record.id) == partition]
 
     @staticmethod
     def _named(partition: str | None, after: Key | None) -> str:
@@ -315,8 +315,8 @@ class QdrantPoints:
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])
 
-    def _among_those_there(self, method: str, collection: str, **options: Any) -> None:
-        """A request that serves the points that are there, and complains of the others afterwards."""
+    def _update_existing(self, method: str, collection: str, **options: Any) -> None:
+        """Send a request that changes the points that exist and fails for the others."""
         with turn(self.client), self._addressed(method, collection) as name:
             try:
                 getattr(self.client, method)(collection_name=name, **options)
@@ -325,22 +325,22 @@ class QdrantPoints:
                     raise
 
     def _set_payloads(self, collection: str, payloads: Sequence[tuple[Key, dict[str, Any]]]) -> None:
-        """What each of the points that are there has in these fields of its payload from now on."""
-        there = {record.id for record in self.ask("retrieve", collection, ids=[k for k, _ in payloads])}
+        """Set these fields in the payloads of the points that exist."""
+        existing = {record.id for record in self.ask("retrieve", collection, ids=[k for k, _ in payloads])}
         operations = [
             models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
             for key, payload in payloads
-            if key in there
+            if key in existing
         ]
         if operations:
-            # One may go in between, which ends a batch: those behind it are tried again.
+            # A point deleted meanwhile ends a batch: all operations are sent again, one by one.
             try:
                 self.ask("batch_update_points", collection, update_operations=operations, **SURE)
             except Exception:
-                for each in operations:
-                    taken = each.set_payload
-                    self._among_those_there(
-                        "set_payload", collection, payload=taken.payload, points=taken.points, **SURE
+                for operation in operations:
+                    set_payload = operation.set_payload
+                    self._update_existing(
+                        "set_payload", collection, payload=set_payload.payload, points=set_payload.points, **SURE
                     )
 
     def _rows_per_request(self, form: Form) -> int:

@@ -1,4 +1,4 @@
-"""What collections say of themselves: in their metadata, or on servers that keep none, in a collection."""
+"""Properties of collections: in their metadata, or in a collection on servers without metadata."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from qdrant_client import QdrantClient, models
 from qdrant_hubness.store.requests import is_local, is_not_found, keeps_metadata, translated, turn
 
 STATES = "hubness_state"
-"""The collection in which others tell of themselves that have no metadata."""
+"""The collection with the properties of the others, on servers without metadata."""
 OURS = "hubness"
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
 
 
 def point_id(text: str) -> str:
-    """The id under which something is kept that is called by a text."""
+    """Return the id of the point for a text."""
     return str(uuid.uuid5(_NAMES, text))
 
 
@@ -34,12 +34,12 @@ class Properties:
             return of_metadata(described)
         with turn(self._client), translated(STATES):
             try:
-                found = self._client.retrieve(STATES, [point_id(name)])
+                points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
                 if is_not_found(error):
                     return {}
                 raise
-        return dict((found[0].payload or {})["properties"]) if found else {}
+        return dict((points[0].payload or {})["properties"]) if points else {}
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
         """Change these and keep the others."""

@@ -1,4 +1,4 @@
-"""What Qdrant says of its collections: read, judged, and written anew for a copy. No I/O."""
+"""Descriptions of Qdrant collections: read, checked, and adapted for a copy. No I/O."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def is_unnamed(described: Described) -> bool:
 
 def unit_vectors(described: Described) -> frozenset[str]:
     """The names of the dense vectors that Qdrant brings to length 1."""
-    return frozenset(n for n, each in dense(described).items() if each.distance == models.Distance.COSINE)
+    return frozenset(n for n, params in dense(described).items() if params.distance == models.Distance.COSINE)
 
 
 def vector_fields(described: Described) -> dict[str, VectorField]:
-    """Those that can be corrected, or whose distance alone is in the way of that."""
-    found = {}
+    """Return the dense vectors of single float type by name, whatever their distance."""
+    fields = {}
     for name, params in dense(described).items():
         if params.multivector_config is None and params.datatype in DTYPES:
             hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
             graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
-            found[name] = VectorField(
+            fields[name] = VectorField(
                 name,
                 params.size,
                 METRICS.get(params.distance, params.distance.value),
@@ -51,7 +51,7 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
                 {key: value for key, value in graph.items() if value},
                 DTYPES[params.datatype],
             )
-    return found
+    return fields
 
 
 def width_multiple(field: VectorField) -> int:
@@ -60,59 +60,59 @@ def width_multiple(field: VectorField) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Not where it is quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether it is not quantised: Qdrant's scalar quantiser has one range for all columns."""
     described: Described = source.schema["described"]
     own = dense(described)[field].quantization_config
     return own is None and described.config.quantization_config is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Not where it is quantised, nor in halves, in which each of our numbers takes three columns."""
+    """Whether it is neither quantised nor of half precision, where each hint would take three columns."""
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
 def obstacles(source: CollectionInfo, field: str) -> list[str]:
-    """Why the collection cannot be carried over."""
+    """Return the reasons why the collection cannot be copied."""
     described: Described = source.schema["described"]
-    found = []
+    reasons = []
     if field not in source.vector_fields:
-        there = dense(described)
+        vectors = dense(described)
         why = "missing"
-        if field in there:
-            why = "a multivector" if there[field].multivector_config else str(there[field].datatype)
-        found.append(
+        if field in vectors:
+            why = "a multivector" if vectors[field].multivector_config else str(vectors[field].datatype)
+        reasons.append(
             f"vector {field!r} is {why}: single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
         )
     elif source.vector_fields[field].metric not in METRICS.values():
-        found.append(
+        reasons.append(
             f"vector {field!r} is compared by {source.vector_fields[field].metric}: Cosine, Dot and Euclid "
             "are corrected"
         )
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
-        found.append("custom shard keys cannot be carried over yet")
-    return found
+        reasons.append("custom shard keys cannot be copied yet")
+    return reasons
 
 
 def remarks(source: CollectionInfo) -> list[str]:
-    """What a copy changes that the user should know of."""
+    """Return remarks for the user about changes that a copy brings."""
     described: Described = source.schema["described"]
-    said = []
+    texts = []
     if source.aliases:
-        said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+        texts.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     if _is_quantized(described):
-        said.append("quantized vectors hold the bias as coarsely as the rest: leave rescoring on")
-    return said
+        texts.append("quantized vectors hold the bias as coarsely as the rest: leave rescoring on")
+    return texts
 
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
-    """What a copy is made from, as plain data."""
+    """Return the facts that a copy is made from, as plain data."""
     described: Described = source.schema["described"]
     params = described.config.params
     return {
-        "vectors": {name: _set(each) for name, each in sorted(dense(described).items())},
-        "sparse": {name: _set(each) for name, each in sorted((params.sparse_vectors or {}).items())},
-        "indexes": {name: str(each.data_type.value) for name, each in sorted((described.payload_schema or {}).items())},
+        "vectors": {name: _set(item) for name, item in sorted(dense(described).items())},
+        "sparse": {name: _set(item) for name, item in sorted((params.sparse_vectors or {}).items())},
+        "indexes": {name: str(item.data_type.value) for name, item in sorted((described.payload_schema or {}).items())},
     }
 
 
@@ -121,8 +121,8 @@ def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[s
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
     vectors: Any = dense(described)
-    there = source.states.get(state.field)
-    if there is None or there.codec.leaves_vectors:
+    before = source.states.get(state.field)
+    if before is None or before.codec.leaves_vectors:
         vectors[state.field] = vectors[state.field].model_copy(
             update={"size": state.codec.form.width, "distance": models.Distance.DOT}
         )
@@ -158,10 +158,10 @@ def _strict(config: Any) -> Any:
 
 
 def _is_quantized(described: Described) -> bool:
-    each = [params.quantization_config for params in dense(described).values()]
-    return any(found is not None for found in (described.config.quantization_config, *each))
+    own = [params.quantization_config for params in dense(described).values()]
+    return any(config is not None for config in (described.config.quantization_config, *own))
 
 
 def _set(model: Any) -> dict[str, Any]:
-    """What a model says, as plain data, less what it leaves open."""
+    """Return the fields of a model that are set, as plain data."""
     return model.model_dump(mode="json", exclude_none=True) if model is not None else {}

@@ -21,26 +21,26 @@ from milvus_hubness.stores.records import (
     is_fence,
 )
 from qdrant_hubness.store import schema
-from qdrant_hubness.store.journal import QdrantWriteIntents
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
 from qdrant_hubness.store.requests import translated, turn
+from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 200
 BIAS_METRICS = {"COSINE", "IP"}
-"""Those whose score a formula can subtract a bias from."""
+"""Metrics from whose score a formula can subtract a bias."""
 
 
 class QdrantStore(QdrantWriteIntents):
     """A Store over a plain QdrantClient, see `connect`. The methods do what Store says."""
 
-    # -- what is there ------------------------------------------------------------------------------
+    # -- descriptions ------------------------------------------------------------------------------
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         name = self._real_name(collection)
         described = self.ask("get_collection", name)
-        result = self.properties.of(name, described)
+        properties = self.properties.of(name, described)
         with turn(self.client), translated(name):
             aliases = self.client.get_collection_aliases(name).aliases
         return CollectionInfo(
@@ -49,14 +49,14 @@ class QdrantStore(QdrantWriteIntents):
             vector_fields=schema.vector_fields(described),
             rows=self.count(name) if counted else 0,
             partitions=PARTITIONS,
-            aliases=tuple(each.alias_name for each in aliases if not is_fence(each.alias_name)),
-            states=read_states(result),
-            tuning=TuningRecord.read(result),
-            is_bank=BANK_PROPERTY in result,
+            aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
+            states=read_states(properties),
+            tuning=TuningRecord.read(properties),
+            is_bank=BANK_PROPERTY in properties,
             schema={"described": described},
-            dual_write=DualWrite.read(result),
-            intent_log=WriteIntentLog.read(result),
-            online_banks=OnlineBanks.read_or_default(result).banks,
+            dual_write=DualWrite.read(properties),
+            intent_log=WriteIntentLog.read(properties),
+            online_banks=OnlineBanks.read_or_default(properties).banks,
         )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
@@ -70,7 +70,7 @@ class QdrantStore(QdrantWriteIntents):
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         if planned != source:
-            raise InvalidParameter("this database makes a copy's index as the source's: name none for it")
+            raise InvalidParameter("this database builds the index of a copy as in the source: omit the index options")
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_graph_hint(source, field)
@@ -91,39 +91,39 @@ class QdrantStore(QdrantWriteIntents):
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
         form = self.form(collection, field)
         queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
-        found: list[list[Key]] = []
+        keys: list[list[Key]] = []
         for start in range(0, len(queries), QUERIES_PER_REQUEST):
             requests = [
                 models.QueryRequest(query=query, using=field or None, limit=k, with_payload=False)
                 for query in queries[start : start + QUERIES_PER_REQUEST]
             ]
             answers = self.ask("query_batch_points", collection, requests=requests, **self._reads)
-            found += [[point.id for point in answer.points] for answer in answers]
-        return found
+            keys += [[point.id for point in answer.points] for answer in answers]
+        return keys
 
     # -- the corrected copy ---------------------------------------------------------------------------
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         if self.exists(target):
-            found = self._states(target, self.ask("get_collection", target)).get(state.field)
-            if found is None or (found.migration, found.phase) != (state.migration, "copying"):
+            before = self._states(target, self.ask("get_collection", target)).get(state.field)
+            if before is None or (before.migration, before.phase) != (state.migration, "copying"):
                 raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
         else:
             metadata = schema.copied_metadata(source, state) if self.properties.in_metadata else None
             if metadata is None:
-                result = self.properties.of(source.name, source.schema["described"])
-                kept = {each.property_name: result[each.property_name] for each in source.states.values()}
-                self.properties.alter(target, {**kept, state.property_name: state.to_json()})
+                properties = self.properties.of(source.name, source.schema["described"])
+                states = {own.property_name: properties[own.property_name] for own in source.states.values()}
+                self.properties.alter(target, {**states, state.property_name: state.to_json()})
             self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
         for name, index in (source.schema["described"].payload_schema or {}).items():
             how = index.params if index.params is not None else index.data_type
             self.ask("create_payload_index", target, field_name=name, field_schema=how)
 
-    # -- biases beside the vectors ----------------------------------------------------------------------
+    # -- biases in payloads ----------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
-        """Payloads take any key; the score of Euclid, a root, is none to subtract a bias from."""
-        metrics = {each.metric for each in source.users_fields.values()}
+        """Payloads take any key; a bias cannot be subtracted from the score of Euclid, which is a root."""
+        metrics = {field.metric for field in source.users_fields.values()}
         return "present" if metrics & BIAS_METRICS else "none"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
@@ -132,7 +132,7 @@ class QdrantStore(QdrantWriteIntents):
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Payloads take any key."""
 
-    # -- what is done to a whole collection -------------------------------------------------------------
+    # -- whole collections -------------------------------------------------------------
 
     def flush(self, collection: str) -> None:
         self.load(collection)

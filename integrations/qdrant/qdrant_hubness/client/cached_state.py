@@ -1,4 +1,4 @@
-"""What a client knows of a collection, and how its points look to the user. No I/O."""
+"""The cached state of a collection, and its points as the user sees them. No I/O."""
 
 from __future__ import annotations
 
@@ -37,43 +37,43 @@ class CachedState:
 
     @cached_property
     def hidden(self) -> frozenset[str]:
-        """Keys of payloads that are ours."""
-        found: set[str] = set()
+        """Return the hidden keys of payloads."""
+        names: set[str] = set()
         for state in self.states.values():
-            found.update(state.codec.hidden_fields)
-        return frozenset(found)
+            names.update(state.codec.hidden_fields)
+        return frozenset(names)
 
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
-        """The states whose biases lie in the vectors."""
+        """The states whose biases are in the vectors."""
         return {name: state for name, state in self.states.items() if not state.codec.leaves_vectors}
 
     def fits(self, vector: Any) -> bool:
-        """Whether a stored vector, or several by name, are as wide as this knows them."""
-        found = named(vector)
-        return all(len(found[name]) == size for name, size in self.sizes.items() if found.get(name))
+        """Whether a stored vector, or several by name, have the widths of this state."""
+        vectors = named(vector)
+        return all(len(vectors[name]) == size for name, size in self.sizes.items() if vectors.get(name))
 
-    def shown(self, point: Any, asked: Collection[str] = ()) -> Any:
-        """A point as the user knows it. asked: hidden keys that the request names."""
+    def shown(self, point: Any, requested: Collection[str] = ()) -> Any:
+        """Return a point as the user sees it. requested: hidden keys that the request names."""
         changed: dict[str, Any] = {}
-        if point.payload and (ours := self.hidden - set(asked)):
-            changed["payload"] = {key: value for key, value in point.payload.items() if key not in ours}
+        if point.payload and (hidden := self.hidden - set(requested)):
+            changed["payload"] = {key: value for key, value in point.payload.items() if key not in hidden}
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.stripped(point.vector)
         return point.model_copy(update=changed) if changed else point
 
     def stripped(self, vector: Any) -> Any:
-        """A stored vector, or several by name, as the user knows them."""
+        """Return a stored vector, or several by name, as the user sees them."""
         if not isinstance(vector, dict):
             state = self.in_vectors.get(UNNAMED)
             return users_vector(state, vector).tolist() if state else vector
         return {
-            name: users_vector(self.in_vectors[name], each).tolist() if name in self.in_vectors else each
-            for name, each in vector.items()
+            name: users_vector(self.in_vectors[name], value).tolist() if name in self.in_vectors else value
+            for name, value in vector.items()
         }
 
     def described(self, result: Any) -> Any:
-        """What get_collection says, as if the vectors had never been changed."""
+        """Return the result of get_collection as it was before the correction."""
         if not self.states:
             return result
         params = result.config.params
@@ -81,7 +81,7 @@ class CachedState:
         if isinstance(vectors, models.VectorParams):
             vectors = self._params(UNNAMED, vectors)
         elif vectors:
-            vectors = {name: self._params(name, each) for name, each in vectors.items()}
+            vectors = {name: self._params(name, own) for name, own in vectors.items()}
         metadata = {k: v for k, v in (result.config.metadata or {}).items() if not k.startswith(OURS)}
         params = params.model_copy(update={"vectors": vectors})
         config = result.config.model_copy(update={"params": params, "metadata": metadata or None})
@@ -95,7 +95,7 @@ class CachedState:
 
 
 def users_vector(state: CollectionState, vector: Any) -> Floats:
-    """(d,) what a stored vector (width,) was made of. Raises DimensionMismatch."""
+    """Return the vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
     codec = state.codec
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
     return codec.decode_rows({codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}})[0]

@@ -1,4 +1,4 @@
-"""What collections say of themselves, remembered for a while, and banks. No I/O: see milvus_hubness.client.steps."""
+"""The cached states of collections, and their banks. No I/O: see milvus_hubness.client.steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.records import DualWrite, WriteIntentLog
-from qdrant_hubness.client.known import CachedState
+from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.properties import STATES, of_metadata, point_id
@@ -31,46 +31,45 @@ NOTHING = CachedState("")
 
 class StateCache:
     """strength: w of every query that names none; None for each collection's own. state_ttl: seconds for
-    which what a collection says of itself is believed. bank_budget: bytes of banks to keep in memory. local:
+    which a collection's state stays cached. bank_budget: bytes of banks to keep in memory. local:
     whether the client keeps the data itself."""
 
     def __init__(self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool) -> None:
         self.strength = strength
         self._state_ttl = state_ttl
         self._banks = BankCache(bank_budget)
-        self._known: dict[str, tuple[float, CachedState]] = {}
+        self._states: dict[str, tuple[float, CachedState]] = {}
         self._in_metadata: bool | None = True if local else None
 
     def forget(self, collection: str) -> None:
-        """Ask again what the collection says of itself."""
-        self._known.pop(collection, None)
+        """Drop the cached state of a collection."""
+        self._states.pop(collection, None)
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
-        """What the collection says of itself. One that is not there says nothing: the call that follows tells
-        of that in Qdrant's own words."""
-        remembered = self._known.get(collection)
-        if remembered is not None and time.monotonic() < remembered[0]:
-            return remembered[1]
-        asked = time.monotonic()
+        """Return the state of a collection; NOTHING if it does not exist: the next call fails with Qdrant's error."""
+        cached = self._states.get(collection)
+        if cached is not None and time.monotonic() < cached[0]:
+            return cached[1]
+        requested_at = time.monotonic()
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
             if is_not_found(error):
                 return NOTHING
             raise
-        name, told = yield from self._told(collection, described)
-        found = CachedState(
+        name, properties = yield from self._properties(collection, described)
+        state = CachedState(
             name,
-            {field: each.size for field, each in schema.dense(described).items() if _is_single(each)},
-            read_states(told),
-            DualWrite.read(told),
-            WriteIntentLog.read(told),
+            {field: params.size for field, params in schema.dense(described).items() if _is_single(params)},
+            read_states(properties),
+            DualWrite.read(properties),
+            WriteIntentLog.read(properties),
         )
-        self._known[collection] = (asked + self._state_ttl, found)
-        return found
+        self._states[collection] = (requested_at + self._state_ttl, state)
+        return state
 
     def as_it_is(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
-        """call(known), and once more where that fails and the collection turns out to have changed."""
+        """Return call(state); if it fails and the collection has changed, call once more."""
         cached = yield from self.cached_state(collection)
         try:
             return (yield from call(cached))
@@ -84,64 +83,64 @@ class StateCache:
     def reading(
         self, collection: str, call: Callable[[CachedState], Operation[T]], vectors: Callable[[T], list[Any]]
     ) -> Operation[T]:
-        """As `as_it_is`, of a call that shows stored vectors, which tell by their width that the collection
-        is another one by now. vectors: one or some of each answer."""
+        """As `as_it_is`, for a call that returns stored vectors: their width shows whether the collection is another
+        one now. vectors: one or some of each answer."""
 
-        def looked(cached: CachedState) -> Operation[T]:
-            found = yield from call(cached)
-            if not all(cached.fits(each) for each in vectors(found)):
+        def checked(cached: CachedState) -> Operation[T]:
+            answer = yield from call(cached)
+            if not all(cached.fits(vector) for vector in vectors(answer)):
                 self.forget(collection)
-                found = yield from call((yield from self.cached_state(collection)))
-            return found
+                answer = yield from call((yield from self.cached_state(collection)))
+            return answer
 
-        return self.as_it_is(collection, looked)
+        return self.as_it_is(collection, checked)
 
-    def _told(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """The collection's real name, which is asked for where it matters, and its properties."""
+    def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
+        """Return the collection's real name, which is read only if it matters, and its properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
-            told = of_metadata(described)
-            if not DualWrite.read(told):
-                return collection, told
-            return (yield from self._real_name(collection)), told
+            properties = of_metadata(described)
+            if not DualWrite.read(properties):
+                return collection, properties
+            return (yield from self._real_name(collection)), properties
         name = yield from self._real_name(collection)
         try:
-            found = yield Ask("retrieve", (STATES, [point_id(name)]))
+            points = yield Ask("retrieve", (STATES, [point_id(name)]))
         except FAILURES as error:
             if is_not_found(error):
                 return name, {}
             raise
-        return name, dict(found[0].payload["properties"]) if found else {}
+        return name, dict(points[0].payload["properties"]) if points else {}
 
     def _real_name(self, collection: str) -> Operation[str]:
         aliases = (yield Ask("get_aliases")).aliases
-        found = (each.collection_name for each in aliases if each.alias_name == collection)
-        return next(found, collection)
+        names = (alias.collection_name for alias in aliases if alias.alias_name == collection)
+        return next(names, collection)
 
     # -- biases of new points -----------------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
         """(n, slots) biases of vectors (n, d): each profile's in its two slots, and in theirs those that a
         refresh is about to bring or has just taken away."""
-        found = np.zeros((len(vectors), state.slots), np.float32)
-        profiles = {slot: each for each in state.profiles.values() for slot in (each.slot, each.standby)}
-        moving = [each.profile for each in (state.outgoing, state.incoming) if each is not None]
+        biases = np.zeros((len(vectors), state.slots), np.float32)
+        profiles = {slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)}
+        moving = [update.profile for update in (state.outgoing, state.incoming) if update is not None]
         profiles |= {profile.slot: profile for profile in moving}
         computed: list[tuple[Profile, Floats]] = []
         for slot, profile in profiles.items():
-            done = next((biases for known, biases in computed if known is profile), None)
+            done = next((values for other, values in computed if other is profile), None)
             if done is None:
                 done = yield from self._biases(collection, state, profile, vectors)
                 computed.append((profile, done))
-            found[:, slot] = done
-        return found
+            biases[:, slot] = done
+        return biases
 
     def _biases(self, collection: str, state: CollectionState, profile: Profile, vectors: Floats) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).centred(vectors))
-        return found
+        biases: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).centred(vectors))
+        return biases
 
     def cells(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
         """(n, c) what the locality hint columns of vectors (n, d) hold, by the active profile's bank."""
@@ -150,8 +149,8 @@ class StateCache:
             return np.zeros((len(vectors), 0), np.float32)
         bank = yield from self._bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors))
-        return found
+        hints: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors))
+        return hints
 
     def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         of = (collection, state.field, profile.slot)
@@ -163,21 +162,21 @@ class StateCache:
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank
-        found: list[Any] = []
+        records: list[Any] = []
         offset: Any = None
         while True:
             options = {"limit": ROWS_PER_PAGE, "offset": offset, "with_vectors": True}
             where = {"scroll_filter": rows_of(reference, parts_of(reference))}
             page, offset = yield Ask("scroll", (reference.collection,), {**options, **where})
-            found += page
+            records += page
             if offset is None:
                 break
-        return validated(reference, fitted_bank(reference, "qdrant", *_rows(found)))
+        return validated(reference, fitted_bank(reference, "qdrant", *_rows(records)))
 
 
 def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:
-    vectors = np.array([named(each.vector)[UNNAMED] for each in records], np.float32)
-    return vectors, [each.payload for each in records]
+    vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
+    return vectors, [record.payload for record in records]
 
 
 def _is_single(params: Any) -> bool:

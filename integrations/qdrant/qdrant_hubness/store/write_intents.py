@@ -1,9 +1,9 @@
-"""Write-intent logs as Qdrant collections: a point for each vector that was noted last.
+"""Write-intent logs as Qdrant collections: one point for the last note of each vector.
 
-A refresh replaces vectors, or biases in payloads, of points that are there. So it can undo no more of a
-write than that: a note keeps the vector and the biases that a client was about to write. A deleted point is
-not made again by a refresh, so deletions need no note. Qdrant puts the writes of one point into an order, and
-keeps a point's vector and payload together: the last note of a key is whole, and needs no collection beside.
+A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo no more of a write: a
+note has the vector and the biases that a client is about to write. A refresh creates no deleted point again, so
+deletions need no note. Qdrant orders the writes of one point and keeps its vector and payload together, so the last
+note of a key is whole, and one collection is enough.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _KEYS_PER_REQUEST = 500
 
 
 def vector_name(field: str) -> str:
-    """What the write-intent log calls the vector of a field."""
+    """Return the name of a field's vector in the write-intent log."""
     return f"of_{field}"
 
 
 def line_id(field: str, key: Key) -> str:
-    """Where the write-intent log keeps what is noted of a field of a point."""
+    """Return the id of the note about a field of a point."""
     return point_id(f"{field}\0{key!r}")
 
 
 def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any]) -> models.PointStruct:
-    """A note: the vector that a point is to have in a field, and what its payload is to say of its bias."""
+    """Return a note: the new vector of a point in a field, and the biases for its payload."""
     return models.PointStruct(
         id=line_id(field, key),
         vector={vector_name(field): list(vector)},
@@ -63,12 +63,12 @@ class QdrantWriteIntents(QdrantBanks):
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         """As Store.create_intent_log."""
         name = intent_log_name(source.name)
-        there = schema.dense(source.schema["described"])
+        params = schema.dense(source.schema["described"])
         vectors = {
             vector_name(field): models.VectorParams(
-                size=there[field].size,
+                size=params[field].size,
                 distance=models.Distance.DOT,
-                datatype=there[field].datatype,
+                datatype=params[field].datatype,
                 hnsw_config=models.HnswConfigDiff(m=0),
             )
             for field in source.states
@@ -78,15 +78,15 @@ class QdrantWriteIntents(QdrantBanks):
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """As Store.end_intent_log, but that the write-intent log goes: Qdrant makes another in no time.
-        Clients that have not heard of it yet find none, ask, and hear of it."""
+        """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly. Clients with an outdated
+        state find no log, and read the state again."""
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
     def intent_logs(self, collection: str) -> list[WriteIntentLog]:
-        """As Store.journals."""
+        """As Store.intent_logs."""
         with turn(self.client), translated(collection):
-            names = [each.name for each in self.client.get_collections().collections]
+            names = [existing.name for existing in self.client.get_collections().collections]
         return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -94,8 +94,8 @@ class QdrantWriteIntents(QdrantBanks):
         name = intent_log.collection
         if not self.exists(name):
             return
-        if WRITE_INTENTS_OF_PROPERTY not in self._told(name, self.ask("get_collection", name)):
-            raise CollectionExists(f"{name!r} is there already and is no write-intent log: take another name for it")
+        if WRITE_INTENTS_OF_PROPERTY not in self._properties(name, self.ask("get_collection", name)):
+            raise CollectionExists(f"{name!r} exists already and is no write-intent log: rename it")
         self.drop(name)
 
     def notes(
@@ -105,66 +105,66 @@ class QdrantWriteIntents(QdrantBanks):
         if not self.count(intent_log.collection):
             return []
         lines = self._lines(intent_log, keys) if keys is not None else self._all_lines(intent_log)
-        return [_note(each) for each in lines]
+        return [_note(line) for line in lines]
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
-        """As Store.repeat."""
+        """As Store.replay."""
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
         done: list[Note] = []
         for start in range(0, len(notes), _KEYS_PER_REQUEST):
             keys = list(dict.fromkeys(note.key for note in notes[start : start + _KEYS_PER_REQUEST]))
-            found = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
-            held = {record.id: record for record in found}
-            for each in self._lines(intent_log, keys):
-                state, record = states.get(each.payload["field"]), held.get(each.payload["key"])
-                if state is None or record is None or self._holds(record, each, state, described):
+            records = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
+            held = {record.id: record for record in records}
+            for line in self._lines(intent_log, keys):
+                state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
+                if state is None or record is None or self._holds(record, line, state, described):
                     continue
-                self._repeat(collection, each)
-                done.append(_note(each))
+                self._replay_line(collection, line)
+                done.append(_note(line))
         return done
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
-        result = self._told(intent_log.collection, self.ask("get_collection", intent_log.collection))
-        fields = json.loads(result[WRITE_INTENTS_OF_PROPERTY])["fields"]
+        properties = self._properties(intent_log.collection, self.ask("get_collection", intent_log.collection))
+        fields = json.loads(properties[WRITE_INTENTS_OF_PROPERTY])["fields"]
         ids = [line_id(field, key) for key in keys for field in fields]
-        found: list[Any] = []
+        lines: list[Any] = []
         for start in range(0, len(ids), _KEYS_PER_REQUEST):
             part = ids[start : start + _KEYS_PER_REQUEST]
-            found += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
-        return found
+            lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
+        return lines
 
     def _all_lines(self, intent_log: WriteIntentLog) -> list[Any]:
-        found: list[Any] = []
+        lines: list[Any] = []
         for partition in PARTITIONS:
             after = None
             while page := self._page(intent_log.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True):
-                found += page
+                lines += page
                 after = page[-1].id
-        return found
+        return lines
 
     @staticmethod
     def _holds(record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
-        """Whether a point has what was noted last."""
+        """Whether a point has the noted vector and biases."""
         payload = record.payload or {}
         if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
             return False
-        mine = named(record.vector).get(state.field)
-        wanted = named(noted.vector)[vector_name(state.field)]
-        if mine is None:
+        vector = named(record.vector).get(state.field)
+        noted_vector = named(noted.vector)[vector_name(state.field)]
+        if vector is None:
             return False
-        a, b = np.asarray(mine, np.float32), np.asarray(wanted, np.float32)
+        a, b = np.asarray(vector, np.float32), np.asarray(noted_vector, np.float32)
         if state.field in schema.unit_vectors(described):
             return bool(np.allclose(a, b, atol=1e-6))
         return np.array_equal(a, b)
 
-    def _repeat(self, collection: str, noted: Any) -> None:
+    def _replay_line(self, collection: str, noted: Any) -> None:
         key, field = noted.payload["key"], noted.payload["field"]
         vector = named(noted.vector)[vector_name(field)]
         point = models.PointVectors(id=key, vector={field: vector} if field else vector)
-        self._among_those_there("update_vectors", collection, points=[point], **SURE)
+        self._update_existing("update_vectors", collection, points=[point], **SURE)
         if columns := noted.payload["columns"]:
-            self._among_those_there("set_payload", collection, payload=columns, points=[key], **SURE)
+            self._update_existing("set_payload", collection, payload=columns, points=[key], **SURE)
 
 
 def _note(noted: Any) -> Note:
