@@ -128,8 +128,9 @@ def _show_result(result: dict[str, Any]) -> None:
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
     if result["second_vector"]:
         facts["searched"] = (
-            "{second_vector}; of {searched} rows, searches return {found_in_second} "
-            "({found_in_field} in the first field)".format(**result)
+            "{second_vector}; of {searched} rows, searches return {in_second} ({in_field} in the first field)".format(
+                **result
+            )
         )
     else:
         facts["biases"] = result["side"] or "fields of the collection"

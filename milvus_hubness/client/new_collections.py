@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Made, StoredBank
-from milvus_hubness.codec.arrays import ALIGNMENT, Metric, as_metric
+from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction, initial_state
@@ -31,10 +31,10 @@ QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name",
 class CorrectionConfig:
     """The correction of a vector field of a new collection.
 
-    bank: (m, d) reference queries. estimator: one that needs no gallery, since there is none yet; a later
+    bank: (m, d) reference queries. estimator: one that needs no gallery, as the collection is empty; a later
     refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.
     bank_collection: by default <collection>__bank, for a field after the first <collection>__bank_<field>.
-    strength: w of searches that name none. profiles: for how many bias profiles there is room.
+    strength: w of searches that name none. profiles: number of bias profiles that the stored rows have room for.
     """
 
     bank: BankLike
@@ -62,7 +62,7 @@ def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, 
     if kind not in (DataType.INT64, DataType.VARCHAR):
         raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
     if quick["dimension"] is None:
-        raise InvalidParameter("give the dimension, or a schema")
+        raise InvalidParameter("a new collection needs a dimension or a schema: pass one of them")
     schema = MilvusClient.create_schema(
         auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
     )
@@ -78,17 +78,11 @@ def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, 
 
 @dataclass(frozen=True, eq=False)
 class NewField:
-    """A corrected field of a collection to be created. state: returns its state, given the saved bank."""
+    """A corrected field of a collection to be created. state: returns its state, given its saved bank."""
 
     name: str
-    metric: Metric
-    bank_collection: str
-    bank: StoredBank
+    save_bank: Callable[[Store], tuple[BankReference, Made]]
     state: Callable[[BankReference], CollectionState]
-
-    def save_bank(self, store: Store) -> tuple[BankReference, Made]:
-        """Save the bank; return its reference and what was created for it."""
-        return store.save_bank(self.bank_collection, self.bank, self.metric)
 
 
 def new_fields(
@@ -111,9 +105,9 @@ def new_fields(
         name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
-            raise InvalidInput(f"name the float vector field to correct, there are: {names}")
+            raise InvalidInput(f"collection {collection!r} needs an anns_field: its vector fields are {names}")
         if any(field.name == name for field in fields):
-            raise InvalidInput(f"field {name!r} is to be corrected twice")
+            raise InvalidInput(f"field {name!r} is named twice: pass one CorrectionConfig for each field")
         if not indexes.get(name, {}).get("metric_type"):
             raise InvalidInput(f"the metric of field {name!r} is unknown: give its index in index_params")
         suffix = f"_{name}" if fields else ""
@@ -126,14 +120,14 @@ def _new_field(
 ) -> NewField:
     """Fit the bank of a field.
 
-    The mean bias is 0 until the first full refresh, because there are no rows yet. Under L2 the layout's
+    The mean bias is 0 until the first full refresh, because the collection has no rows yet. Under L2 the layout's
     constants are measured on the target bank's items, or else on the queries, since vectors near each other
     have similar lengths. The constants stay, because every row is stored with them.
     """
     if config.estimator.needs_gallery:
         raise InvalidInput(
             f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
-            "begin with another, NNN for one, or one with an absolute tau, and refresh once there are rows"
+            "begin with NNN or an estimator with an absolute tau, and refresh once it has rows"
         )
     dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
@@ -160,15 +154,8 @@ def _new_field(
         strength=config.strength,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
-    return NewField(field.name, layout.metric, bank_collection, StoredBank(bank, fitted.potentials, targets), state)
-
-
-def stored_schema(schema: CollectionSchema, states: Iterable[CollectionState]) -> CollectionSchema:
-    """Return the schema with the stored width of corrected fields, and the hidden fields at the end."""
-    stored = CollectionSchema.construct_from_dict(schema.to_dict())
-    for state in states:
-        milvus_schema.widen(stored, state)
-    return stored
+    stored = StoredBank(bank, fitted.potentials, targets)
+    return NewField(field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state)
 
 
 def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pymilvus import CollectionSchema
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
@@ -25,6 +26,7 @@ from milvus_hubness.codec.arrays import Floats, unpacked
 from milvus_hubness.codec.base import Columns, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import undo_save_bank
 
 PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
@@ -43,37 +45,41 @@ class Writes:
 
         Returns the answer, and the collection state that the write used, or a newer one. valid: refuse rows
         without a direction under COSINE or with NaN, instead of giving them bias 0. If a write to a side
-        collection fails, the rows are written, their biases are not, and the error is raised. Raises
-        WriteIntentFailed if the write could not be noted; nothing is written then.
+        collection fails, the rows are stored without biases, and the error is raised. Raises
+        WriteIntentFailed if the write could not be noted; nothing is stored then.
         """
         collection, timeout = write.collection, write.timeout
         are_new = write.method == "insert"
 
-        def by(write: Write) -> Callable[[CachedState], Operation[tuple[dict[str, Any], list[Any]]]]:
-            def call(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
-                stored, side_columns = yield from self._encoded(cached, write, are_new=are_new, valid=valid)
-                if cached.intent_log is not None:
-                    yield from self._intents.note_rows(cached, replace(write, data=stored))
-                written = yield from _put(cached, write, stored)
-                upserts = []
-                for side, columns in side_columns:
-                    keys = written.get("ids") or [row[cached.key_field] for row in write.rows]
-                    upserts.append((side, with_columns([{cached.key_field: key} for key in keys], columns)))
-                return written, upserts
+        def put(write: Write, cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
+            stored, side_columns = yield from self._encoded(cached, write, are_new=are_new, valid=valid)
+            yield from self._intents.note_rows(cached, replace(write, data=stored))
+            answer = yield from _put(cached, write, stored)
+            upserts = []
+            for side, columns in side_columns:
+                keys = answer.get("ids") or [row[cached.key_field] for row in write.rows]
+                upserts.append((side, with_columns([{cached.key_field: key} for key in keys], columns)))
+            return answer, upserts
 
-            return call
+        def put_again(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
+            if write.adds:
+                raise WriteIntentFailed(
+                    f"the write to {collection!r} was so slow that a refresh, which began meanwhile, may have undone "
+                    "it: read the rows again, and write the update again where it is missing"
+                )
+            return (yield from put(replace(write, method="upsert"), cached))  # an insert would create duplicates
 
-        # A repetition creates no duplicate row.
-        again = _refuse_to_add_twice(collection) if write.adds else by(replace(write, method="upsert"))
-        (written, _), (_, upserts), cached = yield from self._intents.noted(collection, timeout, by(write), again)
-        # The rows are written at this point: a later failure must not write them again.
+        (answer, _), (_, upserts), cached = yield from self._intents.noted(
+            collection, timeout, partial(put, write), put_again
+        )
+        # The rows are stored at this point: a later failure must not write them again.
         try:
             for side, lines in upserts:
                 yield Ask("upsert", (side, lines, timeout))
         except PERHAPS_OUTDATED:
             self._states.forget(collection)
             raise
-        return written, cached
+        return answer, cached
 
     def _encoded(
         self, cached: CachedState, write: Write, *, are_new: bool, valid: bool = True
@@ -164,7 +170,9 @@ class Writes:
             }
             properties = {state.property_name: state.to_json() for state in states.values()}
             further["properties"] = {**(further.get("properties") or {}), **properties}
-            stored = new_collections.stored_schema(schema, states.values())
+            stored = CollectionSchema.construct_from_dict(schema.to_dict())
+            for state in states.values():
+                milvus_schema.widen(stored, state)
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
             yield Ask("create_index", (collection, new_collections.served_indexes(index, states), timeout))
@@ -172,8 +180,8 @@ class Writes:
         except Exception:
             if created:
                 yield Ask("drop_collection", (collection, timeout))
-            for reference, kind in saved:
-                yield InStore(partial(undo_save_bank, reference=reference, made=kind))
+            for reference, made in saved:
+                yield InStore(partial(undo_save_bank, reference=reference, made=made))
             raise
         finally:
             self._states.forget()
@@ -197,20 +205,7 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
             )
     if cached.dual_write or cached.intent_log:
-        raise UnsupportedOperation(
-            f"an import into {collection!r} would be missed by the job at work on it: wait until it ends"
-        )
-
-
-def _refuse_to_add_twice(collection: str) -> Callable[[CachedState], Operation[Any]]:
-    def refuse(cached: CachedState) -> Operation[Any]:
-        yield from ()
-        raise WriteIntentFailed(
-            f"written to {collection!r} so slowly that a refresh, which began meanwhile, may have undone "
-            "it: read the rows again, and repeat the update where it is missing"
-        )
-
-    return refuse
+        raise UnsupportedOperation(f"the job that works on {collection!r} would miss imported rows: wait until it ends")
 
 
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
@@ -244,22 +239,22 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
-    """Write rows; repeat a partial update several times while a job rewrites rows.
+    """Write rows; try a partial update several times while a job rewrites rows.
 
     The job may be replaying an outdated deletion: until it sees the later note, the row of the update is missing.
     """
     args = (write.collection, stored, write.timeout, write.partition_name)
     request = Ask(write.method, args, dict(write.options))
-    written: dict[str, Any]
+    answer: dict[str, Any]
     for _ in range(PUT_BACK_TRIES if write.in_part and cached.intent_log is not None else 0):
         try:
-            written = yield request
+            answer = yield request
         except MilvusException:
             yield Pause(PUT_BACK_PAUSE)
         else:
-            return written
-    written = yield request
-    return written
+            return answer
+    answer = yield request
+    return answer
 
 
 def _listed(keys: Any) -> list[Any]:

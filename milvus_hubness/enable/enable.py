@@ -34,9 +34,9 @@ SAMPLED_ROWS = 256
 class Enabled:
     """The result of `enable`.
 
-    rows: number of rows that now have a bias. side, candidates, missed: of candidate re-ranking. searched:
-    number of rows whose own vector was searched for in a second vector field. found_in_field,
-    found_in_second: number of those rows among the ten best. None where the bias location has no such thing.
+    rows: number of rows that now have a bias. side, candidates, missed: of candidate re-ranking. searched: number of
+    rows whose own vector was searched for in a second vector field. in_field, in_second: number of those rows among the
+    ten best. None where the bias location has no such value.
     """
 
     collection: str
@@ -48,8 +48,8 @@ class Enabled:
     missed: float | None = None
     second_vector: str | None = None
     searched: int | None = None
-    found_in_field: int | None = None
-    found_in_second: int | None = None
+    in_field: int | None = None
+    in_second: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -125,8 +125,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
 
 
 def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> dict[str, Any]:
-    """Add the second field, fill it, check it, and let clients search it. client_ttl: the first row is filled
-    after that time."""
+    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search it."""
     store, name = lease.store, plan.source.name
     second_vectors, state = capability(store, SecondVectors), plan.unfinished
     if state is None:
@@ -154,8 +153,8 @@ def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progr
         "rows": rows,
         "second_vector": plan.second_vector,
         "searched": searched,
-        "found_in_field": in_field,
-        "found_in_second": in_second,
+        "in_field": in_field,
+        "in_second": in_second,
     }
 
 
@@ -183,8 +182,10 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
 
 
 def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> int:
-    """Write biases that are missing or wrong until all are correct: clients may have changed rows before they
-    read the new state. Return the number of rows. Raises VerificationFailed."""
+    """Write biases until all are correct, as clients may write before they read the state; return the number of rows.
+
+    Raises VerificationFailed.
+    """
     wrong: list[Key] = []
     for _ in range(MOST_PASSES):
         rows, wrong = _fill(backend, correction, doing, progress)
@@ -193,15 +194,16 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
         backend.wait_visible()
         doing = "verifying"
     raise VerificationFailed(
-        f"biases are missing or wrong for rows {name_some(wrong)} of {backend.info.name!r}, which change "
-        "faster than biases are written: enable it again when there are fewer writes"
+        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they change faster "
+        "than biases are written: enable it again when there are fewer writes"
     )
 
 
 def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
-    """Return the number of rows, and the keys of the rows that had to be written to have the correct scores.
-    That excludes rows that lacked only locality hint columns, because a client whose memory cannot hold the
-    bank writes such rows."""
+    """Return the number of rows, and the keys of the rows whose scores were not correct.
+
+    Rows that lack only locality hint columns are correct: a client whose memory cannot hold the bank writes them.
+    """
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
     rows, wrong = 0, []
@@ -220,8 +222,7 @@ def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Pr
 
 
 def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
-    """Return the number of rows that were searched for, and of those that each field found. Rows that a
-    client changes meanwhile do not count."""
+    """Return the number of rows searched for, and of those that each field returns; changed rows do not count."""
     counts = np.zeros(3, np.int64)
     for partition in info.partitions:
         all_keys = store.keys(info.name, partition=partition)

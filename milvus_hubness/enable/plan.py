@@ -114,7 +114,6 @@ def plan_enable(
     queries: BankLike | None = None,
     field: str | None = None,
     where: Where | None = None,
-    side: str | None = None,
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
@@ -143,23 +142,23 @@ def plan_enable(
     info.require_field(field)
     unfinished = info.states.get(field)
     if unfinished is not None and (where != "vectors" or unfinished.serves):
-        raise AlreadyCorrected(f"{info.name!r} carries biases for {field!r} already: refresh it instead")
+        raise AlreadyCorrected(f"field {field!r} of {info.name!r} is corrected already: refresh it instead")
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
-    dtype, found = info.vector_fields[field].dtype, "none"
+    dtype, presence = info.vector_fields[field].dtype, "none"
     layout: Layout | None = None
     if where == "vectors":
         layout = unfinished.layout if unfinished else _new_layout(store, info, field)
         second_vectors = capability(store, SecondVectors)
-        found = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
+        presence = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
         remarks = second_vectors.second_vector_remarks(info, suffix)
     else:
-        found = store.bias_fields(info, suffix)
-        if where == "fields" and found == "none":
+        presence = store.bias_fields(info, suffix)
+        if where == "fields" and presence == "none":
             raise CannotMigrate(
                 f"{info.name!r} has no fields for biases and this server cannot add any: "
                 "use a side collection (--where side)"
             )
-        where = where or ("side" if found == "none" else "fields")
+        where = where or ("side" if presence == "none" else "fields")
         remarks = store.bias_remarks(info, suffix) if where == "fields" else []
     reranking = missed = None
     if unfinished is not None:
@@ -176,8 +175,8 @@ def plan_enable(
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
-            in_side = (side or f"{info.name}__bias{suffix}") if where == "side" else None
-            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, in_side)
+            side = f"{info.name}__bias{suffix}" if where == "side" else None
+            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, side)
     return EnablePlan(
         source=info,
         field=field,
@@ -188,7 +187,7 @@ def plan_enable(
         correction=correction,
         strength=strength,
         where=where,
-        adds_fields=where != "side" and found == "can be added",
+        adds_fields=where != "side" and presence == "can be added",
         gate=gate,
         remarks=tuple(remarks),
         reranking=reranking,
@@ -205,8 +204,10 @@ def measure(
     max_miss_rate: float,
     side: str | None = None,
 ) -> tuple[CandidateReranking, dict[int, float]]:
-    """Return the number of candidates to fetch, with its miss rate, and the share that each number of
-    candidates misses, measured on at most 1,000 of `queries`, spread evenly."""
+    """Choose the number of candidates, and return it with the miss rate of each number.
+
+    Measured on at most 1,000 of `queries`, spread evenly.
+    """
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -246,5 +247,5 @@ def _require_same(
     if names := [name for name, differs in differences.items() if differs]:
         raise ResumeRefused(
             f"an unfinished enable of {state.source!r} was started with another {', '.join(names)}: "
-            "repeat it, or disable the collection first"
+            "run it with the same options, or disable the collection first"
         )

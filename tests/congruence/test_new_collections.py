@@ -165,7 +165,7 @@ def test_without_hubness_it_is_pymilvus_own(lite):
         (lambda bank: CorrectionConfig(bank, NNN(99)), BankTooSmall, "99"),
         (lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
         (lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
-        (lambda bank: CorrectionConfig(bank, InvertedSoftmax()), InvalidInput, "or one with an absolute tau"),
+        (lambda bank: CorrectionConfig(bank, InvertedSoftmax()), InvalidInput, "an estimator with an absolute tau"),
         (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
         (lambda bank: CorrectionConfig(bank, profiles=0), InvalidParameter, "profiles"),
         (lambda bank: [CorrectionConfig(bank), CorrectionConfig(bank)], InvalidInput, "twice"),
