@@ -12,12 +12,10 @@ from milvus_hubness.cli import console, options
 
 
 def demo(
-    uri: Annotated[
-        str, typer.Option(help="Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]")
-    ] = "",
+    uri: Annotated[str, "Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"] = "",
     db: options.Database = "",
     token_file: options.TokenFile = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's collections.")] = False,
+    keep: Annotated[bool, "Keep the demo's collections."] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Correct a real retriever, built from Python's standard library, and measure before and after.

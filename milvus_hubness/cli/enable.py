@@ -22,24 +22,18 @@ def enable(
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
-    queries: Annotated[
-        str | None, typer.Option(help="Queries that measure the miss rate. [default: some of the bank]")
-    ] = None,
+    queries: Annotated[str | None, "Queries that measure the miss rate. [default: some of the bank]"] = None,
     field: options.Field = None,
     gate: options.Gate = None,
     where: Annotated[
         Where,
-        typer.Option(
-            help="Bias location. fields: fields of the collection. side: a side collection with the same "
-            "keys. vectors: a second vector field, whose searches need no candidates."
-        ),
+        "Bias location. fields: fields of the collection. side: a side collection with the same "
+        "keys. vectors: a second vector field, whose searches need no candidates.",
     ] = "auto",
-    max_miss_rate: Annotated[
-        float, typer.Option(help="Share of the exact corrected top 10 that candidates may miss.")
-    ] = MAX_MISS_RATE,
+    max_miss_rate: Annotated[float, "Share of the exact corrected top 10 that candidates may miss."] = MAX_MISS_RATE,
     client_ttl: options.ClientTtl = CLIENT_TTL,
-    execute: Annotated[bool, typer.Option("--execute", help="Write the biases; without it, only plan.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Enable even if tune advises against it.")] = False,
+    execute: Annotated[bool, "Write the biases; without it, only plan."] = False,
+    force: Annotated[bool, "Enable even if tune advises against it."] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Correct a collection without a copy: searches fetch more candidates and re-rank them.

@@ -32,36 +32,27 @@ Uri = Annotated[
     str, typer.Option("--uri", envvar=[*URI_VARIABLES], help="Milvus server, or path of a Milvus Lite .db file.")
 ]
 Database = Annotated[str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)]
-TokenFile = Annotated[
-    Path | None, typer.Option(help=f"File with the token of the server. [default: ${TOKEN_VARIABLE}]")
-]
+TokenFile = Annotated[Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Field = Annotated[str | None, typer.Option(help="Vector field, required if the collection has several to choose from.")]
-TargetBank = Annotated[str | None, typer.Option(help="Reference items, in the forms of --bank; for dualis and dbsn.")]
-BankName = Annotated[str | None, typer.Option(help="Collection to store the bank in. [default: COLLECTION__bank]")]
-Gate = Annotated[
-    int | None, typer.Option(help="Correct only queries whose raw best item is among the GATE nearest of a bank query.")
-]
-Pairs = Annotated[
-    str | None, typer.Option(help="Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row.")
-]
+Field = Annotated[str | None, "Vector field, required if the collection has several to choose from."]
+TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for dualis and dbsn."]
+BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
+Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
+Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
 ClientTtl = Annotated[
     float, typer.Option(min=0, help="Longest state_ttl of any HubnessClient that writes, in seconds.")
 ]
-RowsPerSecond = Annotated[float | None, typer.Option(help="Maximum rows written per second. [default: no limit]")]
+RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
     Engine,
-    typer.Option(
-        "--engine",
-        help="Where biases are computed. local: this machine. server: Milvus's search over the bank, for nnn "
-        "and csls. ray: the Ray cluster of $RAY_ADDRESS, or all local cores.",
-    ),
+    "Where biases are computed. local: this machine. server: Milvus's search over the bank, for nnn "
+    "and csls. ray: the Ray cluster of $RAY_ADDRESS, or all local cores.",
 ]
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer. The
-    options of the connection and --json are last.
+    """Return `command` for typer: with the fields of a dataclass in place of each parameter of its type, and with an
+    option for each parameter that is annotated with its help. The options of the connection and --json are last.
 
     Annotations of parameters come from `inspect.signature`: on Python 3.10, `get_type_hints` makes those with the
     default None Optional, which hides the content of Annotated.
@@ -86,10 +77,19 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
             )
         else:
             options.append(parameter)
-    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
-    with_groups.__dict__["__signature__"] = inspect.Signature(options)
+    with_groups.__dict__["__signature__"] = inspect.Signature([_with_help(option) for option in options])
     with_groups.__annotations__ = {}
     return with_groups
+
+
+def _with_help(option: inspect.Parameter) -> inspect.Parameter:
+    """Return a keyword with an option of typer for its help. A flag has no negative form."""
+    kind, metadata = option.annotation, getattr(option.annotation, "__metadata__", ())
+    if metadata and isinstance(metadata[0], str):
+        is_shown = option.default not in (None, "", option.empty)
+        name = f"--{option.name.replace('_', '-')}"
+        kind = Annotated[kind.__origin__, typer.Option(name, help=metadata[0], show_default=is_shown)]
+    return option.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
 
 
 def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
@@ -133,12 +133,8 @@ def read_token(token_file: Path | None) -> str:
 class BankOptions:
     """The options that name the query bank."""
 
-    bank: Annotated[
-        str, typer.Option(help="Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME.")
-    ] = ""
-    bank_column: Annotated[
-        str | None, typer.Option(help="Array, column or vector field of --bank that holds the queries.")
-    ] = None
+    bank: Annotated[str, "Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."] = ""
+    bank_column: Annotated[str | None, "Array, column or vector field of --bank that holds the queries."] = None
 
     def require(self) -> None:
         if not self.bank:
@@ -157,17 +153,14 @@ def read_vectors(store: Store, spec: str | None, column: str | None = None) -> Q
 class EstimatorOptions:
     """The options that choose the estimator."""
 
-    method: Annotated[str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.")] = None
+    method: Annotated[str | None, f"Estimator: {', '.join(SHORT_METHODS)}."] = None
     param: Annotated[
         list[str] | None,
-        typer.Option(
-            help="NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "
-            "temperature in units of the spread of scores.",
-            show_default=False,
-        ),
+        "NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "
+        "temperature in units of the spread of scores.",
     ] = None
-    k: Annotated[int | None, typer.Option(help="Nearest bank queries that count, for nnn and csls.")] = None
-    alpha: Annotated[float | None, typer.Option(help="Share of the mean score to subtract, for nnn.")] = None
+    k: Annotated[int | None, "Nearest bank queries that count, for nnn and csls."] = None
+    alpha: Annotated[float | None, "Share of the mean score to subtract, for nnn."] = None
 
     def estimator(self, current: dict[str, Any] | None = None) -> Estimator | None:
         """Return the estimator of the options; None if they name none.

@@ -18,17 +18,11 @@ from milvus_hubness.quari.reranker import read_labelled
 
 PairsFile = Annotated[
     str,
-    typer.Option(
-        "--pairs",
-        help="Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its right "
-        "answer, or, with --collection, 'key' of its row.",
-        show_default=False,
-    ),
+    "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its right "
+    "answer, or, with --collection, 'key' of its row.",
 ]
-Collection = Annotated[
-    str | None, typer.Option(help="Collection whose rows are the gallery. [default: the items of --pairs]")
-]
-Encoder = Annotated[str | None, typer.Option(help="Name and version of the model that made the vectors.")]
+Collection = Annotated[str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"]
+Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
 VALIDATION = 0.1
 RANKS = ("MdR", "MnR")
@@ -38,28 +32,20 @@ TRAINING = {field.name for field in fields(TrainingSettings)}
 
 def train(
     pairs: PairsFile,
-    out: Annotated[Path, typer.Option(help="Network file to write; its learning curves are OUT as .svg.")],
+    out: Annotated[Path, "Network file to write; its learning curves are OUT as .svg."],
     connection: Connection,
     collection: Collection = None,
     field: Field = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the training in --out, with the same options.")
-    ] = False,
+    resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[str, typer.Option(help="Form of the network: published, residual or anchored.")] = QuariConfig.form,
-    memory: Annotated[
-        int, typer.Option(help="Training pairs that the network remembers; 0 for none.")
-    ] = QuariConfig.memory,
-    epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = TrainingSettings.epochs,
+    form: Annotated[str, "Form of the network: published, residual or anchored."] = QuariConfig.form,
+    memory: Annotated[int, "Training pairs that the network remembers; 0 for none."] = QuariConfig.memory,
+    epochs: Annotated[int, "Maximum number of epochs."] = TrainingSettings.epochs,
     anchor_epochs: Annotated[
-        int, typer.Option(help="First epochs, in which only the maps of the anchored form learn.")
+        int, "First epochs, in which only the maps of the anchored form learn."
     ] = TrainingSettings.anchor_epochs,
     param: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable.",
-            show_default=False,
-        ),
+        list[str] | None, "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable."
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,10 +121,8 @@ def evaluate(
     connection: Connection,
     collection: Collection = None,
     field: Field = None,
-    candidates: Annotated[int, typer.Option(help="Items of the search that are re-ranked.")] = 1000,
-    correction: Annotated[
-        float, typer.Option(help="Share of the bias that is subtracted from re-ranked scores.")
-    ] = 0.0,
+    candidates: Annotated[int, "Items of the search that are re-ranked."] = 1000,
+    correction: Annotated[float, "Share of the bias that is subtracted from re-ranked scores."] = 0.0,
     encoder: Encoder = None,
     as_json: AsJson = False,
 ) -> None:

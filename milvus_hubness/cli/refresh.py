@@ -26,24 +26,16 @@ class Refreshing:
     """The options of the same names in RefreshOptions."""
 
     field: options.Field = None
-    profile: Annotated[str | None, typer.Option(help="Bias profile; a new name adds a profile, from --bank.")] = None
-    revert: Annotated[
-        bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
-    ] = False
-    force: Annotated[bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")] = (
-        False
+    profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
+    revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
+    force: Annotated[bool, "Adopt new biases even if they are evaluated as worse."] = False
+    live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
+    refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
+    tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE
+    rebuild_share: Annotated[float, "Share of 50,000 or more rows from which on a copy replaces in-place updates."] = (
+        REBUILD_SHARE
     )
-    live: Annotated[Live, typer.Option(help="When sampled queries are added to the online bank.")] = "never"
-    refit: Annotated[bool, typer.Option("--refit", help="Fit sn, dbsn or blend again although nothing changed.")] = (
-        False
-    )
-    tolerance: Annotated[float, typer.Option(help="Change of a bias up to which its row is not updated.")] = (
-        DEFAULT_TOLERANCE
-    )
-    rebuild_share: Annotated[
-        float, typer.Option(help="Share of 50,000 or more rows from which on a copy replaces in-place updates.")
-    ] = REBUILD_SHARE
-    plan: Annotated[bool, typer.Option("--plan", help="Show the refresh plan; write nothing.")] = False
+    plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
     client_ttl: options.ClientTtl = CLIENT_TTL
     engine: options.EngineName = "local"
 
@@ -57,9 +49,7 @@ def refresh(
     target_bank: options.TargetBank = None,
     pairs: options.Pairs = None,
     rows_per_second: options.RowsPerSecond = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="For CronJobs: exit with 0 if another process holds the lease.")
-    ] = False,
+    once: Annotated[bool, "For CronJobs: exit with 0 if another process holds the lease."] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
@@ -122,24 +112,16 @@ def _show(result: RefreshResult) -> None:
 def bank(
     collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
     connection: options.Connection,
-    rate: Annotated[
-        float | None, typer.Option(help="Share of live queries that clients sample. [default: 0.01]")
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(help="Maximum number of queries in the bank. [default: its current size]")
-    ] = None,
-    seed_share: Annotated[
-        float | None, typer.Option(help="Share of the bank kept for its first queries. [default: 0.25]")
-    ] = None,
+    rate: Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"] = None,
+    size: Annotated[int | None, "Maximum number of queries in the bank. [default: its current size]"] = None,
+    seed_share: Annotated[float | None, "Share of the bank kept for its first queries. [default: 0.25]"] = None,
     half_life: Annotated[
-        float | None, typer.Option(help="Hours after which the weight of a query is divided by two. [default: 168]")
+        float | None, "Hours after which the weight of a query is divided by two. [default: 168]"
     ] = None,
-    duplicate_cosine: Annotated[
-        float | None, typer.Option(help="Cosine above which two queries are duplicates. [default: 0.99]")
-    ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Stop sampling; the bank stays as it is.")] = False,
+    duplicate_cosine: Annotated[float | None, "Cosine above which two queries are duplicates. [default: 0.99]"] = None,
+    off: Annotated[bool, "Stop sampling; the bank stays as it is."] = False,
     field: options.Field = None,
-    profile: Annotated[str | None, typer.Option(help="Bias profile of the bank. [default: the active one]")] = None,
+    profile: Annotated[str | None, "Bias profile of the bank. [default: the active one]"] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Turn the online bank of a collection on, change its terms, or turn it off.

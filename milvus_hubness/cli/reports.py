@@ -33,7 +33,7 @@ def tune(
     target_bank: options.TargetBank = None,
     pairs: options.Pairs = None,
     queries: Annotated[
-        str | None, typer.Option(help="Queries without answers that are not in the bank: a file, or collection:NAME.")
+        str | None, "Queries without answers that are not in the bank: a file, or collection:NAME."
     ] = None,
     field: options.Field = None,
     as_json: options.AsJson = False,
@@ -89,12 +89,10 @@ def diagnose(
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
     connection: options.Connection,
-    queries: Annotated[
-        str | None, typer.Option(help="Queries that are not in the bank: a file, or collection:NAME.")
-    ] = None,
+    queries: Annotated[str | None, "Queries that are not in the bank: a file, or collection:NAME."] = None,
     pairs: options.Pairs = None,
     field: options.Field = None,
-    output: Annotated[Path, typer.Option(help="HTML page to write.")] = Path("hubness.html"),
+    output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page that shows the hubs of a collection, and what correction does or would do about them.
@@ -145,9 +143,7 @@ def status(
     collection: Annotated[str, typer.Argument(help="Collection or alias.")],
     connection: options.Connection,
     field: options.Field = None,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Repair the rows that a killed job left, as a refresh would.")
-    ] = False,
+    repair: Annotated[bool, "Repair the rows that a killed job left, as a refresh would."] = False,
     client_ttl: options.ClientTtl = CLIENT_TTL,
     as_json: options.AsJson = False,
 ) -> None:

@@ -67,13 +67,9 @@ def _line(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def serve(
-    config: Annotated[Path, typer.Option(help="Configuration file, hubness.toml.", show_default=False)],
-    once: Annotated[
-        bool, typer.Option("--once", help="Reconcile every collection once and exit; 1 if one failed.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check the configuration; exit code 2 if it is wrong.")
-    ] = False,
+    config: Annotated[Path, "Configuration file, hubness.toml."],
+    once: Annotated[bool, "Reconcile every collection once and exit; 1 if one failed."] = False,
+    check: Annotated[bool, "Only check the configuration; exit code 2 if it is wrong."] = False,
     as_json: AsJson = False,
 ) -> None:
     """Keep the biases of several collections up to date, and show their state over HTTP."""
@@ -149,14 +145,12 @@ MIB = 1 << 20
 class Proxying:
     """The options of the same names in ProxyOptions."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = ProxyOptions.host
+    host: Annotated[str, "Address to listen on."] = ProxyOptions.host
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for a free one.")] = (
         ProxyOptions.port
     )
-    upstream_tls: Annotated[bool, typer.Option("--upstream-tls", help="Use TLS to Milvus.")] = False
-    strength: Annotated[
-        float | None, typer.Option(help="Strength of searches that name none. [default: the collection's]")
-    ] = None
+    upstream_tls: Annotated[bool, "Use TLS to Milvus."] = False
+    strength: Annotated[float | None, "Strength of searches that name none. [default: the collection's]"] = None
     state_ttl: Annotated[float, typer.Option(min=0, help="TTL of the cached collection state, in seconds.")] = STATE_TTL
     max_calls: Annotated[
         int, typer.Option(min=1, help="Maximum number of running calls of one user on one collection.")
@@ -167,13 +161,12 @@ class Proxying:
 
 
 def proxy(
-    upstream: Annotated[str, typer.Option(help="HOST:PORT of Milvus.", show_default=False)],
+    upstream: Annotated[str, "HOST:PORT of Milvus."],
     proxying: Proxying,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS with clients, a PEM file.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate, a PEM file.")] = None,
+    tls_cert: Annotated[Path | None, "Certificate for TLS with clients, a PEM file."] = None,
+    tls_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
     upstream_ca: Annotated[
-        Path | None,
-        typer.Option(help="Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"),
+        Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
     ] = None,
     max_message_mib: Annotated[
         int, typer.Option(min=1, help="Maximum size of a message in either direction, in MiB.")

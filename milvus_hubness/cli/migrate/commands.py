@@ -105,9 +105,9 @@ def rollback(
 
 def clean(
     name: options.Name,
-    drop: Annotated[str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")],
+    drop: Annotated[str, "Collection to drop: the source or the copy, by its own name."],
     connection: Connection,
-    yes: Annotated[bool, typer.Option("--yes", help="Drop without asking.")] = False,
+    yes: Annotated[bool, "Drop without asking."] = False,
     target: options.Target = None,
     as_json: AsJson = False,
 ) -> None:

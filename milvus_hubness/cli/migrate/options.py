@@ -22,28 +22,20 @@ Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or
 Source = Annotated[
     str | None, typer.Argument(help="Collection to correct. [default: that of the unfinished migration]")
 ]
-Target = Annotated[str | None, typer.Option("--target", help="Copy, required if the source has several copies.")]
+Target = Annotated[str | None, "Copy, required if the source has several copies."]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
-Postpone = Annotated[
-    bool,
-    typer.Option("--postpone-cutover", help="Follow the source until migrate release or POST /cutover, then cut over."),
-]
+Postpone = Annotated[bool, "Follow the source until migrate release or POST /cutover, then cut over."]
 
 
 @dataclass(frozen=True)
 class Switching:
     """The options that select the name that moves to the copy."""
 
-    alias: Annotated[
-        str | None, typer.Option(help="Alias that the application reads: it is moved to the copy or created.")
-    ] = None
+    alias: Annotated[str | None, "Alias that the application reads: it is moved to the copy or created."] = None
     rename: Annotated[
         bool,
-        typer.Option(
-            "--rename",
-            help="Rename the source to SOURCE__before_hubness and make its name an alias of the copy, for "
-            "applications that read the source by its own name.",
-        ),
+        "Rename the source to SOURCE__before_hubness and make its name an alias of the copy, for "
+        "applications that read the source by its own name.",
     ] = False
 
     def __post_init__(self) -> None:
@@ -63,18 +55,14 @@ class Switching:
             yield "--rename"
 
 
-Measure = Annotated[
-    bool, typer.Option("--measure", help="Measure the recall of the index on a sample, and how to regain it.")
-]
+Measure = Annotated[bool, "Measure the recall of the index on a sample, and how to regain it."]
 
 
 @dataclass(frozen=True)
 class Writers:
     """The options about clients that write during the migration."""
 
-    no_writers: Annotated[
-        bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
-    ] = False
+    no_writers: Annotated[bool, "Nobody writes to the collection: wait for no client."] = False
     client_ttl: options.ClientTtl = CLIENT_TTL
 
 
@@ -84,33 +72,21 @@ class Planning(options.EstimatorOptions, options.BankOptions):
 
     bank_name: options.BankName = None
     field: options.Field = None
-    target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None
+    target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
     target_bank: options.TargetBank = None
     gate: options.Gate = None
     gate_targets: Annotated[
         int | None,
-        typer.Option(
-            help="With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
-            "--target-bank item."
-        ),
+        "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a --target-bank item.",
     ] = None
-    profiles: Annotated[
-        int, typer.Option(help="Number of bias profiles with room in the vectors; refresh adds them.")
-    ] = 1
-    index_type: Annotated[
-        str | None, typer.Option(help="Index type of the copy, such as HNSW. [default: the source's]")
-    ] = None
+    profiles: Annotated[int, "Number of bias profiles with room in the vectors; refresh adds them."] = 1
+    index_type: Annotated[str | None, "Index type of the copy, such as HNSW. [default: the source's]"] = None
     index_param: Annotated[
         list[str] | None,
-        typer.Option(
-            help="NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
-            show_default=False,
-        ),
+        "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
     ] = None
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Drop the leftovers of an unfinished migration and start again.")
-    ] = False
-    force: Annotated[bool, typer.Option("--force", help="Migrate even if tune advises against it.")] = False
+    restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = False
+    force: Annotated[bool, "Migrate even if tune advises against it."] = False
 
     def plan(
         self, store: MilvusStore, source: str, switching: Switching, writers: Writers, *, measure: bool = False
@@ -166,12 +142,8 @@ PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", 
 """The options of Planning with the names of parameters of `plan_migration`."""
 
 
-BytesPerSecond = Annotated[
-    float | None, typer.Option(help="Maximum bytes of vectors written per second. [default: no limit]")
-]
-ChunkSeconds = Annotated[
-    float | None, typer.Option(help="Target duration of one write in seconds, which sets its size.")
-]
+BytesPerSecond = Annotated[float | None, "Maximum bytes of vectors written per second. [default: no limit]"]
+ChunkSeconds = Annotated[float | None, "Target duration of one write in seconds, which sets its size."]
 
 
 @dataclass(frozen=True)
@@ -203,9 +175,7 @@ class Pace:
 class Watching(Writers):
     """The options that report and control a running migration."""
 
-    control: Annotated[
-        Path | None, typer.Option(help="JSON file that migrate pause and its like write to control the run.")
-    ] = None
+    control: Annotated[Path | None, "JSON file that migrate pause and its like write to control the run."] = None
     http: Annotated[
         str | None, typer.Option(help="Loopback address of /status, /metrics, /pause and more.", metavar="HOST:PORT")
     ] = None
@@ -216,6 +186,4 @@ class Watching(Writers):
             metavar="EVENT=CMD",
         ),
     ] = None
-    metrics_file: Annotated[
-        Path | None, typer.Option(help="File for the metrics in Prometheus format, for node_exporter.")
-    ] = None
+    metrics_file: Annotated[Path | None, "File for the metrics in Prometheus format, for node_exporter."] = None

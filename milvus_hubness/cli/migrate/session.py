@@ -119,7 +119,7 @@ def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
     return write
 
 
-Control = Annotated[Path, typer.Option(help="File in the option --control of the run.")]
+Control = Annotated[Path, "File that the run has as --control."]
 
 
 def pause(control: Control, as_json: options.AsJson = False) -> None:
