@@ -28,10 +28,8 @@ DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
-Uri = Annotated[
-    str, typer.Option("--uri", envvar=[*URI_VARIABLES], help="Milvus server, or path of a Milvus Lite .db file.")
-]
-Database = Annotated[str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)]
+Uri = Annotated[str, "Milvus server, or path of a Milvus Lite .db file.", {"envvar": [*URI_VARIABLES]}]
+Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
 TokenFile = Annotated[Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Field = Annotated[str | None, "Vector field, required if the collection has several to choose from."]
@@ -39,9 +37,7 @@ TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
 Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
 Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
-ClientTtl = Annotated[
-    float, typer.Option(min=0, help="Longest state_ttl of any HubnessClient that writes, in seconds.")
-]
+ClientTtl = Annotated[float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0}]
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
     Engine,
@@ -83,12 +79,13 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_help(option: inspect.Parameter) -> inspect.Parameter:
-    """Return a keyword with an option of typer for its help. A flag has no negative form."""
-    kind, metadata = option.annotation, getattr(option.annotation, "__metadata__", ())
-    if metadata and isinstance(metadata[0], str):
+    """Return a keyword with an option of typer for its help and further settings. A flag has no negative form."""
+    kind, [text, *settings] = option.annotation, getattr(option.annotation, "__metadata__", (None,))
+    if isinstance(text, str):
         is_shown = option.default not in (None, "", option.empty)
         name = f"--{option.name.replace('_', '-')}"
-        kind = Annotated[kind.__origin__, typer.Option(name, help=metadata[0], show_default=is_shown)]
+        further = settings[0] if settings else {}
+        kind = Annotated[kind.__origin__, typer.Option(name, help=text, show_default=is_shown, **further)]
     return option.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
 
 

@@ -146,18 +146,14 @@ class Proxying:
     """The options of the same names in ProxyOptions."""
 
     host: Annotated[str, "Address to listen on."] = ProxyOptions.host
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for a free one.")] = (
-        ProxyOptions.port
-    )
+    port: Annotated[int, "Port to listen on; 0 for a free one.", {"min": 0, "max": 65_535}] = ProxyOptions.port
     upstream_tls: Annotated[bool, "Use TLS to Milvus."] = False
     strength: Annotated[float | None, "Strength of searches that name none. [default: the collection's]"] = None
-    state_ttl: Annotated[float, typer.Option(min=0, help="TTL of the cached collection state, in seconds.")] = STATE_TTL
-    max_calls: Annotated[
-        int, typer.Option(min=1, help="Maximum number of running calls of one user on one collection.")
-    ] = ProxyOptions.max_calls
-    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls have to end after SIGTERM.")] = (
-        ProxyOptions.drain
+    state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = STATE_TTL
+    max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = (
+        ProxyOptions.max_calls
     )
+    drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = ProxyOptions.drain
 
 
 def proxy(
@@ -169,7 +165,7 @@ def proxy(
         Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
     ] = None,
     max_message_mib: Annotated[
-        int, typer.Option(min=1, help="Maximum size of a message in either direction, in MiB.")
+        int, "Maximum size of a message in either direction, in MiB.", {"min": 1}
     ] = ProxyOptions.max_message // MIB,
     as_json: AsJson = False,
 ) -> None:

@@ -42,18 +42,6 @@ class Switching:
         if self.alias and self.rename:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
-    @property
-    def is_named(self) -> bool:
-        return bool(self.alias) or self.rename
-
-    def unlike(self, migration: Migration) -> Iterator[str]:
-        """Yield the options that name another switch than that of this migration."""
-        switch = migration.switch
-        if switch and self.alias and self.alias != switch.name:
-            yield f"--alias {self.alias}"
-        if switch and self.rename and not switch.source_renamed:
-            yield "--rename"
-
 
 Measure = Annotated[bool, "Measure the recall of the index on a sample, and how to regain it."]
 
@@ -109,14 +97,14 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
         """Check that no option names another copy or switch than those of a resumed migration, because it
         would have no effect. Raises InvalidParameter."""
-        if odd := [*self._unlike(store, migration), *switching.unlike(migration)]:
+        if odd := [*self._unlike(store, migration, switching)]:
             raise InvalidParameter(
                 f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
                 f"{migration.phase!r} and was started with other options: repeat them, or name another "
                 "--target"
             )
 
-    def _unlike(self, store: MilvusStore, migration: Migration) -> Iterator[str]:
+    def _unlike(self, store: MilvusStore, migration: Migration, switching: Switching) -> Iterator[str]:
         former = migration.arguments
         index = former.get("index") or {}
         estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)
@@ -136,6 +124,10 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         for name, value in options.pairs_of(self.index_param, "--index-param").items():
             if str(params.get(name)) != str(value):
                 yield f"--index-param {name}"
+        if (switch := migration.switch) and switching.alias not in (None, switch.name):
+            yield f"--alias {switching.alias}"
+        if switch and switching.rename and not switch.source_renamed:
+            yield "--rename"
 
 
 PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", "restart", "force")
@@ -153,20 +145,14 @@ class Pace:
     rows_per_second: options.RowsPerSecond = None
     bytes_per_second: BytesPerSecond = None
     chunk_seconds: ChunkSeconds = None
-    max_load: Annotated[
-        str | None, typer.Option(help="Shell command; while it fails, the run pauses.", metavar="CMD")
-    ] = None
-    critical_load: Annotated[
-        str | None, typer.Option(help="Shell command; if it fails, the run ends.", metavar="CMD")
-    ] = None
-    load_every: Annotated[float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")] = 5.0
+    max_load: Annotated[str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}] = None
+    critical_load: Annotated[str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}] = None
+    load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = 5.0
     bulk_folder: Annotated[
         str | None,
-        typer.Option(
-            help="Folder for a copy by Parquet files that the server imports; REMOTE is its path on the "
-            "server. Needs --no-writers and milvus-hubness[bulk].",
-            metavar="LOCAL[=REMOTE]",
-        ),
+        "Folder for a copy by Parquet files that the server imports; REMOTE is its path on the "
+        "server. Needs --no-writers and milvus-hubness[bulk].",
+        {"metavar": "LOCAL[=REMOTE]"},
     ] = None
     engine: options.EngineName = "local"
 
@@ -176,14 +162,12 @@ class Watching(Writers):
     """The options that report and control a running migration."""
 
     control: Annotated[Path | None, "JSON file that migrate pause and its like write to control the run."] = None
-    http: Annotated[
-        str | None, typer.Option(help="Loopback address of /status, /metrics, /pause and more.", metavar="HOST:PORT")
-    ] = None
+    http: Annotated[str | None, "Loopback address of /status, /metrics, /pause and more.", {"metavar": "HOST:PORT"}] = (
+        None
+    )
     on: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Shell command to run at an event; repeatable. A before-… that fails ends the run.",
-            metavar="EVENT=CMD",
-        ),
+        "Shell command to run at an event; repeatable. A before-… that fails ends the run.",
+        {"metavar": "EVENT=CMD"},
     ] = None
     metrics_file: Annotated[Path | None, "File for the metrics in Prometheus format, for node_exporter."] = None
