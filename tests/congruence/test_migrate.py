@@ -664,5 +664,5 @@ def test_a_plan_takes_arrays_and_refuses_a_bank_of_zeros(lite):
     bank, store = vectors(rng, 20, 8), lite.store()
     plan = plan_migration(store, name, bank, estimator=NNN(4), target_bank=bank.tolist())
     assert plan.arguments["bank"] == plan.arguments["target_bank"] == QueryBank(bank).fingerprint
-    with pytest.raises(ZeroVectors, match="holds only zero vectors"):
+    with pytest.raises(ZeroVectors, match="has only zero vectors"):
         plan_migration(store, name, 0 * bank, estimator=NNN(4))
