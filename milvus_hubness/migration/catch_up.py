@@ -32,10 +32,8 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
     """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is
     the origin, and the source must equal it. Raises as `load_corrections` does."""
     state, before = migration.corrected(), migration.rebuilds
-    source = Endpoint(migration.source_now)
-    if before is not None:
-        corrections = load_corrections(store, before, unchecked=before.profiles)
-        source = Endpoint(migration.source_now, before, corrections)
+    former = load_corrections(store, before, unchecked=before.profiles) if before else {}
+    source = Endpoint(migration.source_now, before, former)
     copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
@@ -213,7 +211,7 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
     """Check that no row is doubled. While clients write, only a stable count is meaningful, and a count
-    can also look stable because inserts and deletes balance: so this counts several times."""
+    may also seem stable because inserts and deletes balance: so this counts several times."""
     store, copy = pair.store, pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)

@@ -1,7 +1,7 @@
 """The preparation of a migration, and the copy: by chunks of rows, or by files to import.
 
 An import always inserts, so a repeated import doubles its rows. The ledger therefore names the file of a
-chunk before the database is asked to import it. A later run that finds such a name waits until no import is
+chunk before the database is to import it. A later run that finds such a name waits until no import is
 running, and then imports only the rows that are missing.
 """
 

@@ -215,19 +215,17 @@ class Migrator:
         self._lease.fence(migration.target)
         # The imports of an earlier run must end before clients write to the copy. If this run imports files
         # too, the copy may hold no rows of chunks that are not copied yet.
-        recorder = self._recorder()
+        recorder = Recorder(self.migration, self._ledger, self._options.events)
         are_importing = any(chunk.importing is not None for chunk in recorder.todo)
         if are_importing or (self._options.bulk and self._store.count(migration.target)):
             wait_for_imports(self._store, migration.target, recorder, self._options.throttle)
-
-    def _recorder(self) -> Recorder:
-        return Recorder(self.migration, self._ledger, self._options.events)
 
     def _copy(self, source: CollectionInfo) -> None:
         options, target = self._options, self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
         self._store.count(source.name)
-        pair, recorder = self._pair(), self._recorder()
+        pair = pair_of(self._store, self.migration, options.engine)
+        recorder = Recorder(self.migration, self._ledger, options.events)
         if options.bulk:
             Importer(pair, recorder, options.bulk, options.throttle).run()
             capability(self._store, BulkImport).show_imported(target)
@@ -241,9 +239,6 @@ class Migrator:
         self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
 
     # -- catch up, verify ---------------------------------------------------------------------------------
-
-    def _pair(self) -> Pair:
-        return pair_of(self._store, self.migration, self._options.engine)
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
         """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all clients do."""
@@ -298,7 +293,7 @@ class Migrator:
 
     def _verify(self, source: CollectionInfo) -> None:
         validate_index(self._store, self.migration, source)
-        pair = self._pair()
+        pair = pair_of(self._store, self.migration, self._options.engine)
         equal, _ = self._until_equal(pair, source.partitions)
         self._report("before-verify", rows_total=self.migration.rows)
         result = asdict(verified(pair, source.partitions, self._ledger.chunks(self.migration), equal))
@@ -316,7 +311,8 @@ class Migrator:
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             warm(store, migration)
-            pair, partitions = (self._pair(), store.info(migration.source).partitions)
+            pair = pair_of(store, migration, self._options.engine)
+            partitions = store.info(migration.source).partitions
             self._await_release(pair, partitions)
             self._report("before-cutover", alias=switch.name)
             self._required_until_equal(pair, partitions)

@@ -25,9 +25,8 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.survey import (
     Fitting,
-    Gauge,
     Resolution,
-    gauge,
+    estimates,
     recall_gate,
     recall_words,
     resolution_of,
@@ -112,11 +111,11 @@ class MigrationOptions:
 class MigrationPlan(Fitting):
     """The plan of a migration: copy `source` to `target`, with `field` in augmented form.
 
-    alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name
-    instead, which becomes an alias. waits: seconds that the run waits for clients. recall: the recall that
-    the index loses with the augmented form, if measured. resolution: the precision that an exact search
-    loses, if any. restart: the run drops an unfinished target first. index: the copy's index, if it differs
-    from the source's; `source` then describes it too.
+    alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name instead,
+    which becomes an alias. seconds, memory_bytes: see `estimates`. waits: seconds that the run waits for clients.
+    recall: the recall that the index loses with the augmented form, if measured. resolution: the precision that an
+    exact search loses, if any. restart: the run drops an unfinished target first. index: the copy's index, if it
+    differs from the source's; `source` then describes it too.
     """
 
     schema: dict[str, Any]
@@ -131,7 +130,8 @@ class MigrationPlan(Fitting):
     restart: bool
     remarks: tuple[str, ...]
     server: str
-    gauge: Gauge
+    seconds: float
+    memory_bytes: dict[str, int]
     waits: float = 0.0
     recall: RecallGate | None = None
     resolution: Resolution | None = None
@@ -191,12 +191,8 @@ class MigrationPlan(Fitting):
             "rename": self.rename,
             "remarks": list(self.remarks),
             "server": self.server,
-            "memory_bytes": {
-                "source": self.gauge.bytes_of_source,
-                "target": self.gauge.bytes_of_target,
-                "both": self.gauge.bytes_of_source + self.gauge.bytes_of_target,
-            },
-            "estimated_seconds": round(self.gauge.seconds + self.waits, 1),
+            "memory_bytes": {**self.memory_bytes, "both": sum(self.memory_bytes.values())},
+            "estimated_seconds": round(self.seconds + self.waits, 1),
             "waiting_seconds": round(self.waits, 1),
             "resolution": asdict(self.resolution) if self.resolution else None,
             "recall": {**self.recall.to_dict(), "said": recall_words(self.recall)} if self.recall else None,
@@ -295,7 +291,7 @@ def plan_migration(
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
     resolution = resolution_of(store, fitting)
     remarks += resolution.remark(vector.dtype) if resolution else []
-    measured = gauge(store, fitting)
+    seconds, memory_bytes = estimates(store, fitting)
     plan = MigrationPlan(
         **vars(fitting),
         schema=schema,
@@ -310,8 +306,9 @@ def plan_migration(
         restart=restart,
         remarks=tuple(remarks),
         server=store.server_version(),
-        gauge=measured,
-        waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
+        seconds=seconds,
+        memory_bytes=memory_bytes,
+        waits=max(0.0, client_ttl - seconds) + (client_ttl if alias or rename else 0.0),
         recall=recall_gate(store, fitting) if measure else None,
         resolution=resolution,
         index=index,

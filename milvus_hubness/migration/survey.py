@@ -131,19 +131,6 @@ DEFAULT_LINKS = 30
 
 
 @dataclass(frozen=True)
-class Gauge:
-    """Estimates for a migration.
-
-    seconds: duration of copy and verification, if a write and a comparison take as long as a read. bytes_of_source,
-    bytes_of_target: memory of the loaded source and of its copy: vectors, graph links, other fields.
-    """
-
-    seconds: float
-    bytes_of_source: int
-    bytes_of_target: int
-
-
-@dataclass(frozen=True)
 class Fitting:
     """What a migration of `source` fits, and on what. survey: fixes the chunks of rows."""
 
@@ -165,8 +152,10 @@ class Fitting:
         return form_of(self.layout, self.vector.dtype)
 
 
-def gauge(store: Store, fitting: Fitting) -> Gauge:
-    """Return the estimates. Also check on the sample that the estimator can be fitted on this bank."""
+def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
+    """Return the seconds of copy and verification, if a write and a comparison take as long as a read; and the bytes of
+    memory of the loaded source and of its target: vectors, graph links, other fields. Also check on a sample that the
+    estimator can be fitted on this bank."""
     chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
@@ -176,11 +165,9 @@ def gauge(store: Store, fitting: Fitting) -> Gauge:
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
     vector, rows = fitting.vector, fitting.survey.rows
     per_row = others + _links(vector)
-    return Gauge(
-        (4 * reading + correcting) * rows / max(1, len(batch)),
-        int(rows * (per_row + BYTES[vector.dtype] * fitting.layout.dim)),
-        int(rows * (per_row + BYTES[vector.dtype] * fitting.form.width)),
-    )
+    widths = {"source": fitting.layout.dim, "target": fitting.form.width}
+    memory = {name: int(rows * (per_row + BYTES[vector.dtype] * width)) for name, width in widths.items()}
+    return (4 * reading + correcting) * rows / max(1, len(batch)), memory
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:

@@ -92,12 +92,7 @@ class HttpServer:
         app = Starlette(
             routes=routes,
             middleware=[Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else [],
-            exception_handlers={
-                HTTPException: _refused,
-                InvalidParameter: _invalid,
-                ClientDisconnect: _gone,
-                Exception: _failed,
-            },
+            exception_handlers=dict.fromkeys((HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond),
         )
         config = uvicorn.Config(
             app,
@@ -182,9 +177,15 @@ def _error(status: int, message: str, **more: str) -> RedactedResponse:
     return RedactedResponse({"error": {**more, "message": message}}, status)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Return the response for an HTTPException, including those that Starlette raises."""
-    assert isinstance(error, HTTPException)
+async def _respond(request: Request, error: Exception) -> Response:
+    """Return the response for an exception of a route or of Starlette."""
+    if isinstance(error, InvalidParameter):
+        return _error(400, str(error), type=type(error).__name__)
+    if isinstance(error, ClientDisconnect):
+        return _error(400, "the body did not arrive as a whole")
+    if not isinstance(error, HTTPException):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _error(500, "the server failed to respond, see its log")
     message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     if error.status_code == 404:
         message = f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
@@ -194,19 +195,6 @@ async def _refused(request: Request, error: Exception) -> Response:
     if allow:
         response.headers["Allow"] = allow
     return response
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    return _error(400, str(error), type=type(error).__name__)
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return _error(400, "the body did not arrive as a whole")
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _error(500, "the server failed to respond, see its log")
 
 
 def parse_address(address: str) -> tuple[str, int]:
