@@ -17,7 +17,7 @@ from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParame
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.plan import bank_facts, checked_gates, chosen
-from milvus_hubness.migration.survey import require_resolved
+from milvus_hubness.migration.survey import resolved
 from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
@@ -168,7 +168,7 @@ def plan_enable(
     else:
         gallery = read_gallery(store, info, field, progress=progress)
         bank.expect_dim(gallery.layout.dim, "the field")
-        require_resolved(gallery.layout, gallery.vectors, bank, field, dtype)
+        resolved(gallery.layout, gallery.vectors, bank, field, dtype)
         estimator, strength = chosen(info, bank, estimator, force=force)
         banks = (estimator, bank, target_bank)
         if layout is not None:

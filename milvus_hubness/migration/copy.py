@@ -27,7 +27,6 @@ from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
 from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk, scan_chunk
 from milvus_hubness.operations.inputs import fit_measured
-from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability
 
@@ -40,7 +39,6 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         former.expect(plan.arguments)
         return former
     interrupted = former if former and former.phase == "preparing" else None
-    moment = now()
     return Migration(
         id=interrupted.id if interrupted else uuid.uuid4().hex,
         source=plan.source.name,
@@ -50,8 +48,6 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         arguments=plan.arguments,
         source_identity=plan.source.identity,
         phase="preparing",
-        begun_at=moment,
-        changed_at=moment,
         made_bank=interrupted.made_bank if interrupted else "nothing",
     )
 

@@ -64,8 +64,8 @@ class Migration(FrozenModel):
     invalid_keys: tuple[int | str, ...] = ()
     passes: int = 0
     announced_at: datetime | None = None
-    begun_at: datetime
-    changed_at: datetime
+    begun_at: datetime = Field(default_factory=now)
+    changed_at: datetime = Field(default_factory=now)
     verified: dict[str, Any] | None = None
     switch: Switch | None = None
     source_identity: str = ""

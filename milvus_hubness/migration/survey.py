@@ -282,12 +282,12 @@ def _some(rows: Floats, count: int) -> Floats:
     return rows[:: max(1, -(-len(rows) // count))]
 
 
-def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype) -> None:
-    """Check that scores under L2 distinguish the vectors (n, d) in float32. Raises CannotMigrate."""
-    if layout.metric == "L2":
-        measured = resolution(layout, vectors, bank.vectors, dtype)
-        if measured is not None:
-            measured.require(field)
+def resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype) -> Resolution | None:
+    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not distinguish them."""
+    measured = resolution(layout, vectors, bank.vectors, dtype)
+    if measured is not None and layout.metric == "L2":
+        measured.require(field)
+    return measured
 
 
 def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
@@ -302,10 +302,7 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
         for partition, keys in sample.items()
         if keys
     ]
-    measured = resolution(layout, np.concatenate(parts), fitting.bank.vectors, dtype)
-    if measured is not None and layout.metric == "L2":
-        measured.require(fitting.field)
-    return measured
+    return resolved(layout, np.concatenate(parts), fitting.bank, fitting.field, dtype)
 
 
 def recall_words(gate: RecallGate) -> str:

@@ -31,20 +31,16 @@ WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank. column: the array, column or vector field, required if there are several. Raises as
-    QueryBank.load and the store do."""
-    if spec.startswith(COLLECTION_PREFIX):
-        return _read_collection(store, spec.removeprefix(COLLECTION_PREFIX), column)
-    return QueryBank.load(spec, column)
-
-
-def _read_collection(store: Store, collection: str, field: str | None) -> QueryBank:
+    """Read a query bank from a file or a collection. column: the array, column or vector field, required if there are
+    several. Raises as QueryBank.load and the store do."""
+    if not spec.startswith(COLLECTION_PREFIX):
+        return QueryBank.load(spec, column)
+    collection = spec.removeprefix(COLLECTION_PREFIX)
     info = store.info(collection)
-    if field is None:
-        if len(info.users_fields) != 1:
-            names = ", ".join(map(repr, info.users_fields)) or "none"
-            raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
-        [field] = info.users_fields
+    if column is None and len(info.users_fields) != 1:
+        names = ", ".join(map(repr, info.users_fields)) or "none"
+        raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
+    field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
     if state is not None and not state.codec.leaves_vectors:
@@ -53,7 +49,7 @@ def _read_collection(store: Store, collection: str, field: str | None) -> QueryB
     vectors = [store.get(info.name, part, field).vectors for part in parts]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
-    return QueryBank(np.concatenate(vectors), source=f"{COLLECTION_PREFIX}{collection}")
+    return QueryBank(np.concatenate(vectors), source=spec)
 
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"

@@ -29,7 +29,7 @@ from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import Chunk, survey
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER, now
+from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.refresh.plan import RefreshOptions
@@ -215,7 +215,7 @@ def choose_rebuild(
 def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
     """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     looked = survey(store, info, store.chunk_rows(info), progress=progress)
-    ledger, moment = Ledger(store), now()
+    ledger = Ledger(store)
     target = _free_name(store, info.name, state)
     layout = _copy_layout(store, info, state, looked.chunks[:1])
     copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
@@ -230,8 +230,6 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
         rebuilds=info.states[state.field],
         rows=looked.rows,
         chunks=len(looked.chunks),
-        begun_at=moment,
-        changed_at=moment,
     )
     ledger.write_chunks(migration, looked.chunks)
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
