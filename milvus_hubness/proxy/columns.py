@@ -1,7 +1,7 @@
 """Columns of Milvus's protocol as arrays and back: decode, join, and pick rows. No I/O.
 
-A packed list of floats ends with its numbers as they are in memory, so it is read and written in one piece.
-`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here each hit has the number of
+A packed list of floats ends with its numbers as they are in memory, so it is decoded and encoded in one piece.
+`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here a hit has the number of
 its row in the answer's columns, so columns are picked by row and otherwise stay as the server sent them.
 """
 
@@ -10,23 +10,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
-from pymilvus import DataType
+from pymilvus import DataType, SearchResult
 from pymilvus.client.entity_helper import sparse_parse_single_row
+from pymilvus.grpc_gen import schema_pb2
 
 from milvus_hubness.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 
+Key = int | str
+
 VECTORS: dict[Dtype, str] = {"float32": "float_vector", "float16": "float16_vector", "bfloat16": "bfloat16_vector"}
 """The protocol field with the numbers of a vector column, by dtype."""
-_DATA_TAG = b"\x0a"
-_BYTES_OF_A_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
+_BYTES_PER_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
 _LISTS_OF_VECTORS = {"sparse_float_vector": "contents", "vector_array": "data"}
+_SCALARS = ("bool_data", "int_data", "long_data", "float_data", "double_data", "string_data")
 
 
 def column_named(columns: Iterable[Any], name: str) -> Any:
@@ -34,17 +36,17 @@ def column_named(columns: Iterable[Any], name: str) -> Any:
     return next((column for column in columns if column.field_name == name), None)
 
 
-def floats(array: Any) -> Floats:
+def _floats(array: Any) -> Floats:
     """Return the numbers of a FloatArray, (n,)."""
     array.DiscardUnknownFields()
-    packed, count = array.SerializeToString(), len(array.data)
-    return np.frombuffer(packed, "<f4", count, len(packed) - 4 * count) if count else np.zeros(0, np.float32)
+    packed = schema_pb2.BytesArray.FromString(array.SerializeToString()).data
+    return np.frombuffer(b"".join(packed), "<f4")
 
 
-def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
-    """Set the numbers of a FloatArray."""
+def _put_floats(array: Any, numbers: npt.ArrayLike) -> None:
     packed = np.ascontiguousarray(numbers, "<f4").tobytes()
-    array.ParseFromString(_DATA_TAG + _varint(len(packed)) + packed)
+    # On the wire, packed numbers are one element of a list of bytes.
+    array.ParseFromString(schema_pb2.BytesArray(data=[packed]).SerializeToString())
 
 
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
@@ -56,7 +58,7 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
     if vectors.WhichOneof("data") not in (kind, None):
         raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype}")
     data = getattr(vectors, kind)
-    numbers = floats(data) if dtype == "float32" else decode([data], dtype).ravel()
+    numbers = _floats(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
         raise InvalidInput(f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}")
     return numbers.reshape(-1, width)
@@ -69,8 +71,7 @@ def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> N
     """
     column.vectors.dim = width
     if dtype == "float32":
-        numbers = np.stack(rows) if len(rows) else np.zeros((0, width), np.float32)
-        put_floats(column.vectors.float_vector, numbers.ravel())
+        _put_floats(column.vectors.float_vector, np.stack(rows) if len(rows) else [])
     else:
         setattr(column.vectors, VECTORS[dtype], b"".join(rows))
 
@@ -82,26 +83,19 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
         for field in column.struct_arrays.fields:
             take_rows(field, rows)
     elif column.HasField("vectors"):
-        _take_vectors(column.vectors, _places(valid, rows))
+        before = np.cumsum([0, *valid])  # Null vectors take no place.
+        _take_vectors(column.vectors, [int(before[row]) for row in rows if valid[row]] if valid else rows)
     elif kind := column.scalars.WhichOneof("data"):
         _take(getattr(column.scalars, kind).data, rows)
     if valid:
         column.valid_data[:] = [valid[row] for row in rows]
 
 
-def _places(valid: Sequence[bool], rows: Sequence[int]) -> Sequence[int]:
-    """Return the places of the vectors of these rows: null vectors take no place."""
-    if not valid:
-        return rows
-    before = np.cumsum([0, *valid])
-    return [int(before[row]) for row in rows if valid[row]]
-
-
 def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
     kind = vectors.WhichOneof("data")
     if kind == "float_vector":
-        numbers = floats(vectors.float_vector)
-        put_floats(vectors.float_vector, numbers.reshape(-1, vectors.dim)[list(places)].ravel())
+        numbers = _floats(vectors.float_vector).reshape(-1, vectors.dim)
+        _put_floats(vectors.float_vector, numbers[list(places)])
     elif kind in _LISTS_OF_VECTORS:
         _take(getattr(getattr(vectors, kind), _LISTS_OF_VECTORS[kind]), places)
     elif kind:
@@ -110,7 +104,7 @@ def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
 
 
 def _packed_vectors(vectors: Any, kind: str) -> list[bytes]:
-    data, size = getattr(vectors, kind), int(vectors.dim * _BYTES_OF_A_NUMBER[kind])
+    data, size = getattr(vectors, kind), int(vectors.dim * _BYTES_PER_NUMBER[kind])
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
@@ -125,95 +119,59 @@ def put_all(values: Any, chosen: Sequence[Any]) -> None:
     values.extend(taken)
 
 
-def _varint(number: int) -> bytes:
-    taken = bytearray()
-    while number > 0x7F:
-        taken.append(number & 0x7F | 0x80)
-        number >>= 7
-    taken.append(number)
-    return bytes(taken)
-
-
 def joined(answers: Sequence[Any]) -> Any:
     """Join SearchResults into the first one, in place, and return it.
 
     The queries follow each other in order. The other results lose their content.
     """
-    first, *others = answers
-    for other in others:
-        _join(first.results, other.results)
-    return first
+    first = answers[0].results
+    for answer in answers[1:]:
+        other = answer.results
+        for name in ("highlight_results", "fields_data", "group_by_field_values"):
+            columns = getattr(first, name)
+            for column in getattr(other, name):
+                _extend(column_named(columns, column.field_name) or columns.add(), column)
+            other.ClearField(name)
+        other.ClearField("output_fields")
+        other.num_queries += first.num_queries
+        other.top_k = max(first.top_k, other.top_k)
+        first.MergeFrom(other)
+    return answers[0]
 
 
-def _join(first: Any, other: Any) -> None:
-    for name in ("highlight_results", "fields_data", "group_by_field_values"):
-        columns = getattr(first, name)
-        for column in getattr(other, name):
-            _append(column_named(columns, column.field_name) or columns.add(), column)
-        other.ClearField(name)
-    other.ClearField("output_fields")
-    other.num_queries += first.num_queries
-    other.top_k = max(first.top_k, other.top_k)
-    first.MergeFrom(other)
-
-
-def _append(column: Any, other: Any) -> None:
-    """Append a column. Protobuf joins lists when it merges, but replaces bytes."""
+def _extend(column: Any, other: Any) -> None:
+    """Add the rows of another column. Protobuf joins lists when it merges, but replaces bytes."""
     has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
     kind = column.vectors.WhichOneof("data") if has_vectors else None
-    before = getattr(column.vectors, kind) if kind in _BYTES_OF_A_NUMBER else b""
+    before = getattr(column.vectors, kind) if kind in _BYTES_PER_NUMBER else b""
     column.MergeFrom(other)
-    if kind in _BYTES_OF_A_NUMBER:
+    if kind in _BYTES_PER_NUMBER:
         setattr(column.vectors, kind, before + getattr(other.vectors, kind))
 
 
-Key = int | str
+def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
+    """Return the hits of a SearchResultData, with the numbers of their rows as "offset".
 
-
-class Hit(dict[str, Any]):
-    """A hit. id: the key. row: its place in the columns.
-
-    "distance" has its score, and "entity" the fields that a correction needs, as in pymilvus.
+    fields: scalar fields to include in the hits.
     """
-
-    def __init__(self, key: Key, score: float, row: int, entity: dict[str, Any]) -> None:
-        super().__init__(distance=score, entity=entity)
-        self.id, self.row = key, row
-
-
-class Hits(list[Hit]):
-    """The hits of one query."""
-
-    def __init__(self, hits: Sequence[Hit]) -> None:
-        super().__init__(hits)
-        self.ids = [hit.id for hit in hits]
-        self.distances = [hit["distance"] for hit in hits]
+    columns = [column for column in results.fields_data if column.field_name in fields]
+    hits = schema_pb2.SearchResultData(ids=results.ids, scores=results.scores, topks=results.topks, fields_data=columns)
+    hits.element_indices.data.extend(range(len(results.scores)))
+    return SearchResult(hits)
 
 
-def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
-    """Return the hits of each query of a SearchResultData. fields: scalar fields to include in the hits."""
-    keys, scores = keys_of(results.ids), list(results.scores)
-    columns = {name: _numbers(column_named(results.fields_data, name)) for name in fields}
-    hits = (
-        Hit(key, score, row, {name: column[row] for name, column in columns.items() if column})
-        for row, (key, score) in enumerate(zip(keys, scores, strict=True))
-    )
-    return [Hits(list(islice(hits, count))) for count in results.topks]
-
-
-def pick(results: Any, chosen: Sequence[Hits]) -> None:
+def pick(results: Any, chosen: Sequence[Any]) -> None:
     """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in place."""
-    rows = [hit.row for hits in chosen for hit in hits]
+    rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
     results.num_queries = len(chosen)
     results.topks[:] = [len(hits) for hits in chosen]
     results.top_k = max(results.topks, default=0)
-    results.scores[:] = [hit["distance"] for hits in chosen for hit in hits]
+    results.scores[:] = [score for hits in chosen for score in hits.distances]
     if rows == list(range(len(keys))):
         return
     put_keys(results.ids, [keys[row] for row in rows])
-    if results.element_indices.data:
-        results.element_indices.data[:] = [results.element_indices.data[row] for row in rows]
+    _take(results.element_indices.data, rows)
     groups = [results.group_by_field_value] if results.HasField("group_by_field_value") else []
     for column in (*results.fields_data, *results.group_by_field_values, *groups):
         take_rows(column, rows)
@@ -233,54 +191,39 @@ def put_keys(ids: Any, keys: Sequence[Key]) -> None:
     getattr(ids, kind).data[:] = keys
 
 
-def _numbers(column: Any) -> list[float] | None:
-    """Return the numbers of a column; None if the answer has no such column, as when nothing was found."""
-    kind = column and column.scalars.WhichOneof("data")
-    return list(getattr(column.scalars, kind).data) if kind else None
-
-
 def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
     """Return the `count` rows of a write's columns. Raises UnsupportedOperation for unknown types."""
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for column in columns:
-        for row, value in zip(rows, _spread(column, count), strict=True):
+        values, valid = list(_values(column)), list(column.valid_data)
+        if len(valid) == count != len(values):
+            present = iter(values)  # The column leaves out null rows.
+            values = [next(present) if is_valid else None for is_valid in valid]
+        elif len(valid) == count:
+            values = [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+        for row, value in zip(rows, values, strict=True):
             row.update((value or {}) if column.is_dynamic else {column.field_name: value})
     return rows
 
 
-def _spread(column: Any, count: int) -> Sequence[Any]:
-    """Return a value for each row, None for null rows; a column may leave these out of its data."""
-    values, valid = list(_values(column)), list(column.valid_data)
-    if len(valid) != count:
-        return values
-    if len(values) == count:
-        return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
-    following = iter(values)
-    return [next(following) if is_valid else None for is_valid in valid]
-
-
-_SCALARS = (None, "bool_data", "int_data", "long_data", "float_data", "double_data", "string_data")
-
-
 def _values(column: Any) -> Iterable[Any]:
-    if column.HasField("scalars"):
-        kind = column.scalars.WhichOneof("data")
-        data = getattr(column.scalars, kind).data if kind else ()
-        if kind == "json_data":
-            return map(json.loads, data)
-        if kind == "array_data":
-            kinds = (array.WhichOneof("data") for array in data)
-            return [list(getattr(array, of).data) if of else [] for array, of in zip(data, kinds, strict=True)]
-        if kind in _SCALARS:
-            return data
-    elif column.HasField("vectors"):
-        vectors, kind = column.vectors, column.vectors.WhichOneof("data")
-        if kind == "float_vector":
-            return np.array(floats(vectors.float_vector)).reshape(-1, vectors.dim)
-        if kind == "sparse_float_vector":
-            return map(sparse_parse_single_row, vectors.sparse_float_vector.contents)
-        if kind in _BYTES_OF_A_NUMBER:
-            return _packed_vectors(vectors, kind)
-        if kind is None:
-            return ()
+    """Return the values of a column, as pymilvus takes them in rows."""
+    field = column.WhichOneof("field")
+    payload: Any = getattr(column, field) if field in ("scalars", "vectors") else None
+    kind = "" if payload is None else payload.WhichOneof("data")
+    if kind is None:
+        return ()
+    data: Any = getattr(payload, kind, None)
+    if kind in _SCALARS:
+        return list(data.data)
+    if kind == "json_data":
+        return map(json.loads, data.data)
+    if kind == "array_data":
+        return [list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data]
+    if kind == "float_vector":
+        return np.array(_floats(data)).reshape(-1, payload.dim)
+    if kind == "sparse_float_vector":
+        return map(sparse_parse_single_row, data.contents)
+    if kind in _BYTES_PER_NUMBER:
+        return _packed_vectors(payload, kind)
     raise UnsupportedOperation(f"the proxy cannot write {DataType(column.type).name} here")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
@@ -19,7 +18,6 @@ from milvus_hubness.client.rewrite import FieldRequest
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import encode
-from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.proxy.columns import column_named, put_all, put_vectors, vectors_in
 from milvus_hubness.state import read_states
@@ -28,13 +26,14 @@ from milvus_hubness.state import read_states
 class Send(Ask):
     """Send a request message to the server; the outcome is the response message. Raises Refused."""
 
-    def __init__(self, method: str, request: Any) -> None:
-        super().__init__(method, (request,))
+    def __init__(self, request: Any) -> None:
+        super().__init__(method_of(request), (request,))
 
-    @property
-    def request(self) -> Any:
-        """The request message."""
-        return self.args[0]
+
+def method_of(request: Any) -> str:
+    """Return the method that takes this request message."""
+    name: str = request.DESCRIPTOR.name
+    return name.removesuffix("Request")
 
 
 class Refused(MilvusException):  # type: ignore[misc]
@@ -69,32 +68,31 @@ def status_in(response: Any) -> Any:
 def refusal(method: str, error: Exception) -> Any:
     """Return the response of a method that reports an error.
 
-    Unforeseen errors are reported as Milvus's unexpected error too: if they were gRPC's UNKNOWN, clients
-    would repeat the call for minutes.
+    Unforeseen errors are reported as Milvus's unexpected error too: as gRPC's UNKNOWN, they would make clients
+    call again for minutes.
     """
-    response = GetMessageClass(_METHODS[method].output_type)()
+    response = response_of(method, b"")
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
         status.code = int(error.code) or UNEXPECTED
         status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
         status.reason = error.message
     else:
-        wrong = isinstance(error, InvalidInput)
-        status.code = PARAMETER_INVALID if wrong else UNEXPECTED
-        status.error_code = common_pb2.ErrorCode.IllegalArgument if wrong else common_pb2.ErrorCode.UnexpectedError
+        is_input_error = isinstance(error, InvalidInput)
+        status.code = PARAMETER_INVALID if is_input_error else UNEXPECTED
+        status.error_code = common_pb2.IllegalArgument if is_input_error else common_pb2.UnexpectedError
         status.reason = f"{type(error).__name__}: {error}"
-        if wrong:
+        if is_input_error:
             status.extra_info["is_input_error"] = "true"
     return response
 
 
 STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
 """Parameters of a search for its correction."""
-_METRIC, _PARAMS, _FIELD = "metric_type", "params", "anns_field"
+METRIC, FIELD, _PARAMS = "metric_type", "anns_field", "params"
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """Correction settings of a search.
 
     strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one.
@@ -106,10 +104,7 @@ class Overrides:
     @classmethod
     def parsed(cls, strength: Any, profile: Any) -> Overrides:
         """Parse the settings from text. Raises InvalidParameter."""
-        try:
-            weight = None if strength in (None, "") else float(strength)
-        except (TypeError, ValueError):
-            raise InvalidParameter(f"strength must be a number, got {strength!r}") from None
+        weight = None if strength in (None, "") else _number("strength", strength)
         return cls(weight, str(profile) if profile else None)
 
     def over(self, other: Overrides) -> Overrides:
@@ -123,19 +118,16 @@ class SearchParameters:
 
     def __init__(self, pairs: Iterable[Any]) -> None:
         """Parse key-value pairs. Raises InvalidParameter for invalid parameters."""
-        self._pairs = {pair.key: pair.value for pair in pairs}
-        self._inner = _parsed(self._pairs.get(_PARAMS))
+        self._pairs = dict(pairs_of(pairs))
+        text = self._pairs.get(_PARAMS)
+        try:
+            self._inner = json.loads(text) if text else {}
+        except ValueError:
+            self._inner = None
+        if not isinstance(self._inner, dict):
+            raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
         strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
         self.overrides = Overrides.parsed(strength, profile)
-
-    @property
-    def field(self) -> str | None:
-        """The named vector field."""
-        return self._pairs.get(_FIELD) or None
-
-    def name_field(self, name: str) -> None:
-        """Set the vector field."""
-        self._pairs[_FIELD] = name
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -154,56 +146,30 @@ class SearchParameters:
         self._inner.pop(name, None)
         self._pairs[name] = str(value)
 
-    def has(self, name: str) -> bool:
-        """Whether the parameter is set."""
-        return name in self._pairs or name in self._inner
-
-    @property
-    def metric(self) -> str | None:
-        """The named metric."""
-        named = self._pairs.get(_METRIC) or self._inner.get(_METRIC)
-        return str(named) if named else None
-
     def for_rewrite(self) -> dict[str, Any]:
         """Return search parameters as `Rewrite` takes them.
 
         Raises InvalidParameter if a bound is not a number.
         """
-        inner = {name: value for name, value in self._inner.items() if name != _METRIC}
-        params: dict[str, Any] = {_PARAMS: inner, **({_METRIC: self.metric} if self.metric else {})}
-        params |= {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
-        for place in (params, inner):
-            for name in RANGE_BOUNDS:
-                if place.get(name) is not None:
-                    place[name] = _number(name, place[name])
-        return params
+        inner = {name: value for name, value in self._inner.items() if name != METRIC}
+        outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
+        for params in (outer, inner):
+            params |= {name: _number(name, params[name]) for name in RANGE_BOUNDS if params.get(name) is not None}
+        return {_PARAMS: inner, METRIC: self.value(METRIC), **outer}
 
     def take(self, rewritten: Mapping[str, Any]) -> None:
         """Replace the parameters by the result of `Rewrite`, which has no metric."""
         self._inner = dict(rewritten.get(_PARAMS) or {})
-        self._pairs.pop(_METRIC, None)
+        self._pairs.pop(METRIC, None)
         for name in RANGE_BOUNDS:
             if name in self._pairs:
                 self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
 
     def write(self, pairs: Any) -> None:
         """Write the parameters into a message in place of its own pairs."""
-        had_params = _PARAMS in self._pairs
-        if had_params or self._inner:
+        if _PARAMS in self._pairs or self._inner:
             self._pairs[_PARAMS] = json.dumps(self._inner)
-        del pairs[:]
-        for name, value in self._pairs.items():
-            pairs.add(key=name, value=value)
-
-
-def _parsed(text: str | None) -> dict[str, Any]:
-    try:
-        inner = json.loads(text) if text else {}
-    except ValueError:
-        inner = None
-    if not isinstance(inner, dict):
-        raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
-    return inner
+        put_all(pairs, [common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()])
 
 
 def _number(name: str, value: Any) -> float:
@@ -215,7 +181,7 @@ def _number(name: str, value: Any) -> float:
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 STRENGTH_HEADER, PROFILE_HEADER = "hubness-strength", "hubness-profile"
-_OF_THE_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER})
+_OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER})
 
 
 def passed_on(metadata: Iterable[Any] | None) -> Metadata:
@@ -223,20 +189,19 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
     return tuple(
         (name, value)
         for name, value in metadata or ()
-        if name not in _OF_THE_CONNECTION and not name.startswith(("grpc-", ":"))
+        if name not in _OF_CONNECTION and not name.startswith(("grpc-", ":"))
     )
 
 
-def word(metadata: Iterable[Any] | None, name: str) -> str:
+def header(metadata: Iterable[Any] | None, name: str) -> str:
     """Return the last value of that name; empty if there is none."""
-    values = [value for key, value in metadata or () if key == name]
-    last = values[-1] if values else ""
+    last = dict(metadata or ()).get(name, "")
     return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
 
 
 def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
     """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
-    return Overrides.parsed(word(metadata, STRENGTH_HEADER), word(metadata, PROFILE_HEADER))
+    return Overrides.parsed(header(metadata, STRENGTH_HEADER), header(metadata, PROFILE_HEADER))
 
 
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
@@ -247,20 +212,27 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None
     """
     columns = message.fields_data
     for state in cached.states.values():
-        column = column_named(columns, state.field)
-        if column is not None and not state.codec.leaves_vectors:
-            _decode(state.codec, column, columns)
-    put_all(columns, [each for each in columns if each.field_name not in fields.hidden])
+        codec, column = state.codec, column_named(columns, state.field)
+        if column is None or codec.leaves_vectors:
+            continue
+        stored = codec.unpack(vectors_in(column, codec.dtype))
+        hidden = {
+            name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
+            for name in codec.decoding_fields
+        }
+        vectors = codec.decode_rows({codec.field: stored, **hidden})
+        put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)
+    put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
     message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
     """Convert index descriptions to the user's metrics, without the index of a second vector field, in place."""
-    ours = {name for state in cached.states.values() for name in state.codec.hidden_fields}
-    put_all(indexes, [each for each in indexes if each.field_name not in ours])
+    hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
+    put_all(indexes, [index for index in indexes if index.field_name not in hidden])
     for index in indexes:
         if state := cached.states.get(index.field_name):
-            put_pair(index.params, "metric_type", state.metric)
+            put_pair(index.params, METRIC, state.metric)
 
 
 def description_out(description: Any) -> None:
@@ -268,11 +240,11 @@ def description_out(description: Any) -> None:
 
     Raises StateError.
     """
-    states = read_states({pair.key: pair.value for pair in description.properties})
-    ours = {name for state in states.values() for name in state.codec.hidden_fields}
+    states = read_states(pairs_of(description.properties))
+    hidden = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields
     if states:
-        put_all(fields, [each for each in fields if each.name not in ours])
+        put_all(fields, [field for field in fields if field.name not in hidden])
     for field in fields:
         if field.name in states:
             put_pair(field.type_params, "dim", states[field.name].dim)
@@ -287,19 +259,6 @@ def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
 
 def put_pair(pairs: Any, key: str, value: object) -> None:
     """Set the value of the pairs with that key; add a pair if there is none."""
-    matches = [pair for pair in pairs if pair.key == key]
+    matches = [pair for pair in pairs if pair.key == key] or [pairs.add(key=key)]
     for pair in matches:
         pair.value = str(value)
-    if not matches:
-        pairs.add(key=key, value=str(value))
-
-
-def _decode(codec: RowCodec, column: Any, columns: Any) -> None:
-    """Replace the stored vectors of a column by those that the user gave, in place."""
-    stored = codec.unpack(vectors_in(column, codec.dtype))
-    hidden = {
-        name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
-        for name in codec.decoding_fields
-    }
-    vectors = codec.decode_rows({codec.field: stored, **hidden})
-    put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)

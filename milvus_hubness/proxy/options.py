@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -16,7 +17,7 @@ LAST_PORT = 65_535
 
 
 class Tls(NamedTuple):
-    """A key and its certificate, each in PEM, in gRPC's order."""
+    """A key and its certificate, both in PEM, in gRPC's order."""
 
     key: bytes
     certificate: bytes
@@ -26,9 +27,9 @@ class Tls(NamedTuple):
 class ProxyOptions:
     """Options of a proxy.
 
-    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: the path of a file with the
-    authorities to trust there; None for those of the system. host, port: where to listen; port 0 takes a free
-    port. tls: use TLS there too.
+    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: the path of a file with the authorities
+    that sign its certificate; None for those of the system. host, port: where to listen; port 0 takes a free port.
+    tls: use TLS with clients.
 
     strength: w of every search that names none; None uses that of each collection. state_ttl: TTL of the
     cached collection state, in seconds. max_message: largest message in bytes. drain: seconds that running
@@ -53,28 +54,27 @@ class ProxyOptions:
         if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
             raise InvalidParameter(f"the upstream must be HOST:PORT, not {self.upstream!r}")
         if not 0 <= self.port <= LAST_PORT:
-            raise InvalidParameter(f"the port to listen on must be from 0 to {LAST_PORT}, not {self.port}")
+            raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
         expect_strength(self.strength)
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca and not self.upstream_tls:
             raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
         if min(self.max_message, self.max_calls) < 1 or self.drain < 0:
-            raise InvalidParameter("sizes and times of a proxy must be above 0")
+            raise InvalidParameter("max_message and max_calls must be at least 1, and drain at least 0")
 
-    @property
-    def uri(self) -> str:
-        """The upstream as a URI for pymilvus."""
-        return f"{'https' if self.upstream_tls else 'http'}://{self.upstream}"
-
-    def channel_options(self) -> list[tuple[str, int]]:
-        """Return gRPC options of the upstream's channel: its message size, a reconnection at least every second."""
-        return [
+    def open_channel(self, api: Any) -> Any:
+        """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
+        options = [
             *self._limits(),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
             ("grpc.enable_retries", 0),
         ]
+        if not self.upstream_tls:
+            return api.insecure_channel(self.upstream, options=options)
+        authorities = None if self.upstream_ca is None else read_pem(self.upstream_ca)
+        return api.secure_channel(self.upstream, grpc.ssl_channel_credentials(authorities), options=options)
 
     def server_options(self) -> list[tuple[str, int]]:
         """Return options of gRPC's server."""
@@ -93,26 +93,10 @@ class ProxyOptions:
             ("grpc.keepalive_time_ms", 30_000),
         ]
 
-    def open_channel(self) -> grpc.aio.Channel:
-        """Open an asyncio channel to the upstream. Raises InvalidParameter."""
-        return self._open(grpc.aio)
-
-    def open_blocking_channel(self) -> grpc.Channel:
-        """Open a blocking channel to the upstream, for threads. Raises InvalidParameter."""
-        return self._open(grpc)
-
-    def _open(self, api: Any) -> Any:
-        if not self.upstream_tls:
-            return api.insecure_channel(self.upstream, options=self.channel_options())
-        authorities = None if self.upstream_ca is None else read_pem(self.upstream_ca)
-        credentials = grpc.ssl_channel_credentials(authorities)
-        return api.secure_channel(self.upstream, credentials, options=self.channel_options())
-
 
 def read_pem(path: str) -> bytes:
     """Return the content of a PEM file. Raises InvalidParameter if it cannot be read."""
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
     except OSError as error:
         raise InvalidParameter(f"cannot read {path}: {error.strerror}") from None

@@ -23,11 +23,11 @@ from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
-from milvus_hubness.proxy.messages import Overrides, SearchParameters, Send, columns_out, pairs_of
+from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
 from milvus_hubness.state import CollectionState
 
 DEFAULT_LIMIT = 10
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
     "float16": common_pb2.PlaceholderType.Float16Vector,
@@ -41,20 +41,21 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
     InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
     """
-    params = SearchParameters(request.search_params)
 
     def call(cached: CachedState) -> Operation[Any]:
-        expect_whole_hits(list(request.output_fields), cached.states, options_of(request))
-        state = cached.searched(params.field)
+        params = SearchParameters(request.search_params)
+        options = _options(request, params)
+        expect_whole_hits(list(request.output_fields), cached.states, options)
+        state = cached.searched(params.value(FIELD))
         if state is None:
             return (yield from _uncorrected(cached, request))
-        question = yield from _question(operations, cached, state, request, params.overrides.over(overrides))
+        question = yield from _question(operations, cached, state, request, params, params.overrides.over(overrides))
         rewrite = rewrite_of(state, cached.reading)
-        rewrite.expect_answerable(question, options_of(request))
-        if _reorders(rewrite, question) and params.has("iterator"):
+        rewrite.expect_answerable(question, options)
+        if _reorders(rewrite, question) and params.value("iterator") is not None:
             raise UnsupportedOperation(
                 f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
-                "are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
+                "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
             )
         if rewrite.is_gated(question):
             profile = rewrite.profile(question)
@@ -62,7 +63,7 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
         answers = []
         for part in rewrite.apart(question):
-            answers.append((yield from _answer(operations, cached, rewrite, part, request)))
+            answers.append((yield from _answer(operations, cached, rewrite, part, request, params)))
         if request.WhichOneof("search_input") != "ids":
             operations.searches.sample(cached, state, question.profile, question.data)
         return joined(answers)
@@ -72,35 +73,36 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
 
 def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
     if not cached.states:
-        return (yield Send("Search", request))
+        return (yield Send(request))
     sent, params = deepcopy(request), SearchParameters(request.search_params)
-    field = cached.uncorrected({"anns_field": params.field}).get("anns_field")
-    if field:
-        params.name_field(field)
+    if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
+        params.put(FIELD, field)
     params.write(sent.search_params)
-    return (yield from send_for_rows("Search", cached, sent))
+    return (yield from send_for_rows(cached, sent))
 
 
-def send_for_rows(method: str, cached: CachedState, sent: Any) -> Operation[Any]:
+def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
     """Send a request that has the user's output fields, and convert the rows of the answer."""
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
-    response = yield Send(method, sent)
-    rows = response if method == "Query" else response.results
-    columns_out(cached, rows, fields)
+    response = yield Send(sent)
+    columns_out(cached, getattr(response, "results", response), fields)
     return response
 
 
 def _question(
-    operations: Operations, cached: CachedState, state: CollectionState, request: Any, overrides: Overrides
+    operations: Operations,
+    cached: CachedState,
+    state: CollectionState,
+    request: Any,
+    params: SearchParameters,
+    overrides: Overrides,
 ) -> Operation[Question]:
-    params = SearchParameters(request.search_params)
     if request.search_by_primary_keys:
         raise UnsupportedOperation("a search whose filter names the rows to search with: give ids instead")
     if request.WhichOneof("search_input") == "ids":
-        level = {"consistency_level": level_of(request)}
         stored = yield from operations.searches.vectors(
-            request.collection_name, cached, state, keys_of(request.ids), level
+            request.collection_name, cached, state, keys_of(request.ids), _level(request)
         )
         queries: Any = decode(stored, state.dtype)
     else:
@@ -118,27 +120,26 @@ def _question(
 
 
 def _answer(
-    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
+    operations: Operations,
+    cached: CachedState,
+    rewrite: Rewrite,
+    question: Question,
+    request: Any,
+    params: SearchParameters,
 ) -> Operation[Any]:
     """Return the answer to a question, with the user's rows, order and scores."""
     search_request, codec = rewrite.ask(question), rewrite.codec
-    response = yield Send("Search", rewritten(request, rewrite, search_request))
-    own_scores = rewrite.state.metric == "L2" and codec.served_metric != "L2"
-    in_buckets = request.HasField("search_aggregation")
-    rounds = question.round_decimal >= 0 and not in_buckets
-    if _reorders(rewrite, question) or own_scores or rounds:
-        side = search_request.biases_of
+    response = yield Send(_rewritten(request, params, rewrite, search_request))
+    converts = rewrite.state.metric == "L2" and codec.served_metric != "L2"
+    rounds = question.round_decimal >= 0 and not request.HasField("search_aggregation")
+    if _reorders(rewrite, question) or converts or rounds:
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
-        if side:
+        biases = []
+        if side := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            level = {"consistency_level": level_of(request)}
-            biases = yield from operations.searches.side_biases(side, cached.key_field, keys, level)
-            chosen = search_request.answer(hits, biases)
-        else:
-            chosen = search_request.answer(hits)
-        pick(response.results, chosen)
-    fields = rewrite.reading.fields(question.output_fields)
-    columns_out(cached, response.results, fields)
+            biases.append((yield from operations.searches.side_biases(side, cached.key_field, keys, _level(request))))
+        pick(response.results, search_request.answer(hits, *biases))
+    columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
     return response
 
 
@@ -148,29 +149,29 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
     overrides: settings for requests that have none of their own. Raises as `search` does, and
     UnsupportedOperation if the proxy must merge answers and cannot.
     """
-    params = [SearchParameters(part.search_params) for part in request.requests]
-    overrides_of_parts = [each.overrides.over(overrides) for each in params]
 
     def call(cached: CachedState) -> Operation[Any]:
+        params = [SearchParameters(part.search_params) for part in request.requests]
+        overrides_of_parts = [part.overrides.over(overrides) for part in params]
         if not cached.states:
-            return (yield Send("HybridSearch", request))
-        states = [cached.searched(each.field) for each in params]
-        for profile in {each.profile for each in overrides_of_parts}:
+            return (yield Send(request))
+        states = [cached.searched(part.value(FIELD)) for part in params]
+        for profile in {own.profile for own in overrides_of_parts}:
             ranking.require_profile(profile, [state for state in states if state])
         sent = deepcopy(request)
-        parts = zip(states, overrides_of_parts, request.requests, sent.requests, strict=True)
-        rewrites: list[tuple[Rewrite, Question, Any]] = []
-        for state, own, part, sent_part in parts:
+        questions: list[tuple[Rewrite, Question]] = []
+        corrected: list[tuple[Any, SearchParameters]] = []
+        for state, own, part, part_params in zip(states, overrides_of_parts, sent.requests, params, strict=True):
             if state is not None:
-                question = yield from _question(operations, cached, state, part, _of(own, state))
-                rewrites.append((rewrite_of(state, cached.reading), question, sent_part))
+                question = yield from _question(operations, cached, state, part, part_params, _of(own, state))
+                questions.append((rewrite_of(state, cached.reading), question))
+                corrected.append((part, part_params))
         ranker = _ranker(request)
-        questions = [(rewrite, question) for rewrite, question, _ in rewrites]
         if ranking.must_merge(ranker, questions):
             return (yield from _merged_here(operations, states, overrides_of_parts, ranker, request))
-        for rewrite, question, sent_part in rewrites:
-            sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
-        response = yield from send_for_rows("HybridSearch", cached, sent)
+        for (part, part_params), (rewrite, question) in zip(corrected, questions, strict=True):
+            part.CopyFrom(_rewritten(part, part_params, rewrite, rewrite.ask(question)))
+        response = yield from send_for_rows(cached, sent)
         for rewrite, question in questions:
             operations.searches.sample(cached, rewrite.state, question.profile, question.data)
         return response
@@ -189,8 +190,8 @@ def _merged_here(
     params = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
     if params.get("group_by_field"):
         raise UnsupportedOperation(
-            "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
-            "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
+            "grouping a hybrid search whose answers are merged by the proxy, as with a weighted ranker on fields of "
+            "metric COSINE or L2, with gates, and with candidate re-ranking: use an RRF ranker on other fields"
         )
     answers: list[Any] = []
     metrics: list[str] = []
@@ -200,8 +201,9 @@ def _merged_here(
             metrics.append(state.metric)
             continue
         part_params = SearchParameters(part.search_params)
-        metric, field = part_params.metric, part_params.field or ""
+        metric = part_params.value(METRIC)
         if not metric:
+            field = part_params.value(FIELD) or ""
             metric = yield from operations.states.metric(request.collection_name, field, None)
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
@@ -216,9 +218,9 @@ def _merged_here(
     return first
 
 
-def level_of(request: Any) -> int | None:
-    """Return the consistency level of a request; None for that of the collection."""
-    return None if request.use_default_consistency else int(request.consistency_level)
+def _level(request: Any) -> dict[str, int | None]:
+    """Return the consistency level of a request, as an argument of pymilvus; None is that of the collection."""
+    return {"consistency_level": None if request.use_default_consistency else int(request.consistency_level)}
 
 
 def _reorders(rewrite: Rewrite, question: Question) -> bool:
@@ -226,9 +228,8 @@ def _reorders(rewrite: Rewrite, question: Question) -> bool:
     return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
 
 
-def options_of(request: Any) -> dict[str, Any]:
+def _options(request: Any, params: SearchParameters) -> dict[str, Any]:
     """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's names."""
-    params = SearchParameters(request.search_params)
     options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}
     options["group_size"] = params.number("group_size", 1)
     if functions := request.function_score.functions:
@@ -242,10 +243,10 @@ def options_of(request: Any) -> dict[str, Any]:
 def queries_in(group: bytes, state: CollectionState) -> Floats:
     """Return the queries of a placeholder group, (m, d). Raises InvalidInput, DimensionMismatch."""
     placeholders = common_pb2.PlaceholderGroup.FromString(group).placeholders
-    values = [value for each in placeholders for value in each.values]
-    if not values or {each.type for each in placeholders} != {PLACEHOLDERS[state.dtype]}:
-        named = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
-        raise InvalidInput(f"field {state.field!r} is searched with queries of type {named}")
+    values = [value for placeholder in placeholders for value in placeholder.values]
+    if not values or {placeholder.type for placeholder in placeholders} != {PLACEHOLDERS[state.dtype]}:
+        kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
+        raise InvalidInput(f"field {state.field!r} is searched with queries of type {kind}")
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
         raise DimensionMismatch(f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}")
@@ -254,27 +255,21 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     return decode(values, state.dtype)
 
 
-def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
-    """Return queries, arrays of float32 or bytes of half-precision numbers, as a placeholder group."""
-    values = [value if isinstance(value, bytes) else value.tobytes() for value in vectors]
-    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[dtype], values=values)
-    packed: bytes = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
-    return packed
-
-
-def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
-    """Return a SearchRequest message for the augmented vectors."""
-    sent, params = deepcopy(request), SearchParameters(request.search_params)
+def _rewritten(request: Any, params: SearchParameters, rewrite: Rewrite, search_request: SearchRequest) -> Any:
+    """Return a SearchRequest message for the augmented vectors. Changes the parameters."""
+    sent = deepcopy(request)
     params.take(search_request.search_params)
     if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
-    if params.field or rewrite.codec.searched_field != rewrite.codec.field:
-        params.name_field(rewrite.codec.searched_field)
+    if params.value(FIELD) or rewrite.codec.searched_field != rewrite.codec.field:
+        params.put(FIELD, rewrite.codec.searched_field)
     params.put("topk", search_request.limit)
-    if search_request.offset or params.has("offset"):
+    if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)
     params.write(sent.search_params)
-    sent.placeholder_group = placeholder_group(search_request.data, rewrite.state.dtype)
+    queries = [query if isinstance(query, bytes) else query.tobytes() for query in search_request.data]
+    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[rewrite.state.dtype], values=queries)
+    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
     sent.nq = len(search_request.data)
     sent.output_fields[:] = search_request.output_fields or []
     return sent
@@ -312,9 +307,9 @@ def _ranker(request: Any) -> ranking.Ranker:
             params = {name: _plain(value) for name, value in pairs_of(function.params).items()}
             strategy, normalise = str(params.get("reranker", "")).lower(), False
         else:
-            result = pairs_of(request.rank_params)
-            params = json.loads(result.get("params") or "{}")
-            strategy, normalise = str(_plain(result.get("strategy", "rrf"))).lower(), True
+            pairs = pairs_of(request.rank_params)
+            params = json.loads(pairs.get("params") or "{}")
+            strategy, normalise = str(_plain(pairs.get("strategy", "rrf"))).lower(), True
         return ranking.Ranker(
             strategy,
             tuple(map(float, params.get("weights", ()))),
@@ -325,9 +320,9 @@ def _ranker(request: Any) -> ranking.Ranker:
         raise InvalidInput(f"the ranker of a hybrid search cannot be read: {error}") from None
 
 
-def _plain(word: str) -> Any:
-    """Parse a value that clients write as JSON or as Python does; other words stay text."""
+def _plain(text: str) -> Any:
+    """Parse a value that clients write as JSON or as Python does; other values stay text."""
     try:
-        return json.loads(_OF_PYTHON.get(word, word))
+        return json.loads(_PYTHON_LITERALS.get(text, text))
     except ValueError:
-        return word
+        return text

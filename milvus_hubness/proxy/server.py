@@ -20,15 +20,16 @@ from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavaila
 from milvus_hubness.proxy.messages import (
     Metadata,
     Refused,
+    header,
+    method_of,
     overrides_in,
     passed_on,
     refusal,
     request_of,
     response_of,
     status_in,
-    word,
 )
-from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN
+from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.sessions import Caller, Sessions
 
@@ -38,10 +39,10 @@ Context = Any
 Ending = tuple[grpc.StatusCode, str | None, Metadata]
 """The status of a call, its details and the trailing metadata."""
 
-_NOT_WRITTEN = "Internal error from Core"
+_SEND_FAILED = "Internal error from Core"
 """gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi)."""
 
-_WORD_FOLLOWS = 2.0
+_STATUS_SECONDS = 2.0
 """Seconds that the proxy then waits for the upstream's own status."""
 
 log = logging.getLogger("milvus_hubness")
@@ -67,7 +68,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, details: Any) -> Any:
         path: str = details.method
         method = path.removeprefix(_SERVICE)
-        if method in REWRITTEN and path.startswith(_SERVICE):
+        if (method in REWRITTEN or method in SEARCHES) and path.startswith(_SERVICE):
             return grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
         if path in _UNARY:
             return grpc.unary_unary_rpc_method_handler(partial(self._passed, path))
@@ -82,7 +83,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         except grpc.aio.AioRpcError as error:
             await _abort(context, error)
         await _relay_metadata(call, context)
-        if path.removeprefix(_SERVICE) in OUTDATES:
+        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
             self._sessions.forget()
         return response
 
@@ -116,7 +117,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
 
-        async def send(name: str, request: Any) -> Any:
+        async def send(request: Any) -> Any:
+            name = method_of(request)
             call = self._call(_SERVICE + name, request.SerializeToString(), context)
             if name == method:
                 last[:] = [call]
@@ -133,14 +135,14 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         except ServerUnavailable as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except DecodeError:
-            await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
+            await context.abort(grpc.StatusCode.INTERNAL, f"cannot parse the request of {method}")
         except Exception as error:
             if not isinstance(error, HubnessError | MilvusException):
                 log.exception("%s failed", method)
             response = refusal(method, error)
             if isinstance(error, Refused) and isinstance(error.response, type(response)):
                 response = error.response
-        if method in OUTDATES:
+        if OUTDATES.fullmatch(method):
             self._sessions.forget()
         if last:
             await _relay_metadata(last[0], context)
@@ -149,12 +151,15 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
         request, metadata = request_of(method, message), context.invocation_metadata()
-        database = getattr(request, "db_name", "") or word(metadata, "dbname")
-        session = self._sessions.of(word(metadata, "authorization"), database)
+        database = getattr(request, "db_name", "") or header(metadata, "dbname")
+        session = self._sessions.of(header(metadata, "authorization"), database)
         caller = Caller(context.time_remaining())
         collection = request.oldName if method == "RenameCollection" else request.collection_name
         with session.pools.entered(str(collection)) as pool:
-            operation = REWRITTEN[method](session.operations, request, overrides_in(metadata))
+            if method in SEARCHES:
+                operation = SEARCHES[method](session.operations, request, overrides_in(metadata))
+            else:
+                operation = REWRITTEN[method](session.operations, request)
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
 
 
@@ -172,9 +177,9 @@ async def _status_of(call: Any, first: list[Ending]) -> Ending:
     If the upstream ends a stream before all messages are sent, gRPC may report its own write failure in place
     of the upstream's status, or the reverse: both are watched.
     """
-    deadline = monotonic() + _WORD_FOLLOWS
-    while (end := await _ending(call))[1] == _NOT_WRITTEN and monotonic() <= deadline:
-        if first[0][1] != _NOT_WRITTEN:
+    deadline = monotonic() + _STATUS_SECONDS
+    while (end := await _ending(call))[1] == _SEND_FAILED and monotonic() <= deadline:
+        if first[0][1] != _SEND_FAILED:
             return first[0]
         await asyncio.sleep(0.005)
     return end
@@ -190,13 +195,12 @@ def _at_hand(answer: Any) -> Any:
         answer.send(None)
     except StopIteration as returned:
         return returned.value
-    raise RuntimeError("a call that has ended does not know how")
+    raise RuntimeError("the status of an ended call is not available")
 
 
 async def _abort(context: Context, error: Any) -> NoReturn:
     """End a call with the status of the upstream call."""
-    trailing = passed_on(error.trailing_metadata()) if isinstance(error, grpc.aio.AioRpcError) else ()
-    await context.abort(error.code(), error.details() or "", trailing)
+    await context.abort(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
     raise error
 
 
@@ -221,7 +225,7 @@ class Proxy:
 
         Raises InvalidParameter if the address cannot be used or a certificate is invalid.
         """
-        self._channel = self.options.open_channel()
+        self._channel = self.options.open_channel(grpc.aio)
         handler = ProxyHandler(self.options, self._channel, self._sessions)
         self._server = grpc.aio.server(handlers=[handler], options=self.options.server_options())
         address = f"{self.options.host}:{self.options.port}"
@@ -235,7 +239,7 @@ class Proxy:
             self.port = 0
         if not self.port:
             await self._channel.close()
-            raise InvalidParameter(f"cannot listen on {address}: it is taken, or the certificate is none")
+            raise InvalidParameter(f"cannot listen on {address}: the port is in use, or the certificate is invalid")
         await self._server.start()
 
     async def ended(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client._methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.query_samples import WRITE_SECONDS, sampler_for
+from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampler
 from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.proxy.messages import Send
@@ -38,20 +37,11 @@ THREADS = 8
 """Threads in the pool of one collection. They start when there is work for them."""
 
 
-class CallEnded(grpc.RpcError):  # type: ignore[misc]
+class CallEnded(grpc.aio.AioRpcError):  # type: ignore[misc]
     """Ends a call before anything is sent. pymilvus does not retry the status codes used here."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._code, self._details = code, details
-
-    def code(self) -> grpc.StatusCode:
-        """Return the status, as gRPC's own errors do."""
-        return self._code
-
-    def details(self) -> str:
-        """Return the reason, as gRPC's own errors do."""
-        return self._details
+        super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     def result(self, timeout: float | None = None) -> Any:
         """Raise this error: gRPC's interceptors call it on a failed call."""
@@ -85,7 +75,7 @@ class Caller:
     def start(self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any) -> Any:
         """Return the future of an upstream call that ends no later than this call. Raises CallEnded."""
         with self._lock:
-            limits = [each for each in (timeout, self.remaining()) if each is not None]
+            limits = [seconds for seconds in (timeout, self.remaining()) if seconds is not None]
             call = send(request, timeout=min(limits, default=None), **options)
             self._running.add(call)
         call.add_done_callback(self._running.discard)
@@ -125,9 +115,7 @@ class _CallerCallable:
         self._method = method
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
-        caller = _caller.get()
-        if caller is None:
-            return self._method.future(request, timeout=timeout, **options)
+        caller = _caller.get() or Caller(None)
         return caller.start(self._method.future, request, timeout, options)
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
@@ -174,7 +162,7 @@ class CollectionPools:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._pools: dict[str, CollectionPool] = {}
+        self._pools: defaultdict[str, CollectionPool] = defaultdict(CollectionPool)
 
     def __len__(self) -> int:
         return len(self._pools)
@@ -185,12 +173,12 @@ class CollectionPools:
 
         Raises CallEnded with RESOURCE_EXHAUSTED over the limit.
         """
-        pool = self._pools.get(collection) or self._pools.setdefault(collection, CollectionPool())
+        pool = self._pools[collection]
         if pool.calls >= self._limit:
             raise CallEnded(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"collection {collection!r} has {pool.calls} calls of this user under way, the limit of the "
-                "proxy: repeat the call later, or start the proxy with a larger --max-calls",
+                f"collection {collection!r} has {pool.calls} running calls of this user, the limit of the "
+                "proxy: call again later, or start the proxy with a larger --max-calls",
             )
         pool.calls += 1
         try:
@@ -202,14 +190,11 @@ class CollectionPools:
                 pool.threads.shutdown(wait=False)
 
 
-MOST = 64
-"""Largest number of sessions, apart from those with running calls.
+MAX_SESSIONS = 64
+"""Largest number of sessions, apart from those with running calls. The least recently used one is dropped first."""
 
-The least recently used one is dropped first.
-"""
-
-Sending = Callable[[str, Any], Awaitable[Any]]
-"""Sends a request message by the method's name, and returns the response message. Raises Refused."""
+Sending = Callable[[Any], Awaitable[Any]]
+"""Sends a request message, and returns the response message. Raises Refused."""
 
 
 class Session:
@@ -217,9 +202,9 @@ class Session:
 
     def __init__(self, options: ProxyOptions, token: str, database: str) -> None:
         self._options, self._token, self._database = options, token, database
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._client: MilvusClient | None = None
-        self._sampler = sampler_for(None, self._put_samples)
+        self._sampler = Sampler(None, self._put_samples)
         self.operations = Operations(options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler)
         self.pools = CollectionPools(options.max_calls)
 
@@ -231,20 +216,19 @@ class Session:
         """
         caller.remaining()
         if isinstance(step, Send):
-            return await send(step.method, step.request)
+            return await send(*step.args)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, LearnSchema):
             return self._learn_schema(step.collection)
         if isinstance(step, Ask) and step.method == "describe_collection":
             request = milvus_pb2.DescribeCollectionRequest(collection_name=step.args[0], db_name=self._database)
-            return CollectionSchema(raw=await send("DescribeCollection", request)).dict()
+            return CollectionSchema(raw=await send(request)).dict()
         return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
         """Write the query samples, and close the connections."""
-        if self._sampler is not None:
-            self._sampler.close()
+        self._sampler.close()
         if self._client is not None:
             self._client.close()
 
@@ -259,15 +243,16 @@ class Session:
     def _connected(self) -> MilvusClient:
         with self._lock:
             if self._client is None:
+                scheme = "https" if self._options.upstream_tls else "http"
                 own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
-                client = connect(self._options.uri, self._token, self._database, **own)
+                client = connect(f"{scheme}://{self._options.upstream}", self._token, self._database, **own)
                 # pymilvus opens another channel after the upstream was unreachable.
                 client._get_connection()._create_grpc_channel = self._channel
                 self._client = client
             return self._client
 
     def _channel(self, address: str | None = None) -> CallerChannel:
-        return CallerChannel(self._options.open_blocking_channel())
+        return CallerChannel(self._options.open_channel(grpc))
 
     def _learn_schema(self, collection: str) -> None:
         if self._client is not None:
@@ -283,7 +268,7 @@ class Sessions:
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
-        self._kept: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self._recent: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def of(self, authorization: str, database: str) -> Session:
         """Return the session of a user of a database.
@@ -291,25 +276,24 @@ class Sessions:
         Raises InvalidInput if the header is not one of Milvus's.
         """
         name = (authorization, database)
-        session = self._kept.pop(name, None)
-        if session is None:
-            session = Session(self._options, _token(authorization), database)
-            idle = [other for other, other_session in self._kept.items() if not other_session.pools]
-            for other in idle[: max(0, len(self._kept) + 1 - MOST)]:
-                asyncio.get_running_loop().run_in_executor(None, self._kept.pop(other).close)
-        self._kept[name] = session
-        return session
+        if name not in self._recent:
+            self._recent[name] = Session(self._options, _token(authorization), database)
+            idle = [other for other, session in self._recent.items() if not session.pools and other != name]
+            for other in idle[: max(0, len(self._recent) - MAX_SESSIONS)]:
+                asyncio.get_running_loop().run_in_executor(None, self._recent.pop(other).close)
+        self._recent.move_to_end(name)
+        return self._recent[name]
 
     def forget(self) -> None:
         """Drop the cached states of every session."""
-        for session in self._kept.values():
+        for session in self._recent.values():
             session.operations.states.forget()
 
     def close(self) -> None:
         """Close every session."""
-        for session in self._kept.values():
+        for session in self._recent.values():
             session.close()
-        self._kept.clear()
+        self._recent.clear()
 
 
 def _token(authorization: str) -> str:
@@ -317,4 +301,4 @@ def _token(authorization: str) -> str:
     try:
         return base64.b64decode(authorization, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise InvalidInput("the authorization header is not in base64, as Milvus takes it") from None
+        raise InvalidInput("the authorization header is not valid base64") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -15,39 +14,21 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.client.write_intents import Deletion, Write
-from milvus_hubness.codec.base import Columns, RowCodec
+from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
-from milvus_hubness.proxy.messages import Send
+from milvus_hubness.proxy.messages import Send, method_of
 from milvus_hubness.state import CollectionState
 
 
-def filter_params(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request's filter values as pymilvus's filter_params.
-
-    Raises UnsupportedOperation for values of an unknown type.
-    """
-    return {name: _value(value) for name, value in values.items()}
-
-
-def _value(value: Any) -> Any:
-    kind = value.WhichOneof("val")
-    if kind != "array_val":
-        return getattr(value, kind)
-    kind = value.array_val.WhichOneof("data")
-    if kind not in ("bool_data", "long_data", "double_data", "string_data"):
-        raise UnsupportedOperation(f"the proxy cannot take {kind} as a value of a filter here")
-    return list(getattr(value.array_val, kind).data)
-
-
-def write(operations: Operations, method: str, request: Any) -> Operation[Any]:
+def write(operations: Operations, request: Any) -> Operation[Any]:
     """Answer an InsertRequest or an UpsertRequest with a MutationResult.
 
-    Each row with a vector gets its bias. method: the name of the call in the protocol. Raises
-    DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
-    InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
+    Each row with a vector gets its bias. Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors,
+    each naming the rows; InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
     """
-    collection, adds = request.collection_name, method == "Upsert" and bool(request.field_ops)
+    collection, method = request.collection_name, method_of(request).lower()
+    adds = method == "upsert" and bool(request.field_ops)
 
     @cache
     def as_write() -> Write:
@@ -56,37 +37,35 @@ def write(operations: Operations, method: str, request: Any) -> Operation[Any]:
             raise UnsupportedOperation("field_ops while a refresh or a migration is at work on the collection")
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
         rows = rows_of(request.fields_data, request.num_rows)
-        return Write(method.lower(), collection, rows, None, request.partition_name, options=options)
+        return Write(method, collection, rows, None, request.partition_name, options=options)
 
     def by_row(write: Write) -> Operation[Any]:
-        written, _ = yield from operations.writes.write(write)
-        count = written.get("insert_count") or written.get("upsert_count") or 0
-        counted = {"insert_cnt" if method == "Insert" else "upsert_cnt": count}
-        succeeded = range(request.num_rows)
-        result = milvus_pb2.MutationResult(acknowledged=True, succ_index=succeeded, **counted)
-        put_keys(result.IDs, list(written.get("ids") or written.get("primary_keys") or ()))
+        answer, _ = yield from operations.writes.write(write)
+        result = milvus_pb2.MutationResult(acknowledged=True, succ_index=range(request.num_rows))
+        setattr(result, f"{method}_cnt", answer.get("insert_count") or answer.get("upsert_count") or 0)
+        put_keys(result.IDs, list(answer.get("ids") or answer.get("primary_keys") or ()))
         return result
 
     def call(cached: CachedState) -> Operation[Any]:
-        codecs = [state.codec for state in cached.states.values()]
-        if cached.intent_log is not None or any(codec.needs_candidates for codec in codecs):
+        states = cached.states.values()
+        if cached.intent_log is not None or any(state.codec.needs_candidates for state in states):
             return (yield from by_row(as_write()))
         if cached.dual_write is not None:
             as_write()  # Refuse first what the copy cannot take.
-        if not cached.states:
-            return (yield Send(method, request))
+        if not states:
+            return (yield Send(request))
         sent = deepcopy(request)
-        for state in cached.states.values():
-            yield from _fill(operations, state, sent, are_new=method == "Insert")
-        return (yield Send(method, sent))
+        for state in states:
+            yield from _fill(operations, state, sent, are_new=method == "insert")
+        return (yield Send(sent))
 
-    def again(cached: CachedState) -> Operation[Any]:
+    def again(_: CachedState) -> Operation[Any]:
         if adds:
             raise WriteIntentFailed(
-                f"written to {collection!r} so slowly that a refresh, which began since, may have undone "
-                "it: read the rows again, and repeat the update where it is missing"
+                f"the write to {collection!r} was so slow that a refresh, which began meanwhile, may have undone "
+                "it: read the rows again, and write the update again where it is missing"
             )
-        return (yield from by_row(replace(as_write(), method="upsert")))
+        return by_row(replace(as_write(), method="upsert"))
 
     first, _, cached = yield from operations.intents.noted(collection, None, call, again)
     if cached.dual_write is not None:
@@ -99,42 +78,51 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
 
     Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
     """
-    collection = request.collection_name
-    cached = yield from operations.states.cached_state(collection)
+    cached = yield from operations.states.cached_state(request.collection_name)
     if cached.intent_log is None and cached.dual_write is None:
 
-        def call(cached: CachedState) -> Operation[Any]:
-            return (yield Send("Delete", request))
+        def call(_: CachedState) -> Operation[Any]:
+            return (yield Send(request))
 
-        def again(cached: CachedState) -> Operation[Any]:
-            yield from _deleted_by_filter(operations, request)
-            return None
+        def again(_: CachedState) -> Operation[Any]:
+            return _delete_by_filter(operations, request)
 
-        first, _, cached = yield from operations.intents.noted(collection, None, call, again)
+        first, _, cached = yield from operations.intents.noted(request.collection_name, None, call, again)
         if cached.dual_write is not None:
-            yield from _deleted_by_filter(operations, request)
+            yield from _delete_by_filter(operations, request)
         return first
-    done = yield from _deleted_by_filter(operations, request)
-    if isinstance(done, dict):
-        return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
-    result = milvus_pb2.MutationResult(delete_cnt=len(done))
-    put_keys(result.IDs, done)  # Milvus Lite returns the keys, and so does pymilvus.
+    answer = yield from _delete_by_filter(operations, request)
+    if isinstance(answer, dict):
+        return milvus_pb2.MutationResult(delete_cnt=answer["delete_count"])
+    result = milvus_pb2.MutationResult(delete_cnt=len(answer))
+    put_keys(result.IDs, answer)  # Milvus Lite returns the keys, and so does pymilvus.
     return result
 
 
-def _deleted_by_filter(operations: Operations, request: Any) -> Operation[Any]:
+def _delete_by_filter(operations: Operations, request: Any) -> Operation[Any]:
     options: dict[str, Any] = {"consistency_level": request.consistency_level}
-    if request.expr_template_values:
-        options["filter_params"] = filter_params(request.expr_template_values)
+    if values := request.expr_template_values:
+        options["filter_params"] = {name: _filter_value(value) for name, value in values.items()}
     partition = request.partition_name or None
     deletion = Deletion(request.collection_name, None, None, request.expr, partition, options)
-    return (yield from operations.dual_writes.delete(deletion))
+    return operations.dual_writes.delete(deletion)
+
+
+def _filter_value(value: Any) -> Any:
+    """Return a filter value as pymilvus's filter_params take it."""
+    kind = value.WhichOneof("val")
+    if kind != "array_val":
+        return getattr(value, kind)
+    kind = value.array_val.WhichOneof("data")
+    if kind not in ("bool_data", "long_data", "double_data", "string_data"):
+        raise UnsupportedOperation(f"the proxy cannot take {kind} as a value of a filter here")
+    return list(getattr(value.array_val, kind).data)
 
 
 def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new: bool) -> Operation[None]:
     """Write the augmented vectors of a field, and its hidden columns, into the request."""
-    columns = sent.fields_data
-    _expect_none_of_ours(columns, state)
+    columns, codec = sent.fields_data, state.codec
+    _expect_no_hidden_fields(columns, codec)
     column = column_named(columns, state.field)
     if column is None:
         if getattr(sent, "partial_update", False):
@@ -146,7 +134,7 @@ def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new:
             f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
             f"got {len(vectors)} of dimension {vectors.shape[1]}"
         )
-    codec, vectors = state.codec, state.require_storable(vectors)
+    vectors = state.require_storable(vectors)
     biases = yield from operations.biases.of_rows(
         sent.collection_name, state, vectors, "compute", None, are_new=are_new
     )
@@ -154,29 +142,23 @@ def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new:
     if codec.searched_field != codec.field:
         column = columns.add(type=column.type, field_name=codec.searched_field)
     put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
-    _add_scalars(columns, stored, codec)
-
-
-def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
-    """Raise InvalidInput if rows set a hidden field, as a column or among their dynamic fields."""
-    for name in state.codec.hidden_fields:
-        if column_named(columns, name) is not None:
-            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")
-        quoted = json.dumps(name).encode()
-        for column in columns:
-            if not column.is_dynamic:
-                continue
-            for i, value in enumerate(column.scalars.json_data.data):
-                if quoted in value and name in json.loads(value):
-                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank")
-
-
-def _add_scalars(columns: Any, scalars: Columns, codec: RowCodec) -> None:
-    """Add the hidden scalar fields to the columns of a request."""
     kinds = {
         codec.bias_field: (schema_pb2.DataType.Float, "float_data"),
         codec.epoch_field: (schema_pb2.DataType.Int64, "long_data"),
     }
-    for name, values in scalars.items():
+    for name, values in stored.items():
         kind, data = kinds.get(name, (schema_pb2.DataType.Double, "double_data"))
         getattr(columns.add(type=kind, field_name=name).scalars, data).data.extend(values)
+
+
+def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:
+    """Raise InvalidInput if rows set a hidden field, as a column or among their dynamic fields."""
+    dynamic = [column.scalars.json_data.data for column in columns if column.is_dynamic]
+    for name in codec.hidden_fields:
+        if column_named(columns, name) is not None:
+            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")
+        quoted = json.dumps(name).encode()
+        for values in dynamic:
+            for i, value in enumerate(values):
+                if quoted in value and name in json.loads(value):
+                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank")

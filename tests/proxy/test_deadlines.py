@@ -130,7 +130,7 @@ def test_too_many_calls_on_one_collection_are_refused_at_once(two, stub, relay, 
         call.cancel()
     written = eventually(lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0")))
     assert written.status.code == 0
-    [session] = proxy.proxy._sessions._kept.values()
+    [session] = proxy.proxy._sessions._recent.values()
 
     def no_pool_is_left():
         assert len(session.pools) == 0
@@ -187,12 +187,12 @@ def test_who_cancels_cancels_the_upstream_call(two, stub, relay, caplog):
 
 def test_an_upstream_call_outlives_the_sessions_of_others(two, stub, relay, proxy, monkeypatch):
     """Of users who have nothing under way the proxy forgets the one that it heard of longest ago."""
-    monkeypatch.setattr(sessions, "MOST", 2)
+    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     [call] = hung(two, stub, relay)
     for user in range(4):
         asked = milvus_pb2.QueryRequest(collection_name=two.healthy, expr="id == 0", output_fields=["id"])
         assert stub.Query(asked, metadata=[("dbname", f"other{user}")], timeout=PROMPT_SECONDS)
-    assert len(proxy.proxy._sessions._kept) == 2
+    assert len(proxy.proxy._sessions._recent) == 2
     relay.released.set()
     assert call.result(30).upsert_cnt == 1
 
@@ -210,14 +210,14 @@ def cancelled():
 async def test_nothing_is_sent_for_a_caller_that_is_gone(gone):
     sent = []
 
-    async def send(method, request):
-        sent.append(method)
+    async def send(request):
+        sent.append(request)
 
     with pytest.raises(CallEnded):
         gone().start(lambda *args, **options: sent.append(args), b"", None, {})
     session, pools = Session(ProxyOptions("localhost:1"), "", ""), CollectionPools(1)
     with pools.entered("c") as pool:
-        for step in (Send("Upsert", None), Compute(lambda: sent.append("computed"))):
+        for step in (Send(milvus_pb2.UpsertRequest()), Compute(lambda: sent.append("computed"))):
             with pytest.raises(CallEnded):
                 await session.answer(step, gone(), pool, send)
     assert sent == []
@@ -234,7 +234,7 @@ async def test_a_call_counts_as_long_as_it_keeps_a_thread_busy():
     await asyncio.sleep(0.1)
     task.cancel()
     await asyncio.sleep(0.1)
-    with pytest.raises(CallEnded, match="1 calls of this user under way"), pools.entered("c"):
+    with pytest.raises(CallEnded, match="1 running calls of this user"), pools.entered("c"):
         pass
     with pools.entered("another"):
         pass
