@@ -135,8 +135,8 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
 def absorbed(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Absorbed | None:
     """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online.
 
-    This writes nothing: pass `bank` to a refresh, and pass the result to `settled` after the refresh. A second call
-    before that, for example after a crash, gives the same result. Raises NotCorrected, InvalidInput, DimensionMismatch.
+    This writes nothing: pass `bank` to a refresh, and then the result to `drop_processed`. A second call before
+    that, for example after a crash, gives the same result. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
     info, state, name = _found(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
@@ -175,7 +175,7 @@ def origins_of(bank: StoredBank) -> Origins:
     return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
 
 
-def settled(store: Store, done: Absorbed) -> None:
+def drop_processed(store: Store, done: Absorbed) -> None:
     """Drop the processed samples. Call this once searches read the biases of the new bank, or if there is no
     new bank."""
     capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
@@ -224,7 +224,7 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
     held = state.profile_of(profile)
     online_bank = info.online_bank_of(state.field, profile or state.active)
     if online_bank is None:
-        reason = f"no queries of {info.name!r} are sampled: let its bank live"
+        reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
         return Drift(reason, held.bank.count, 0)
     vectors = _samples(store, online_bank).vectors
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:LOOKED_AT]]

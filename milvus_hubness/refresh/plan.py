@@ -1,4 +1,4 @@
-"""The options and the plan of a refresh, which chooses bank and estimator; and spare bank generations.
+"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank generations.
 
 A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection drops the
 noted generations. A job drops only generations that its own collection noted and that no collection state names; if
@@ -8,9 +8,11 @@ another job names a generation at the same time, the store restores its rows, se
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +20,8 @@ import numpy as np
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_to
 from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.codec.index_hints import foremost
+from milvus_hubness.codec.index_hints import foremost, measured_on
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Engine
 from milvus_hubness.errors import (
     EmptyBank,
@@ -30,9 +33,13 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.migration.plan import default_client_ttl
+from milvus_hubness.migration.clean import drop_copy
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.migrator import opened
+from milvus_hubness.migration.plan import MigrationOptions, default_client_ttl
+from milvus_hubness.migration.survey import Chunk, survey
 from milvus_hubness.operations.inputs import WHERE_FROM, read_pairs
+from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
@@ -199,7 +206,7 @@ def plan_refresh(
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
         begun = rebuilding.state.profiles.get(state.active, begun)
-    changes = ["a refit was asked for"] if options.refit else []
+    changes = ["a refit was requested"] if options.refit else []
     if begun and not options.refit:
         saved = _whole(store, begun.bank)
         same = estimator is None or is_same(estimator, begun.estimator)
@@ -211,18 +218,18 @@ def plan_refresh(
         if saved is None:
             changes.append("the bank of an unfinished refresh is gone")
     stored = load_bank()
-    wanted = _with(stored, bank, target_bank)
+    new_bank = _with(stored, bank, target_bank)
     strength = profile.strength
     if is_new:
         estimator = estimator or from_dict(profile.estimator)
-        return RefreshPlan(estimator, wanted, strength, "the profile is new")
-    if estimator is None and (tuned := _newly_tuned(info, profile, wanted)):
+        return RefreshPlan(estimator, new_bank, strength, "the profile is new")
+    if estimator is None and (tuned := _newly_tuned(info, profile, new_bank)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
-    if wanted.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+    if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
         changes.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         changes.append("the parameters changed")
-    return RefreshPlan(estimator or from_dict(profile.estimator), wanted, strength, " and ".join(changes))
+    return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes))
 
 
 def _plan_revert(store: Banks, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
@@ -317,3 +324,108 @@ def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> Tu
     if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
         return None
     return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
+
+
+FEWEST_ROWS = 50_000
+"""Minimum number of rows for a rebuild: fewer rows are upserted in less time than a copy takes to load."""
+
+
+def choose_rebuild(
+    info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
+) -> tuple[bool, str]:
+    """Return whether to rebuild, and why. requested: the collection name or alias that the caller used.
+    share: the share of rows that need a write.
+
+    Sustained upserts starve a database's compaction. If most rows need a write, a copy that takes over the alias
+    costs no more, and leaves the live collection alone until the copy is complete.
+    """
+    moved = f"{share:.0%} of {info.rows:,} rows change"
+    if share < options.rebuild_share:
+        return False, f"{moved}: they are upserted"
+    if info.rows < FEWEST_ROWS:
+        return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
+    if state.codec.leaves_vectors:
+        return False, f"{moved}, and are upserted: biases outside the vector field are not rebuilt"
+    if len(info.states) > 1:
+        return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
+    if len(info.aliases) != 1:
+        what = "several aliases lead" if info.aliases else "no alias leads"
+        return False, f"{moved}, and are upserted: {what} to {info.name!r}, and one is moved in one step"
+    if requested == info.name:
+        alias = info.aliases[0]
+        return False, f"{moved}, and are upserted: requested by its alias {alias!r}, a copy would take over"
+    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+
+
+def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
+    """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
+    surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
+    ledger = Ledger(store)
+    target = _free_name(store, info.name, state.profile.epoch)
+    layout = _copy_layout(store, info, state, surveyed.chunks[:1])
+    copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
+    migration = Migration(
+        source=info.name,
+        target=target,
+        field=state.field,
+        bank_collection=state.profile.bank.collection,
+        arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
+        phase="copying",
+        source_identity=info.identity,
+        rebuilds=info.states[state.field],
+        rows=surveyed.rows,
+        chunks=len(surveyed.chunks),
+    )
+    ledger.write_chunks(migration, surveyed.chunks)
+    return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
+
+
+def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
+    """Return the layout of the copy, whose index hint columns depend on the bank. A source without these
+    columns, for example a copy by an earlier version, gets them too. some: chunks whose vector lengths are
+    typical of all rows."""
+    if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
+        return state.layout
+    first = some[0]
+    rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
+    bank = store.load_bank(state.profile.bank).queries
+    vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
+    graph_hint = store.takes_graph_hint(info, state.field)
+    return measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
+
+
+def rebuildings(store: Store) -> list[Migration]:
+    """Return all rebuilds in the ledger, finished or not."""
+    return [migration for migration in Ledger(store).migrations() if migration.rebuilds is not None]
+
+
+def unfinished(rebuilds: Sequence[Migration], collection: str) -> Migration | None:
+    """Return the unfinished rebuild of this collection, if any."""
+    over = {"switched", "rolled back", "finished"}
+    own = (rebuild for rebuild in reversed(rebuilds) if rebuild.source == collection)
+    return next((rebuild for rebuild in own if rebuild.phase not in over), None)
+
+
+def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
+    """Return the rebuild that made this copy, if the alias already leads to it and the rest of its cutover is
+    unfinished."""
+    own = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and rebuild.phase == "switching")
+    return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
+
+
+def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
+    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
+    with opened(lease.store, migration, options, lease) as migrator:
+        return migrator.run(alias=migration.arguments["alias"])
+
+
+def abandon(lease: Lease, migration: Migration) -> None:
+    """Drop the copy of a rebuild; the collection stays as it is."""
+    lease.include(migration.target)
+    drop_copy(lease, Ledger(lease.store), migration)
+
+
+def _free_name(store: Store, name: str, epoch: int) -> str:
+    base = re.sub(r"_r\d+$", "", name)
+    names = (f"{base}_r{number}" for number in count(epoch))
+    return next(name for name in names if not store.exists(name))

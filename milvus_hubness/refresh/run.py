@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.correction import NONE_READ, Banks, Correction, keep_nearest, load_correction
 from milvus_hubness.enable.plan import measure
@@ -24,20 +26,32 @@ from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
 from milvus_hubness.operations.row_writer import RowWriter, rewriting
 from milvus_hubness.quality.bank_checks import Drift
-from milvus_hubness.refresh.evaluate import RefreshEvaluation, changed_share, evaluate, fit, sampled, steady_mean
-from milvus_hubness.refresh.online_bank import live_queries, settled
-from milvus_hubness.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks, plan_refresh, ready_state, with_profile
-from milvus_hubness.refresh.write import (
+from milvus_hubness.refresh.biases import (
+    RefreshEvaluation,
     Renewal,
     Waiting,
+    changed_share,
+    evaluate,
+    fit,
+    sampled,
+    steady_mean,
+    waiting_rows,
+)
+from milvus_hubness.refresh.online_bank import drop_processed, live_queries
+from milvus_hubness.refresh.plan import (
+    RefreshOptions,
+    RefreshPlan,
+    SpareBanks,
     abandon,
     begin,
     carry_out,
     choose_rebuild,
     half_switched,
+    plan_refresh,
+    ready_state,
     rebuildings,
     unfinished,
-    waiting_rows,
+    with_profile,
 )
 from milvus_hubness.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.protocols import Store
@@ -121,7 +135,7 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
         else:
             validated = leasing(store, collection, lambda current: ready_state(current, field))
             lease, info = stack.enter_context(validated)
-        stop_reason = Cancelled("stopped as asked: the next refresh carries on from here")
+        stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
         moved, samples = None, None
         if options.live != "never" and options.bank is None:
@@ -130,7 +144,7 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
         if samples and result.action != "refused" and not options.plan:
-            settled(lease.store, samples)
+            drop_processed(lease.store, samples)
     seconds = round(time.perf_counter() - began, 2)
     return replace(result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {})
 
@@ -152,13 +166,13 @@ def _refreshed(
         counting = executor.submit(store.count, info.name)
         finding = executor.submit(rebuildings, store)
         noting = executor.submit(spare.noted)
-        looking = executor.submit(waiting_rows, store, info, state)
+        pending = executor.submit(waiting_rows, store, info, state)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
         left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
         if half and not options.plan:
             carry_out(half, MigrationOptions(), lease)
-        waiting, noted = looking.result(), noting.result()
+        waiting, noted = pending.result(), noting.result()
         plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
     job = Refreshing(
         store=store,
@@ -242,16 +256,16 @@ class Refreshing:
             return self._continued(plan)
         options = self.options
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
-        judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options)
+        judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
         if judged and judged.objection and not options.force:
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
-        mean_bias, correction = plan.mean_bias, None
+        correction = fit(self.store, self.info, self.state, plan, options)
+        biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias
         if plan.reference is None:
-            correction = fit(self.store, self.info, self.state, plan, options)
-            mean_bias = steady_mean(self.state.profile.mean_bias, correction.centred(sample.vectors))
+            mean_bias = steady_mean(self.state.profile.mean_bias, biases)
         rebuilds, why = False, ""
         if not self.is_new:
-            share = changed_share(self.state, plan, sample, correction, mean_bias, options.tolerance)
+            share = changed_share(self.state, sample, biases - np.float32(mean_bias), options.tolerance)
             rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
@@ -297,17 +311,17 @@ class Refreshing:
         epoch = done.corrected().profile.epoch
         return self._result("rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch)
 
-    def _fresh(self, plan: RefreshPlan, correction: Correction | None, mean_bias: float) -> Profile:
+    def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
         old, reference = self.state.profile, plan.reference
-        if reference is None and correction is not None:
+        if reference is None:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
         former = Former(estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank)
         return old.model_copy(
             update={
-                "estimator": to_dict(correction.fitted.estimator if correction else plan.estimator),
+                "estimator": to_dict(correction.fitted.estimator),
                 "slot": old.standby,
                 "standby": old.slot,
                 "mean_bias": mean_bias,
@@ -335,7 +349,7 @@ class Refreshing:
         """Write the announced biases, and switch to them."""
         incoming = self.state.incoming
         if incoming is None:
-            raise InvalidInput("no biases are on their way")
+            raise InvalidInput(f"{self.info.name!r} has no announced biases: refresh it again")
         with self._rewriting() as writer:
             renewal = self._renewal(writer)
             filled = renewal.fill_pending()
@@ -345,7 +359,7 @@ class Refreshing:
             leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
             moved = {"incoming": None, "outgoing": leaving}
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
-            state = self._measured_anew(state, plan)
+            state = self._with_miss_rate(state, plan)
             state = keep_nearest(self.store, self.info.name, state)
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
@@ -366,7 +380,7 @@ class Refreshing:
     def _spare(self) -> SpareBanks:
         return SpareBanks(self.store, self.info.name)
 
-    def _measured_anew(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
+    def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
         if state.allowed_miss_rate is None:
             return state

@@ -23,8 +23,8 @@ from milvus_hubness.client import query_samples
 from milvus_hubness.refresh.online_bank import (
     absorbed,
     drift,
+    drop_processed,
     list_online_banks,
-    settled,
     start_online_bank,
     stop_online_bank,
 )
@@ -219,7 +219,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     result = refresh(store, name, bank=done.bank)
     assert result.action == "full"
     assert result.reason.startswith("the bank changed")
-    settled(store, done)
+    drop_processed(store, done)
     assert len(corrected.waiting().origins) == 0
     [told] = list_online_banks(store, name)
     assert (told.seed, told.live, told.waiting) == (20, 20, 0)
@@ -253,9 +253,9 @@ def test_whatever_a_killed_job_left_no_query_counts_twice(corrected, monkeypatch
     third = absorbed(store, name)
     assert third.taken == 10
     refresh(store, name, bank=third.bank)
-    settled(store, unsettled)
-    settled(store, third)
-    settled(store, third)
+    drop_processed(store, unsettled)
+    drop_processed(store, third)
+    drop_processed(store, third)
     assert len(corrected.waiting().origins) == 0
     numbers = corrected.held().origins.numbers.tolist()
     assert len(set(numbers)) == len(numbers) == 60
@@ -270,7 +270,7 @@ def test_a_sample_that_took_a_place_meanwhile_is_not_dropped(corrected):
     corrected.put(corrected.queries[:5])
     done = absorbed(corrected.store, corrected.name)
     corrected.put(corrected.queries[10:12], first=50)
-    settled(corrected.store, done)
+    drop_processed(corrected.store, done)
     assert sorted(corrected.waiting().origins.numbers.tolist()) == [50, 51]
 
 
@@ -280,7 +280,7 @@ def test_a_bank_given_by_hand_begins_anew(corrected):
     corrected.put(corrected.queries[:10])
     done = absorbed(store, name)
     refresh(store, name, bank=done.bank)
-    settled(store, done)
+    drop_processed(store, done)
     refresh(store, name, bank=QueryBank(corrected.queries[20:50]))
     assert corrected.held().origins.are_seeds.all()
     assert absorbed(store, name).seed == 30
@@ -343,7 +343,7 @@ def test_a_taken_name_and_a_plain_collection_are_refused(corrected):
 
 def test_drift_is_told_of_the_samples_that_wait(corrected):
     store, name = corrected.store, corrected.name
-    assert "let its bank live" in drift(store, name).reason
+    assert "turn its online bank on" in drift(store, name).reason
     rng = np.random.default_rng(8)
     bank, alike = np.split(vectors(rng, 500, DIM), [300])
     refresh(store, name, bank=QueryBank(bank))
@@ -367,7 +367,7 @@ def test_drift_is_told_of_the_samples_that_wait(corrected):
     done = absorbed(store, name)
     assert (done.seed, done.live) == (75, 225)
     refresh(store, name, bank=done.bank, force=True)
-    settled(store, done)
+    drop_processed(store, done)
     corrected.put(other[300:], first=1_000)
     followed = drift(store, name)
     assert (followed.fired, followed.bank) == (False, 225)

@@ -7,7 +7,7 @@ import pytest
 
 from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
 from milvus_hubness.migration import ledger
-from milvus_hubness.refresh import write
+from milvus_hubness.refresh import plan as refresh_plan
 from milvus_hubness.stores import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, plain_collection, similarity, vectors
@@ -17,7 +17,7 @@ DIM, ITEMS, K = 12, 300, 8
 
 @pytest.fixture(autouse=True)
 def even_for_few(monkeypatch):
-    monkeypatch.setattr(write, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
 
 
 class Live:
@@ -135,7 +135,7 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
         raise StoreError("the connection broke")
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "opened", fail)
+        patched.setattr(refresh_plan, "opened", fail)
         with pytest.raises(StoreError):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     assert not live.store.exists(f"{live.name}_r2")
@@ -171,7 +171,7 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
 def test_a_switch_is_finished_only_of_the_copy_that_the_alias_leads_to(aliases, is_found):
     left = SimpleNamespace(target="copy_r2", phase="switching", arguments={"alias": "live"})
     copy = SimpleNamespace(name="copy_r2", aliases=aliases)
-    assert (write.half_switched([left], copy) is left) == is_found
+    assert (refresh_plan.half_switched([left], copy) is left) == is_found
 
 
 @pytest.mark.lite_only
@@ -180,7 +180,7 @@ def test_another_bank_takes_its_place(live, monkeypatch):
         raise StoreError("the connection broke")
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "opened", fail)
+        patched.setattr(refresh_plan, "opened", fail)
         with pytest.raises(StoreError):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     third = vectors(np.random.default_rng(5), 40, DIM)
@@ -197,9 +197,9 @@ def test_it_is_told_why_rows_are_upserted(live, monkeypatch):
         return refresh(live.store, live.alias, bank=QueryBank(live.other), plan=True, **options).reason
 
     assert "change: they are upserted" in told(rebuild_share=1.5)
-    monkeypatch.setattr(write, "FEWEST_ROWS", 10_000)
+    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 10_000)
     assert "fewer than 10,000 in all" in told()
-    monkeypatch.setattr(write, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
     by_name = refresh(live.store, live.name, bank=QueryBank(live.other), plan=True)
     assert "by its alias" in by_name.reason
     live.store.drop_alias(live.alias)

@@ -9,7 +9,7 @@ from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import read_entries
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.row_writer import open_batches
-from milvus_hubness.refresh.write import REFRESHES
+from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.records import CollectionInfo

@@ -35,7 +35,7 @@ from milvus_hubness.correction import load_correction
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.refresh.write import REFRESHES
+from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_server import is_one_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from milvus_hubness.refresh import write
+from milvus_hubness.refresh import plan as refresh_plan
 from tests.crash.ports import Program
 from tests.crash.stages import COURSES, Course
 
@@ -142,7 +142,7 @@ def run(order: Order) -> None:
         os.dup2(log, stream)
     watch, program = Watch(order), order.program
     if order.rebuilds:
-        write.FEWEST_ROWS = 1
+        refresh_plan.FEWEST_ROWS = 1
     program.take_in_chunks(order.course.rows_per_chunk)
     program.count_requests(watch)
     order.course.follow(watch.enter, program.store)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from milvus_hubness.migration import ledger
 from milvus_hubness.operations import lease, progress
+from milvus_hubness.refresh import biases
 from milvus_hubness.refresh import run as refresh_run
-from milvus_hubness.refresh import write as refresh_write
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY
 
@@ -60,8 +60,8 @@ def follow_refresh(enter: Enter, store: Any) -> None:
         (lease.Lease, "_claim", "taking the lease"),
         (refresh_run, "sampled", "judging"),
         (store, "save_bank", "announcing"),
-        (refresh_write.Renewal, "fill_pending", "filling"),
-        (refresh_write.Renewal, "run", "writing"),
+        (biases.Renewal, "fill_pending", "filling"),
+        (biases.Renewal, "run", "writing"),
         (store, "wait_visible", "flipping"),
         (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),

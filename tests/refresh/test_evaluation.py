@@ -10,8 +10,8 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.estimators import NNN, Blend
 from milvus_hubness.quality import measures
-from milvus_hubness.refresh.evaluate import Labelled, Sample, Standing, judge, labelled_in
-from milvus_hubness.refresh.plan import Labels
+from milvus_hubness.refresh.biases import Labelled, Sample, judge
+from milvus_hubness.refresh.plan import Labels, RefreshPlan
 from tests.galleries import METRICS, similarity
 
 DIM = 16
@@ -19,7 +19,7 @@ DIM = 16
 
 def standing(bank, estimator=None, strength=1.0):
     kept = StoredBank(QueryBank(bank), np.empty((len(bank), 0), np.float32))
-    return Standing(estimator or NNN(8), kept, strength)
+    return RefreshPlan(estimator or NNN(8), kept, strength, "")
 
 
 def unit(rows):
@@ -91,7 +91,7 @@ def test_too_little_is_not_judged_by(hubs):
 
 def test_labels_are_found_in_the_sample():
     sample = Sample([10, 11, "a"], np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32))
-    known = labelled_in(sample, Labels(np.ones((3, 2), np.float32), [[11, 99], [98], ["a", 10]]))
+    known = sample.labelled(Labels(np.ones((3, 2), np.float32), [[11, 99], [98], ["a", 10]]))
     assert [numbers.tolist() for numbers in known.positives] == [[1], [2, 0]]
     assert len(known.queries) == 2
-    assert labelled_in(sample, Labels(np.ones((2, 2), np.float32), [[10], [99]])) is None
+    assert sample.labelled(Labels(np.ones((2, 2), np.float32), [[10], [99]])) is None

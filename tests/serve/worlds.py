@@ -3,7 +3,7 @@
 import threading
 
 from milvus_hubness.errors import CollectionNotFound
-from milvus_hubness.refresh.evaluate import RefreshEvaluation
+from milvus_hubness.refresh.biases import RefreshEvaluation
 from milvus_hubness.refresh.run import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 

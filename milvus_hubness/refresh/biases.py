@@ -1,0 +1,381 @@
+"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes row by row."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.banks.generations import Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import RowBiases
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction import Banks, Correction, load_corrections
+from milvus_hubness.distributed.ray_gallery import fit_on_ray
+from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.estimators import from_dict
+from milvus_hubness.estimators.base import is_same
+from milvus_hubness.operations.bias_backends import BiasBackend
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.operations.progress import Progress, chunks
+from milvus_hubness.operations.row_writer import RowWriter
+from milvus_hubness.quality.measures import Interval, Outcome, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
+from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, Record
+
+HELD_OUT = 0.2
+FEWEST_HELD_OUT = 50
+MOST_HELD_OUT = 2_000
+FEWEST_ITEMS = 200
+SLACK, LEAST = 0.1, 0.1
+"""A skewness is worse if it exceeds the other by this share of it and by this absolute amount."""
+COMPARED = {"old": "the biases in use", "raw": "no correction"}
+
+
+class Labelled(NamedTuple):
+    """Labelled queries (n, d), n ≥ 2, and for each the positions of its items in the sample."""
+
+    queries: Floats
+    positives: list[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class RefreshEvaluation:
+    """The result of a refresh evaluation.
+
+    skewness: of N_10 under "raw", "old" and "new" biases, which are fitted without the held-out queries.
+    overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of the labelled queries
+    under the same three biases. gains: the 95% intervals of "new" over "raw" and "old". r1 and gains are
+    empty without labels. objection: the reason not to use the new biases; empty if there is none.
+    """
+
+    items: int
+    queries: int
+    skewness: dict[str, float]
+    overlap: float
+    r1: dict[str, float]
+    gains: dict[str, Interval]
+    objection: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, fit for JSON."""
+        return asdict(self) | {"gains": {name: gain._asdict() for name, gain in self.gains.items()}}
+
+
+def judge(
+    layout: Layout, sample: Floats, old: RefreshPlan, new: RefreshPlan, labelled: Labelled | None = None
+) -> RefreshEvaluation | None:
+    """Evaluate old and new biases on a sample (n, d) of the gallery. Hold out a fifth of the new bank, fit
+    both without it, and use it as queries. Labels decide if given, else the skewness decides.
+
+    Return None if there is too little data: under 50 held-out queries, or under 200 items.
+    """
+    rng = np.random.default_rng(0)
+    queries = new.bank.queries.vectors
+    held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
+    if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
+        return None
+    old_biases, new_biases = (_biases_without(layout, sample, plan, held_out) for plan in (old, new))
+    if old_biases is None or new_biases is None:
+        return None
+    biases = [np.zeros(len(sample), np.float32), old_biases, new_biases]
+    items = layout.reduce_items(sample)
+    outcome = assess(layout.reduce_queries(held_out), items, biases)
+    skews = {
+        name: round(skewness(k_occurrence(answers, len(sample))), 3)
+        for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
+    }
+    r1, gains = {}, {}
+    if labelled is not None:
+        hits = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives).hits
+        r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
+        gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
+    return RefreshEvaluation(
+        items=len(sample),
+        queries=len(held_out),
+        skewness=skews,
+        overlap=round(_overlap(outcome), 4),
+        r1=r1,
+        gains=gains,
+        objection=_objection(skews, r1, gains),
+    )
+
+
+def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out: Floats) -> Floats | None:
+    """Return the biases (n,) of the sample times the strength, fitted without the held-out queries; None if too
+    few queries remain for the fit."""
+    bank = plan.bank.queries
+    excluded = {row.tobytes() for row in held_out}
+    others = np.array([row.tobytes() not in excluded for row in bank.vectors])
+    if others.sum() < FEWEST_HELD_OUT:
+        return None
+    correction = Correction.fit(
+        layout,
+        plan.estimator,
+        QueryBank(bank.vectors[others], bank.source),
+        gallery=sample if plan.estimator.needs_gallery else None,
+        target_bank=plan.bank.targets,
+    )
+    return correction.centred(sample) * np.float32(plan.strength)
+
+
+def _overlap(outcome: Outcome) -> float:
+    old, new = outcome.retrieved[1], outcome.retrieved[2]
+    return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(old, new, strict=True)]))
+
+
+def _objection(skews: dict[str, float], r1: dict[str, float], gains: dict[str, Interval]) -> str:
+    for name, other in COMPARED.items():
+        if gains and gains[name].high < 0:
+            return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}, and not by chance"
+        if not gains and skews["new"] > skews[name] + SLACK * abs(skews[name]) + LEAST:
+            return f"the skewness of N_10 rises from {skews[name]:.2f} with {other} to {skews['new']:.2f}"
+    return ""
+
+
+MOST_ROWS = 20_000
+
+
+class Sample(NamedTuple):
+    """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
+
+    keys: list[Key]
+    vectors: Floats
+    biases: Floats
+
+    def labelled(self, labels: Labels) -> Labelled | None:
+        """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
+        places = {key: i for i, key in enumerate(self.keys)}
+        answers = [np.array([places[key] for key in keys if key in places], np.int64) for keys in labels.keys]
+        rows = [i for i, positions in enumerate(answers) if len(positions)]
+        if len(rows) < 2:
+            return None
+        return Labelled(np.asarray(labels.queries, np.float32)[rows], [answers[i] for i in rows])
+
+
+def sampled(
+    store: Store, info: CollectionInfo, state: CollectionState, labels: Labels | None, progress: Progress
+) -> Sample:
+    """Return 20,000 rows, or all if there are fewer, and the rows that labels name."""
+    rng = np.random.default_rng(0)
+    backend = BiasBackend(store, info, state)
+    named = {key for keys in labels.keys for key in keys} if labels else set()
+    keys: list[Key] = []
+    vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
+    biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
+    all_keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
+    total = sum(map(len, all_keys.values()))
+    for partition, own_keys in all_keys.items():
+        share = min(len(own_keys), -(-MOST_ROWS * len(own_keys) // max(1, total)))
+        picked = {own_keys[i] for i in rng.choice(len(own_keys), share, replace=False)} if share else set()
+        chosen = [key for key in own_keys if key in picked or key in named]
+        for part in chunks(chosen, store.chunk_rows(info), "reading a sample", progress):
+            rows = backend.read(part, partition)
+            valid = ~state.layout.invalid(rows.vectors)
+            keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
+            vectors.append(rows.vectors[valid])
+            biases.append(rows.biases[valid])
+    return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
+
+
+def evaluate(
+    store: Store, state: CollectionState, plan: RefreshPlan, sample: Sample, labels: Labels | None
+) -> RefreshEvaluation | None:
+    """Evaluate the biases in use and those of the plan, as `judge` does."""
+    profile = state.profile
+    bank = store.load_bank(profile.bank, checked=False)
+    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "")
+    return judge(state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None)
+
+
+def fit(
+    store: Store, info: CollectionInfo, state: CollectionState, plan: RefreshPlan, options: RefreshOptions
+) -> Correction:
+    """Fit the estimator on the bank, and on the gallery if it needs that. Start from the stored potentials if the
+    estimator is unchanged. If the plan names a stored bank, restore the fit from its potentials."""
+    bank = plan.bank
+    if plan.reference is not None:
+        return Correction.restore(state.layout, plan.estimator, bank)
+    backend, parts = BiasBackend(store, info, state), []
+    for partition in info.partitions if plan.estimator.needs_gallery else ():
+        keys = store.keys(info.name, partition=partition)
+        for part in chunks(keys, store.chunk_rows(info), "reading the gallery", options.progress):
+            parts.append(backend.read(part, partition).vectors)
+    is_unchanged = is_same(plan.estimator, state.profile.estimator)
+    return Correction.fit(
+        state.layout,
+        plan.estimator,
+        bank.queries,
+        gallery=np.concatenate(parts) if parts else None,
+        target_bank=bank.targets,
+        start=bank.potentials if is_unchanged else None,
+        fit=fit_on_ray if options.engine == "ray" else None,
+    )
+
+
+def steady_mean(old: float, biases: Floats) -> float:
+    """Return the old mean bias if it is within one standard deviation of the new mean, so that rows with an
+    unchanged bias need no write; else return the new mean."""
+    if not len(biases):
+        return old
+    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    return old if abs(mean - old) <= spread else mean
+
+
+def changed_share(state: CollectionState, sample: Sample, biases: Floats, tolerance: float) -> float:
+    """Return the share of the sample whose standby slot does not hold the new biases (n,)."""
+    changed = np.abs(biases - sample.biases[:, state.profile.standby]) > tolerance
+    return float(changed.mean()) if len(changed) else 0.0
+
+
+REFRESHES = "refreshes"
+CHUNKS_PER_RECORD = 8
+BYTES_PER_NUMBER = 4
+Waiting = Mapping[str | None, Sequence[Key]]
+"""Keys of the rows without a bias, by partition."""
+
+
+def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
+    backend = BiasBackend(store, info, state)
+    return {partition: backend.pending(partition) for partition in info.partitions}
+
+
+class _Reached(FrozenModel):
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
+
+    bank: BankReference
+    slot: int
+    after: tuple[tuple[str | None, Key], ...] = ()
+    scanned: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Writes the biases of a refresh. state: with the new biases, if there are any. names_epoch: whether rows
+    get the epoch of the new biases."""
+
+    lease: Lease
+    info: CollectionInfo
+    state: CollectionState
+    names_epoch: bool
+    writer: RowWriter
+    options: RefreshOptions
+    banks: Banks
+
+    @property
+    def store(self) -> Store:
+        return self.lease.store
+
+    @cached_property
+    def _backend(self) -> BiasBackend:
+        return BiasBackend(self.store, self.info, self.state, self.writer)
+
+    def fill_pending(self, waiting: Waiting | None = None) -> int:
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
+        number of rows. waiting: the keys of these rows, if they were read already. Raises Cancelled, LeaseLost."""
+        if waiting is None:
+            waiting = waiting_rows(self.store, self.info, self.state)
+        if not any(waiting.values()):
+            return 0
+        corrections, count = self._for_new_rows, 0
+        for partition, keys in waiting.items():
+            for part in self._chunks(keys, "computing missing biases"):
+                self._admit(len(part))
+                count += self._backend.write(part, partition, corrections, self.state.profile.epoch)
+        return count
+
+    def run(self) -> tuple[int, int]:
+        """Write the new biases; return the numbers of scanned and of written rows, which include earlier runs
+        of this refresh. Raises Cancelled, LeaseLost."""
+        incoming = self.state.incoming
+        if incoming is None:
+            raise InvalidInput(f"{self.info.name!r} has no announced biases: refresh it again")
+        reached = self._reached(incoming.profile)
+        after = dict(reached.after)
+        scanned, changed, since = reached.scanned, reached.written, 0
+        for partition in self.info.partitions:
+            keys = self.store.keys(self.info.name, partition=partition)
+            done = after.get(partition)
+            start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
+            for part in self._chunks(keys[start:], "writing biases"):
+                changed += self._renew(part, partition, incoming.profile)
+                scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+                if since % CHUNKS_PER_RECORD == 0:
+                    progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
+                    body = reached.model_copy(update=progress).model_dump_json()
+                    self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, body)])
+        return scanned, changed
+
+    def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
+        """Write the new biases to rows where they differ, and all biases to rows without any. Return the
+        number of these rows."""
+        self._admit(0)
+        backend, corrections = self._backend, self._corrections
+        rows = backend.read(keys, partition)
+        biases = corrections[incoming.slot].centred(rows.vectors)
+        differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
+        if differ.any():
+            changed = rows.only(differ)
+            self._admit(len(changed.batch))
+            epoch = incoming.epoch if self.names_epoch else None
+            backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
+            backend.repair(changed, partition, corrections, epoch)
+        pending = rows.only(rows.pending).batch.keys
+        if pending:
+            self._admit(len(pending))
+            backend.write(pending, partition, corrections, self.state.profile.epoch)
+        return int(differ.sum()) + len(pending)
+
+    @property
+    def _for_new_rows(self) -> dict[int, Correction]:
+        """The corrections for rows that are newer than the fits. The fit of the new biases covers all rows,
+        so their correction is as in `_corrections`."""
+        incoming = self.state.incoming
+        fitted = incoming.profile.slot if incoming else None
+        as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
+        return {slot: fit if slot == fitted else as_new[id(fit)] for slot, fit in self._corrections.items()}
+
+    @cached_property
+    def _corrections(self) -> dict[int, Correction]:
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
+        return load_corrections(self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active])
+
+    @staticmethod
+    def forget(store: Store, collection: str) -> None:
+        """Delete the progress of a refresh of this collection."""
+        store.drop_records(LEDGER, REFRESHES, [_key(collection)])
+
+    def _admit(self, rows: int) -> None:
+        if self.options.stop.is_set():
+            raise Cancelled(f"stopped as requested: the next refresh of {self.info.name!r} carries on from here")
+        if rows:
+            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+
+    def _reached(self, incoming: Profile) -> _Reached:
+        """Return the progress of an earlier run of this refresh."""
+        record = self.store.record(LEDGER, _key(self.info.name))
+        try:
+            reached = _Reached.model_validate_json(record.body) if record else None
+        except ValidationError:
+            reached = None
+        if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
+            return reached
+        return _Reached(bank=incoming.bank, slot=incoming.slot)
+
+    def _chunks(self, keys: Sequence[Key], step: str) -> Iterator[Sequence[Key]]:
+        return chunks(keys, self.store.chunk_rows(self.info), step, self.options.progress)
+
+
+def _key(collection: str) -> str:
+    return f"{REFRESHES}/{collection}"
