@@ -56,13 +56,9 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
     async def list_collections(
         self, timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> list[str]:
-        """List collections as AsyncMilvusClient.list_collections does, without internal ones.
-
-        include_internal: list the collections that this package created for its own use too.
-        """
-        names: list[str] = await self._run(
-            self._operations.catalog.list_collections((timeout,), kwargs, include_internal)
-        )
+        """List collections as AsyncMilvusClient does; include_internal lists those of this package, too."""
+        operation = self._operations.catalog.list_collections((timeout,), kwargs, include_internal)
+        names: list[str] = await self._run(operation)
         return names
 
     def query_iterator(
@@ -82,19 +78,10 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         as from `query`. Invalid arguments raise the same errors as in MilvusClient; iterator_cp_file and
         element_filter raise UnsupportedOperation.
         """
+        arguments = {"filter": filter, "partition_names": partition_names, "timeout": timeout, **kwargs}
         with refusing():
-            return AsyncQueryIterator(
-                self._operations.pages,
-                self._run,
-                collection_name,
-                batch_size,
-                limit,
-                filter,
-                output_fields,
-                partition_names,
-                timeout,
-                kwargs,
-            )
+            pages = self._operations.pages
+            return AsyncQueryIterator(pages, self._run, collection_name, batch_size, limit, output_fields, arguments)
 
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
         """Switch the database as AsyncMilvusClient.use_database does."""

@@ -35,26 +35,20 @@ MAX_CANDIDATES = 16_384
 class CandidateRewrite(Rewrite):
     """Rewrites requests and responses of a field whose biases are outside its vectors.
 
-    Searches fetch candidates and correct their scores. chains: the server runs function chains, which correct
-    the scores if the biases are in fields of the rows; otherwise `SearchRequest.answer` does.
+    Searches request candidates and correct their scores. chains: the server runs function chains, which correct the
+    scores if the biases are in fields of the rows; otherwise `SearchRequest.answer` does.
     """
 
     chains: bool = False
 
     def apart(self, question: Question) -> list[Question]:
-        """Return the question unsplit: the client checks the bounds of a range search."""
-        return [question]
+        return [question]  # the client checks the bounds of a range search
 
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
-        """Return None: the request and its number of candidates are computed for each search."""
-        return None
+        return None  # every search computes its number of candidates
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the request for the candidates.
-
-        It is the request for the answer itself if the search is not corrected or the server applies the
-        correction. Raises as Rewrite.ask does.
-        """
+        """Return the request for the candidates, or for the answer if the server ranks it. Raises as Rewrite.ask."""
         queries, strength = self.queries(question), self.strength(question)
         data = self.encoded_queries(question, queries, strength)
         params = copy.deepcopy(dict(question.search_params or {}))
@@ -124,10 +118,7 @@ class CandidateRewrite(Rewrite):
         )
 
     def _candidates(self, question: Question) -> int:
-        """Return how many candidates to fetch.
-
-        It is the number measured for ten results, scaled to the requested results.
-        """
+        """Return the number of candidates: that measured for ten results, scaled to the requested results."""
         measured, last = self.codec.candidates, int(question.page.stop)
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
 
@@ -161,10 +152,7 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
 
 
 def _biases(hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None) -> list[float]:
-    """Return the bias of each hit; a row without a bias gets the mean bias.
-
-    biases: the slots of each key, from the side collection.
-    """
+    """Return the bias of each hit, by key from the side collection if there is one; 0 is the mean bias."""
     if slot_field is not None:
         return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
     by_key = biases or {}
@@ -176,10 +164,7 @@ def _rounding(question: Question) -> dict[str, Any]:
 
 
 def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
-    """Remove the bounds of a range search from its parameters, and return them.
-
-    They apply to corrected scores.
-    """
+    """Remove the bounds of a range search, which apply to corrected scores, from its parameters; return them."""
     bounds: dict[str, float] = {}
     for place in places(params):
         for name in RANGE_BOUNDS:
@@ -189,10 +174,7 @@ def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
 
 
 def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
-    """Whether a score is within the bounds, as Milvus defines them.
-
-    radius is the far bound and excluded, range_filter the near bound.
-    """
+    """Whether a score is within Milvus's bounds: radius, the far one, is excluded, range_filter is the near one."""
     sign = -1.0 if metric == "L2" else 1.0
     far, near = bounds.get("radius"), bounds.get("range_filter")
     beyond = far is not None and sign * score <= sign * far

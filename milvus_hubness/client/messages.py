@@ -25,9 +25,9 @@ from milvus_hubness.stores.records import (
     is_fence,
 )
 
-LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
+USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
-ORDERED = (*LOOK_AT_SCORES, "order_by_fields")
+ORDERED = (*USE_SCORES, "order_by_fields")
 """Arguments that need the final order of the hits on the server."""
 GROUPED = ("group_by_field", "group_by_fields")
 """Arguments that make the server return the best hits of each group."""
@@ -38,10 +38,7 @@ RANGE_BOUNDS = ("radius", "range_filter")
 
 
 def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:
-    """Check a search.
-
-    Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers.
-    """
+    """Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers."""
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
     params = search_params or {}
@@ -55,29 +52,31 @@ def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any,
         raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
     for place in (params, inner):
         for name in RANGE_BOUNDS:
-            _expect_number(name, place.get(name))
+            try:
+                float(place.get(name) or 0.0)
+            except (TypeError, ValueError):
+                raise InvalidParameter(f"{name} must be a number, got {place[name]!r}") from None
 
 
 def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
-    """Check that the client can decode the answer.
+    """Raises UnsupportedOperation for answers that the client cannot decode: futures, and buckets with vectors.
 
-    fields: the corrected fields of the collection. Raises UnsupportedOperation for futures, and for buckets
-    whose hits have vectors.
+    fields: the corrected fields of the collection.
     """
-    if fields and (name := looked_at(options, IN_BACKGROUND)):
+    if fields and (name := first_set(options, IN_BACKGROUND)):
         raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
-    if fields and looked_at(options, ("namespace",)):
+    if fields and first_set(options, ("namespace",)):
         raise UnsupportedOperation("namespace on a corrected collection, which has none: leave it out")
     named = output_fields if isinstance(output_fields, list) else []
     vectors = [name for name in named if name in fields or (fields and name == "*")]
-    if vectors and looked_at(options, ("search_aggregation",)):
+    if vectors and first_set(options, ("search_aggregation",)):
         raise UnsupportedOperation(
             f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored vectors with "
             "their biases: name other fields, and get the vectors by key"
         )
 
 
-def looked_at(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
+def first_set(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Return the first of these arguments that is set."""
     return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
 
@@ -85,15 +84,8 @@ def looked_at(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
 def normalises_scores(ranker: Any) -> bool:
     """Whether a ranker normalises scores by the metric of the field."""
     functions = getattr(ranker, "functions", None) or [ranker]
-    params = [getattr(each, "params", None) or {} for each in functions]
-    return any(str(each.get("norm_score", "")).lower() == "true" for each in params)
-
-
-def _expect_number(name: str, bound: Any) -> None:
-    try:
-        float(bound or 0.0)
-    except (TypeError, ValueError):
-        raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
+    params = [getattr(function, "params", None) or {} for function in functions]
+    return any(str(own.get("norm_score", "")).lower() == "true" for own in params)
 
 
 def expect_strength(strength: Any) -> None:
@@ -111,10 +103,7 @@ def expect_state_ttl(seconds: Any) -> None:
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
-    """Check a number of candidates.
-
-    Raises InvalidParameter if it is not a positive integer, or if no re-ranker uses it.
-    """
+    """Raises InvalidParameter if `candidates` is not a positive integer, or if no re-ranker uses it."""
     if candidates is None:
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
@@ -162,7 +151,7 @@ class Question:
     strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one. rerank: a
     GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an Adaptive one ranks
     corrected candidates. candidates: how many; None uses the number of the re-ranker. activated: keys that open the
-    gate, if the search is gated. with_raw_score: give each hit its uncorrected score too.
+    gate, if the search is gated. with_raw_score: hits have their uncorrected scores too.
     """
 
     data: npt.ArrayLike
@@ -180,7 +169,7 @@ class Question:
     with_raw_score: bool = False
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
-        """Return how many candidates to fetch for a re-ranker: at least up to the end of the page."""
+        """Return how many candidates a re-ranker needs: at least up to the end of the page."""
         return max(self.candidates or how.candidates, int(self.page.stop))
 
     @property
@@ -193,8 +182,8 @@ class Question:
 class SearchRequest:
     """A request for the server, and `answer`, which converts its results for the user.
 
-    options: further arguments of the search. biases_of: the side collection, if the answer needs biases from
-    it; `answer` then takes them, by key, after the results. works: whether `answer` computes for long.
+    options: further arguments of the search. biases_of: the side collection, if `answer` also takes biases by key from
+    it, after the results. works: whether `answer` computes for long.
     """
 
     data: Any

@@ -163,41 +163,28 @@ class Pages:
         question: Question,
         options: Mapping[str, Any],
     ) -> Operation[SearchRequest]:
-        """Return the request that gives all rows in one order.
-
-        In a gated search the raw nearest row decides between the raw and the corrected order.
-        """
+        """Return the request for all rows in one order; a gate chooses it by the raw nearest row."""
         rewrite = rewrite_of(state, cached.reading)
         if rewrite.ranks_candidates(question):
             raise UnsupportedOperation(
-                f"search_iterator cannot follow the corrected order of {collection!r}: its biases lie beside "
-                "the vectors, so candidates are re-ranked within one answer. Ask search() for a larger "
+                f"search_iterator cannot follow the corrected order of {collection!r}: its biases are "
+                "outside the vectors, so candidates are re-ranked within one answer: call search() with a larger "
                 "limit, iterate with strength=0, or migrate the collection"
             )
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
         bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
-        search_request = rewrite.ask(replace(question, strength=0.0))
-        args = (
-            collection,
-            search_request.data,
-            options["filter"] or "",
-            1,
-            [cached.key_field],
-            search_request.search_params,
-        )
+        raw = rewrite.ask(replace(question, strength=0.0))
+        args = (collection, raw.data, options["filter"] or "", 1, [cached.key_field], raw.search_params)
         further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
         nearest = yield Ask("search", args, further)
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
-            return search_request
+            return raw
         opened = rewrite.profile(question).model_copy(update={"gate": None})
         return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
 
     def _key_at(self, collection: str, key_field: str, place: int, options: Mapping[str, Any]) -> Operation[Key | None]:
-        """Return the key of the row at this place in key order, counted from 1.
-
-        Returns the last key if there are fewer rows.
-        """
+        """Return the key of the row at this place in key order, counted from 1, or else the last key."""
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         rows = Ask("query", (collection,), further)
         last: Key | None = None
@@ -209,10 +196,9 @@ class Pages:
         return last
 
     def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
-        """Wait until pages show every row that was written before.
+        """Wait until the pages of the query `rows` show every row that was inserted before.
 
-        rows: the query whose rows are read page by page. Returns it, fixed to one moment if the server
-        reports it, and the name of the key field.
+        Returns the query, fixed to one moment if the server reports it, and the name of the key field.
         """
         description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
@@ -286,23 +272,20 @@ class AsyncQueryIterator:
         collection: str,
         batch_size: int,
         limit: int | None,
-        filter: str | None,
         output_fields: list[str] | None,
-        partition_names: list[str] | None,
-        timeout: float | None,
-        options: Mapping[str, Any],
+        arguments: dict[str, Any],
     ) -> None:
+        filter = arguments["filter"]
         if filter is not None and not isinstance(filter, str):
             raise DataTypeNotMatchException(message=ExceptionsMessage.ExprType % type(filter))
         if not 0 < batch_size <= MAX_BATCH_SIZE:
             raise ParamError(message=f"batch size must be between 1 and {MAX_BATCH_SIZE}, got {batch_size}")
-        if options.get(ITERATOR_SESSION_CP_FILE) is not None:
+        if arguments.get(ITERATOR_SESSION_CP_FILE) is not None:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():
             raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
         self._pages = pages
         self._run = run
-        arguments = {"filter": filter, "partition_names": partition_names, "timeout": timeout, **options}
         self._to_skip = int(arguments.pop(OFFSET, 0))
         self._rows = Ask("query", (collection,), arguments)
         self._batch_size = batch_size
@@ -359,8 +342,8 @@ class AsyncQueryIterator:
 class Operations:
     """The operations of a client: parts over one cache of collection states.
 
-    strength: w of searches that name none. state_ttl: TTL of a cached state, in seconds. bank_budget: bytes
-    of banks in memory. sampler: takes samples of queries; None for no samples. Raises InvalidParameter.
+    strength: w of searches that name none. state_ttl: TTL of a cached state, in seconds. bank_budget: bytes of banks in
+    memory. sampler: takes samples of queries, if any. Raises InvalidParameter.
     """
 
     def __init__(

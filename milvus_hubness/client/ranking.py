@@ -55,40 +55,35 @@ class Ranker:
             float(params.get("k", DEFAULT_RRF_K)),
         )
 
-    @property
-    def is_known(self) -> bool:
-        """Whether the client can merge by this strategy."""
-        return self.strategy in ("rrf", "weighted")
-
 
 def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
-    """Check that one of these corrected fields has the profile.
+    """Raises InvalidInput if none of these corrected fields has the profile.
 
-    A field without it is searched by its active profile if another field has it. Raises InvalidInput.
+    A field without it is searched by its active profile if another field has it.
     """
     if profile is None or not states or any(profile in state.profiles for state in states):
         return
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
-    known = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
-    raise InvalidInput(f"no profile {profile!r} for field {fields}: choose one of {known}")
+    names = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
+    raise InvalidInput(f"no profile {profile!r} for field {fields}: choose one of {names}")
 
 
-def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
+def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) -> bool:
     """Whether the client must merge the answers, because the server cannot.
 
-    asked: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them either.
+    corrected: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them either.
     """
-    alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
-    plain = all(
+    in_products = all(rewrite.state.metric == "IP" for rewrite, _ in corrected)
+    in_one_request = all(
         not rewrite.codec.needs_candidates and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1
-        for rewrite, question in asked
+        for rewrite, question in corrected
     )
-    if plain and (alike or ranker.strategy == "rrf"):
+    if in_one_request and (in_products or ranker.strategy == "rrf"):
         return False
-    if not ranker.is_known:
+    if ranker.strategy not in ("rrf", "weighted"):
         raise UnsupportedOperation(
             f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for corrected "
-            "fields of metric COSINE or L2, or with biases beside them: use RRFRanker or WeightedRanker"
+            "fields of metric COSINE or L2, or with biases outside them: use RRFRanker or WeightedRanker"
         )
     return True
 
@@ -114,42 +109,33 @@ def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: 
     """
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
-    turns, ascending = _squashing(ranker, metrics)
+    conversions, ascending = _score_conversions(ranker, metrics)
     for number, first in enumerate(answers[0]):
         scores: dict[Any, float] = {}
-        found: dict[Any, Any] = {}
+        by_key: dict[Any, Any] = {}
         for i, answer in enumerate(answers):
             for rank, hit in enumerate(answer[number]):
-                found.setdefault(hit.id, hit)
-                share = (
-                    1 / (ranker.k + rank + 1)
-                    if ranker.strategy == "rrf"
-                    else ranker.weights[i] * turns[i](hit["distance"])
-                )
+                by_key.setdefault(hit.id, hit)
+                if ranker.strategy == "rrf":
+                    share = 1 / (ranker.k + rank + 1)
+                else:
+                    share = ranker.weights[i] * conversions[i](hit["distance"])
                 scores[hit.id] = scores.get(hit.id, 0.0) + share
         best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[page]
-        keep(first, [found[key] for key in best])
+        keep(first, [by_key[key] for key in best])
         rescore(first, [scores[key] for key in best], round_decimal)
     return answers[0]
 
 
-def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
-    """Return how to prepare the scores of the answers for a weighted sum.
+def _score_conversions(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
+    """Return the functions that convert the scores of each answer for a weighted sum, and whether small sums are best.
 
-    The result is a function for the scores of each answer, and whether small sums are best.
+    float is the function that changes nothing.
     """
-    if ranker.strategy == "rrf":
-        return [], False
-    if ranker.normalise:
-        return [_NORMALISED.get(metric, _closeness) for metric in metrics], False
-    distances = [metric not in SIMILARITIES for metric in metrics]
-    if all(distances):
-        return [_unchanged] * len(metrics), True
-    return [_AS_IT_IS.get(metric, _closeness) for metric in metrics], False
-
-
-def _unchanged(score: float) -> float:
-    return score
+    if ranker.strategy == "weighted" and not ranker.normalise and SIMILARITIES.isdisjoint(metrics):
+        return [float] * len(metrics), True
+    conversions = _NORMALISED if ranker.normalise else _UNCHANGED
+    return [conversions.get(metric, _closeness) for metric in metrics], False
 
 
 def _closeness(distance: float) -> float:
@@ -157,7 +143,7 @@ def _closeness(distance: float) -> float:
 
 
 # Milvus Lite reports BM25 scores with the sign reversed; BM25 itself is never negative.
-_AS_IT_IS: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, _unchanged), "BM25": abs}
+_UNCHANGED: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, float), "BM25": abs}
 _NORMALISED: dict[str, Callable[[float], float]] = {
     "COSINE": lambda score: (1 + score) / 2,
     "IP": lambda score: 0.5 + math.atan(score) / math.pi,
@@ -179,7 +165,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
         return rewrite.ask(replace(question, data=how.direct_queries(queries), rerank=None))
     fields = rewrite.fields_for(question, with_vector=True)
     limit = question.pool(how)
-    candidates = replace(
+    for_candidates = replace(
         question,
         limit=limit,
         offset=0,
@@ -189,16 +175,16 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
         rerank=None,
         with_raw_score=False,
     )
-    search_request = replace(rewrite, reading=Reading(())).ask(candidates)
+    search_request = replace(rewrite, reading=Reading(())).ask(for_candidates)
 
     def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
-        found = search_request.answer(results, *biases)
-        vectors = [rewrite.vectors_found(hits) for hits in found]
+        candidates = search_request.answer(results, *biases)
+        vectors = [rewrite.vectors_of(hits) for hits in candidates]
         scores = how.scores(queries, vectors)
-        for hits, query, items, own in zip(found, queries, vectors, scores, strict=True):
+        for hits, query, items, own in zip(candidates, queries, vectors, scores, strict=True):
             if hits:
                 _rank(rewrite, hits, query, items, own, question, how.correction)
-        return rewrite.reading.hits_out(found, fields)
+        return rewrite.reading.hits_out(candidates, fields)
 
     return replace(search_request, answer=answer, works=True)
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from milvus_hubness.client.messages import (
     GROUPED,
     ITERATED,
-    LOOK_AT_SCORES,
     ORDERED,
     RANGE_BOUNDS,
+    USE_SCORES,
     Question,
     SearchRequest,
     expect_strength,
-    looked_at,
+    first_set,
     normalises_scores,
 )
 from milvus_hubness.codec.arrays import Floats, decode, returned, rounded
@@ -70,10 +70,10 @@ class Reading:
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
-        """Convert rows to the user's form, in place.
+        """Convert rows to the user's form, in place: with the user's vectors, and without the hidden fields.
 
-        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become lists of
-        NumPy's float32. Raises StateError if the stored vectors have another width than the state says.
+        strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
+        width than the collection state names.
         """
         rows = list(rows)
         for codec in self._codecs:
@@ -90,11 +90,8 @@ class Reading:
                 row.pop(name, None)
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
-        """Convert the rows of hits to the user's form, in place.
-
-        All hits of one query have the same fields.
-        """
-        for hits in results:
+        """Convert the rows of hits to the user's form, in place."""
+        for hits in results:  # all hits of one query have the same fields
             if hits and not self._changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
@@ -151,37 +148,34 @@ class Rewrite:
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
     def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
-        """Check that the server can answer the question.
+        """Raises UnsupportedOperation if the server would rank, sort or group hits by scores other than the answer's.
 
-        options: further arguments of the search. Raises UnsupportedOperation if the server would rank, sort
-        or group hits by scores that differ from those of the answer.
+        options: further arguments of the search.
         """
         field = f"of field {self.state.field!r}"
-        if looked_at(options, ("is_embedding_list",)):
+        if first_set(options, ("is_embedding_list",)):
             raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
         if self.ranks_candidates(question):
-            if name := looked_at(options, (*ORDERED, *GROUPED, *ITERATED)):
+            if name := first_set(options, (*ORDERED, *GROUPED, *ITERATED)):
                 raise UnsupportedOperation(
                     f"{name} would see uncorrected scores {field}, as candidates are ranked by the client: "
                     "search with strength=0 and without rerank, or migrate the collection"
                 )
         elif self.is_gated(question):
-            if name := looked_at(options, (*ORDERED, *ITERATED)):
+            if name := first_set(options, (*ORDERED, *ITERATED)):
                 raise UnsupportedOperation(
                     f"{name} {field}, whose searches are gated by the order of scores: search with "
                     "strength=0, or with a profile that has no gate"
                 )
-            if question.offset and looked_at(options, GROUPED) and options.get("group_size") not in (None, 1):
+            if question.offset and first_set(options, GROUPED) and options.get("group_size") not in (None, 1):
                 raise UnsupportedOperation(
                     f"group_size with an offset {field}, whose searches are gated: ask for the first page"
                 )
-        if question.with_raw_score and looked_at(options, ("search_aggregation",)):
+        if question.with_raw_score and first_set(options, ("search_aggregation",)):
             raise UnsupportedOperation("search_aggregation has no room for raw scores: leave with_raw_score out")
-        if self.codec.served_metric != self.state.metric:
-            self._expect_products(options, field)
-
-    def _expect_products(self, options: Mapping[str, Any], field: str) -> None:
-        if self.state.metric == "L2" and (name := looked_at(options, LOOK_AT_SCORES)):
+        if self.codec.served_metric == self.state.metric:
+            return
+        if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
             raise UnsupportedOperation(
                 f"{name} computes with scores on the server, which has inner products {field} in place of L2 "
                 "distances: rank the answer in the application, or correct with the biases in fields"
@@ -193,10 +187,7 @@ class Rewrite:
             )
 
     def queries(self, question: Question) -> Floats:
-        """Return the queries as the user gave them, float32 (m, d).
-
-        Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
-        """
+        """Return the user's queries, float32 (m, d). Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
         return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
@@ -208,11 +199,9 @@ class Rewrite:
 
         If the server ranks L2 by inner products, the bounds of a range search differ for every query.
         """
-        if self.codec.served_metric == self.state.metric or self.state.metric != "L2":
-            return [question]
-        if not _has_bounds(question.search_params):
-            return [question]
-        return [replace(question, data=[query]) for query in self.queries(question)]
+        if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(question.search_params):
+            return [replace(question, data=[query]) for query in self.queries(question)]
+        return [question]
 
     def ask(self, question: Question) -> SearchRequest:
         """Return the one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
@@ -228,11 +217,10 @@ class Rewrite:
         return self._gated(question, queries, params)
 
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
-        """Return a function that builds the request of this question for any data.
+        """Return a function that builds the request of this question for other data, and raises as `ask` does.
 
-        The function ignores the question's own data and raises as `ask` does. exact: whether more than
-        `SearchRequest.answer` uses the scores from the server; else one query may be sent up to a factor,
-        which takes a fraction of the time. Returns None if candidates are to be re-ranked, or if a gate
+        exact: whether more than `SearchRequest.answer` uses the scores from the server; else one query may be sent up
+        to a factor, which takes a fraction of the time. Returns None if candidates are to be re-ranked, or if a gate
         limits the correction to some queries. Raises InvalidInput, InvalidParameter.
         """
         strength = self.strength(question)
@@ -269,10 +257,9 @@ class Rewrite:
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats | None) -> dict[str, Any]:
-        """Return the search parameters for the searched field.
+        """Return the search parameters without the metric, and with range bounds in the server's scores.
 
-        They have no metric, and range bounds as the server's scores. queries: needed for such bounds. Raises
-        InvalidParameter if the parameters name another metric than the field's.
+        queries: needed for such bounds. Raises InvalidParameter if the parameters name another metric than the field's.
         """
         if not requested:
             return {}
@@ -314,7 +301,7 @@ class Rewrite:
             self._score(results, queries, 0.0, replace(question, with_raw_score=False))
             reduced_bank, reduced_queries = layout.reduce_queries(bank), layout.reduce_queries(queries)
             for hits, query in zip(results, reduced_queries, strict=True):
-                items = layout.reduce_items(self.vectors_found(hits))
+                items = layout.reduce_items(self.vectors_of(hits))
                 order = how.order(items @ query, items, reduced_bank)
                 keep(hits, [hits[i] for i in order[question.page]])
                 if question.with_raw_score:
@@ -325,10 +312,7 @@ class Rewrite:
         return SearchRequest(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
-        """Return the fields that a search requests.
-
-        with_vector: whether the answer needs the stored vectors, shown to the user or not.
-        """
+        """Return the fields that a search requests. with_vector: the answer needs the stored vectors."""
         named = list(question.output_fields or [])
         if not with_vector or self.state.field in named or "*" in named:
             return self.reading.fields(question.output_fields)
@@ -346,23 +330,23 @@ class Rewrite:
             scores = self.codec.decode_scores(products, query[None, :], strength)[0]
             rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
-                raw = self.codec.raw_scores(self.vectors_found(hits), query)
+                raw = self.codec.raw_scores(self.vectors_of(hits), query)
                 add_raw_scores(hits, raw, question.round_decimal)
 
-    def vectors_found(self, hits: Sequence[Any]) -> Floats:
-        """Return the vectors of n hits as the user gave them, (n, d)."""
+    def vectors_of(self, hits: Sequence[Any]) -> Floats:
+        """Return the user's vectors (n, d) of n hits."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
 
 
-def keep(hits: Any, kept: list[Any]) -> None:
-    """Reduce `hits` to the hits in `kept`, in that order, in all three lists of pymilvus's hits."""
-    hits[:] = kept
-    hits.ids = [hit.id for hit in kept]
-    hits.distances = [hit["distance"] for hit in kept]
+def keep(hits: Any, chosen: list[Any]) -> None:
+    """Reduce `hits` to the chosen ones, in that order, in all three lists of pymilvus's hits."""
+    hits[:] = chosen
+    hits.ids = [hit.id for hit in chosen]
+    hits.distances = [hit["distance"] for hit in chosen]
 
 
 def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Give each hit its score, rounded to `round_decimal` decimals unless that is −1."""
+    """Set the score of each hit, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
     hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
     for hit, score in zip(hits, hits.distances, strict=True):
@@ -377,7 +361,7 @@ def rescale(hits: Any, length: float) -> None:
 
 
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Give each hit its uncorrected score, rounded to `round_decimal` decimals unless that is −1."""
+    """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
     for hit, score in zip(hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True):
         hit[RAW_SCORE] = float(score)
@@ -406,10 +390,7 @@ def copied(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
-    """Raise the given parameters of a graph search to `limit`, in place, and return the parameters.
-
-    limit: the number of results that are fetched, which may exceed the number that the user asks for.
-    """
+    """Raise the parameters of a graph search to the number of requested hits, in place, and return them."""
     for place in places(params):
         for name in SEARCHED_AT_LEAST:
             if isinstance(place.get(name), int):

@@ -15,17 +15,16 @@ from milvus_hubness.client.biases import Biases
 from milvus_hubness.client.catalog import Reads
 from milvus_hubness.client.messages import (
     IN_BACKGROUND,
-    LOOK_AT_SCORES,
+    USE_SCORES,
     Question,
     SearchRequest,
     expect_candidates,
     expect_question,
     expect_strength,
     expect_whole_hits,
-    looked_at,
+    first_set,
 )
 from milvus_hubness.client.query_samples import Sampler
-from milvus_hubness.client.ranking import adapted
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.client.steps import Ask, Compute, Operation
@@ -38,15 +37,16 @@ from milvus_hubness.stores.milvus_server import is_one_of
 KEYS_PER_REQUEST = 8_000
 Kind = tuple[Any, ...]
 """The part of a search that stays the same when only its data, filter, timeout and the like differ."""
+_Part = tuple[AnnSearchRequest, Question, Rewrite | None]
+"""One request of a hybrid search; its rewrite is None if the field is not corrected."""
 MAX_PREPARED = 256
 """Largest number of prepared searches in the cached state of a collection."""
 
 
 class Searches:
-    """Methods `search` and `hybrid_search`.
+    """`search` and `hybrid_search`.
 
-    strength: w of searches that name none. sampler: takes samples of queries; None for no samples. Raises
-    InvalidParameter.
+    strength: w of searches that name none. sampler: takes samples of queries, if any. Raises InvalidParameter.
     """
 
     def __init__(
@@ -72,8 +72,7 @@ class Searches:
         def call(cached: CachedState) -> Operation[Any]:
             prepared = cached.prepared.get(kind) if kind is not None else None
             if prepared is None:
-                answer = self._search(collection, cached, question, filter, options, ids, kind)
-                return (yield from answer)
+                return (yield from self._search(collection, cached, question, filter, options, ids, kind))
             search_request = prepared.ask(question.data)
             results = yield _request(collection, prepared.field, filter, search_request, options)
             answered = search_request.answer(results)
@@ -122,26 +121,23 @@ class Searches:
         results: Any = None
         parts = rewrite.apart(question)
         for part in parts:
-            search_request = _ask(rewrite, part)
+            how = part.rerank
+            search_request = ranking.adapted(rewrite, part, how) if isinstance(how, Adaptive) else rewrite.ask(part)
             answer = yield from self._answered(collection, cached, state, filter, search_request, further)
             if results is None:
                 results = answer
             else:
                 results += answer  # pymilvus's own type stays
         if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
-            # This is a copy: the caller owns the lists and dictionaries and may change them.
-            like_it = copy.deepcopy(replace(question, data=()))
-            if ask := rewrite.asking(like_it):
+            copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
+            if ask := rewrite.asking(copied):
                 cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
-        if ids is None:
+        if ids is None:  # else the queries are items of the gallery
             self.sample(cached, state, question.profile, question.data)
         return results
 
     def sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
-        """Offer the queries of an answered search to the sampler, if the profile has an online bank.
-
-        Searches by ids use vectors of the gallery, which are not queries; they are not sampled.
-        """
+        """Offer the queries of an answered search to the sampler, if the profile has an online bank."""
         if cached.online_banks and self._sampler is not None:
             online_bank = cached.online_banks.get((state.field, profile or state.active))
             if online_bank is not None:
@@ -156,20 +152,18 @@ class Searches:
         search_request: SearchRequest,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        results = yield _request(collection, field_arguments(state), filter, search_request, options)
-        if search_request.biases_of is None:
-            return (yield from _finished(search_request, results))
-        keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-        biases = yield from self.side_biases(search_request.biases_of, cached.key_field, keys, options)
-        return (yield from _finished(search_request, results, biases))
+        arguments = [(yield _request(collection, field_arguments(state), filter, search_request, options))]
+        if search_request.biases_of is not None:
+            keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
+            arguments.append((yield from self.side_biases(search_request.biases_of, cached.key_field, keys, options)))
+        if search_request.works:
+            return (yield Compute(lambda: search_request.answer(*arguments)))
+        return search_request.answer(*arguments)
 
     def side_biases(
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
-        """Return the biases in every slot by key, read with the consistency level of the search.
-
-        options: those of the search.
-        """
+        """Return the biases in every slot by key. options: of the search, whose consistency level applies."""
         timeout = options.get("timeout")
         yield from self._states.ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
@@ -214,8 +208,9 @@ class Searches:
             expect_whole_hits(output_fields, cached.states, options)
             states = [cached.searched(request.anns_field) for request in requests]
             ranking.require_profile(profile, [state for state in states if state])
-            questions = [
-                Question(
+            parts: list[_Part] = []
+            for request, state in zip(requests, states, strict=True):
+                question = Question(
                     request.data,
                     request.limit,
                     search_params=request.param,
@@ -223,61 +218,48 @@ class Searches:
                     strength=weight,
                     profile=profile if state and profile in state.profiles else None,
                 )
-                for request, state in zip(requests, states, strict=True)
-            ]
-            rewrites: list[Rewrite | None] = []
-            for state in states:
-                rewrites.append((yield from self._states.rewrite(cached, state)) if state else None)
-            pairs = list(zip(rewrites, questions, strict=True))
+                rewrite = (yield from self._states.rewrite(cached, state)) if state else None
+                parts.append((request, question, rewrite))
             merging = ranking.Ranker.of(ranker)
-            if ranking.must_merge(merging, [(rewrite, question) for rewrite, question in pairs if rewrite]):
+            corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
+            if ranking.must_merge(merging, corrected):
                 offset = int(options.get("offset") or 0)
-                page = slice(offset, offset + limit)
-                parts = list(zip(requests, questions, states, strict=True))
-                return (yield from self._merged(collection, parts, merging, page, options))
+                return (yield from self._merged(collection, parts, merging, slice(offset, offset + limit), options))
             sent = [
                 ranking.rewritten(request, rewrite, question) if rewrite else request
-                for request, (rewrite, question) in zip(requests, pairs, strict=True)
+                for request, question, rewrite in parts
             ]
             fields = cached.reading.fields(output_fields)
-            args = (collection, sent, ranker, limit, fields.requested)
-            results = yield Ask("hybrid_search", args, dict(options))
-            for rewrite, question in pairs:
-                if rewrite:
-                    self.sample(cached, rewrite.state, question.profile, question.data)
+            results = yield Ask("hybrid_search", (collection, sent, ranker, limit, fields.requested), dict(options))
+            for rewrite, question in corrected:
+                self.sample(cached, rewrite.state, question.profile, question.data)
             return cached.reading.hits_out(results, fields)
 
         return self._states.retrying(collection, options.get("timeout"), call)
 
     def _merged(
-        self,
-        collection: str,
-        parts: Sequence[tuple[AnnSearchRequest, Question, CollectionState | None]],
-        ranker: ranking.Ranker,
-        page: slice,
-        options: Mapping[str, Any],
+        self, collection: str, parts: Sequence[_Part], ranker: ranking.Ranker, page: slice, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """Search once for each request and merge the answers."""
-        if name := looked_at(options, ("search_aggregation", "function_chains")):
+        if name := first_set(options, ("search_aggregation", "function_chains")):
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):
             raise UnsupportedOperation(
-                "grouping a hybrid search whose answers are merged by the client: fields of metric COSINE or "
-                "L2 with a weighted ranker, gates, and biases beside vectors are; use RRFRanker on others"
+                "grouping is not supported in a hybrid search whose answers the client merges: with a gate, with "
+                "biases outside the vectors, and with a weighted ranker on fields of metric COSINE or L2"
             )
         not_of_parts = ("offset", "round_decimal", "timezone")
         shared = {name: value for name, value in options.items() if name not in not_of_parts}
         answers: list[Any] = []
         metrics: list[str] = []
-        for request, question, state in parts:
+        for request, question, rewrite in parts:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
             answers.append((yield from self.search(collection, question, request.expr or "", further)))
-            metric = state.metric if state else (request.param or {}).get("metric_type")
+            metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
             if not metric:
-                timeout = options.get("timeout")
-                metric = yield from self._states.metric(collection, request.anns_field, timeout)
+                metric = yield from self._states.metric(collection, request.anns_field, options.get("timeout"))
             metrics.append(str(metric).upper())
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
@@ -327,25 +309,13 @@ def _uncorrected(
     return cached.reading.hits_out(results, fields) if cached.states else results
 
 
-def _ask(rewrite: Rewrite, question: Question) -> SearchRequest:
-    how = question.rerank
-    return adapted(rewrite, question, how) if isinstance(how, Adaptive) else rewrite.ask(question)
-
-
-def _finished(search_request: SearchRequest, *results: Any) -> Operation[Any]:
-    """Answer a search request from its results, in a `Compute` step if that takes long."""
-    if search_request.works:
-        return (yield Compute(lambda: search_request.answer(*results)))
-    return search_request.answer(*results)
-
-
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
     limit, names, strength = question.limit, question.output_fields, question.strength
     usual = (
         type(limit) is int
         and _are_dense(question.data)
-        and (names is None or _are_names(names))
+        and (names is None or (isinstance(names, list) and all(type(name) is str and name for name in names)))
         and (strength is None or type(strength) in (float, int))
         and question.rerank is None
         and question.candidates is None
@@ -354,7 +324,7 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     )
     if not usual:
         return None
-    for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
+    for name in (*USE_SCORES, *IN_BACKGROUND):
         if options.get(name) is not None:
             return None
     return (
@@ -379,7 +349,3 @@ def _are_dense(data: Any) -> bool:
         if kind is not list and kind is not np.ndarray:
             return False
     return True
-
-
-def _are_names(output_fields: Any) -> bool:
-    return isinstance(output_fields, list) and all(type(name) is str and name for name in output_fields)

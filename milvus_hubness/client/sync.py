@@ -46,10 +46,7 @@ class HubnessClient(Methods, MilvusClient):
         return step.work()
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
-        """List collections as MilvusClient.list_collections does, without internal ones.
-
-        include_internal: list the collections that this package created for its own use too.
-        """
+        """List collections as MilvusClient does; include_internal lists those of this package, too."""
         names: list[str] = self._run(self._operations.catalog.list_collections((), kwargs, include_internal))
         return names
 
@@ -118,9 +115,8 @@ class HubnessClient(Methods, MilvusClient):
             "limit": limit,
             "filter": filter,
             "partition_names": partition_names,
-            "timeout": timeout,
-            **kwargs,
         }
+        options |= {"timeout": timeout, **kwargs}
         return self._run(self._operations.pages.query_iterator(collection_name, output_fields, options))
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:

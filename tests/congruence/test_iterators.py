@@ -323,7 +323,7 @@ def test_biases_beside_the_vectors(lite):
     enable(store, plan_enable(store, name, QueryBank(items[:40]), estimator=NNN(K)))
     assert [list(page) for page in pages_of(client.search_iterator(name, strength=0, **question))] == expected
     assert pages_of(client.query_iterator(name, batch_size=64)) == rows
-    with pytest.raises(UnsupportedOperation, match=r"beside.*strength=0"):
+    with pytest.raises(UnsupportedOperation, match=r"outside.*strength=0"):
         client.search_iterator(name, **question)
 
 
