@@ -12,24 +12,8 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.operands import finite_number
+from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
-from milvus_hubness.quality.measures import (
-    Counts,
-    HubnessSummary,
-    Interval,
-    PositiveRanks,
-    Positives,
-    as_plain,
-    confidence_interval,
-    hits,
-    hubness_summary,
-    k_occurrence,
-    nearest,
-    paired_difference,
-    ranks,
-    retrieval_summary,
-    with_bias,
-)
 
 
 class Bin(NamedTuple):
@@ -87,8 +71,8 @@ class Point(NamedTuple):
     """The search at one strength. recall: R@1, if positives are known."""
 
     strength: float
-    hubness: HubnessSummary
-    recall: Interval | None
+    hubness: measures.HubnessSummary
+    recall: measures.Interval | None
 
 
 class Region(NamedTuple):
@@ -129,13 +113,13 @@ class Diagnosis:
     n_items: int
     k: int
     strength: float
-    before: HubnessSummary
-    after: HubnessSummary
+    before: measures.HubnessSummary
+    after: measures.HubnessSummary
     histogram: list[Bin]
     hubs: list[Hub]
     antihubs: Antihubs
     strengths: list[Point]
-    gain: Interval | None
+    gain: measures.Interval | None
     retrieval_before: dict[str, float] | None
     retrieval_after: dict[str, float] | None
     coverage: BankReach | None
@@ -143,7 +127,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
-        return dict(as_plain(self))
+        return dict(measures.as_plain(self))
 
 
 HUBS = 9
@@ -157,7 +141,7 @@ def diagnose(
     bias: npt.ArrayLike,
     *,
     bank: QueryBank | npt.ArrayLike | None = None,
-    positives: Positives | None = None,
+    positives: measures.Positives | None = None,
     keys: Sequence[Hashable] | None = None,
     fields: Sequence[Mapping[str, Any]] | None = None,
     query_texts: Sequence[str] | None = None,
@@ -177,7 +161,7 @@ def diagnose(
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
-    query_vectors, stored = with_bias(queries, gallery, bias)
+    query_vectors, stored = measures.with_bias(queries, gallery, bias)
     _expect(len(stored), keys=keys, fields=fields)
     _expect(len(query_vectors), query_texts=query_texts)
     for value in (strength, *strengths):
@@ -186,31 +170,33 @@ def diagnose(
     strength, searches, points = float(strength), {}, []
     for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
-        retrieved = nearest(query_vectors, stored, k)
-        counts = k_occurrence(retrieved, len(stored), k)
-        placed = None if positives is None else ranks(query_vectors, stored, positives)
+        retrieved = measures.nearest(query_vectors, stored, k)
+        counts = measures.k_occurrence(retrieved, len(stored), k)
+        placed = None if positives is None else measures.ranks(query_vectors, stored, positives)
         searches[value] = _Search(retrieved, counts, placed)
-        recall = confidence_interval(hits(placed, 1)) if placed else None
-        points.append(Point(value, hubness_summary(counts), recall))
+        recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
+        points.append(Point(value, measures.hubness_summary(counts), recall))
     before, after = searches[0.0], searches[strength]
-    pair = _Comparison(before, after, keys, fields, query_texts)
+    pair, gain = _Comparison(before, after, keys, fields, query_texts), None
+    if before.ranks and after.ranks:
+        gain = measures.paired_difference(measures.hits(before.ranks, 1), measures.hits(after.ranks, 1))
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
         n_items=len(stored),
         k=k,
         strength=strength,
-        before=hubness_summary(before.counts),
-        after=hubness_summary(after.counts),
+        before=measures.hubness_summary(before.counts),
+        after=measures.hubness_summary(after.counts),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
         strengths=points,
-        gain=paired_difference(hits(before.ranks, 1), hits(after.ranks, 1)) if before.ranks and after.ranks else None,
-        retrieval_before=before.ranks and retrieval_summary(before.ranks),
-        retrieval_after=after.ranks and retrieval_summary(after.ranks),
+        gain=gain,
+        retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
+        retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
         coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),
-        verdict=None if verdict is None else as_plain(verdict),
+        verdict=None if verdict is None else measures.as_plain(verdict),
     )
 
 
@@ -218,8 +204,8 @@ class _Search(NamedTuple):
     """A search: its results (n_queries, k), the count of each item, and the ranks of the positives if known."""
 
     retrieved: npt.NDArray[np.int64]
-    counts: Counts
-    ranks: PositiveRanks | None
+    counts: measures.Counts
+    ranks: measures.PositiveRanks | None
 
     def rank(self, query: int) -> int | None:
         return None if self.ranks is None else int(self.ranks.best[query])
@@ -238,7 +224,7 @@ class _Comparison(NamedTuple):
         return [
             Item(
                 self.key(number),
-                {} if self.fields is None else as_plain(self.fields[number]),
+                {} if self.fields is None else measures.as_plain(self.fields[number]),
                 int(self.before.counts[number]),
                 int(self.after.counts[number]),
             )
@@ -246,7 +232,7 @@ class _Comparison(NamedTuple):
         ]
 
     def key(self, number: int) -> Any:
-        return number if self.keys is None else as_plain(self.keys[number])
+        return number if self.keys is None else measures.as_plain(self.keys[number])
 
     def hubs(self) -> list[Hub]:
         """Return the items with the largest counts, with the queries that rank them highest."""
@@ -299,7 +285,7 @@ class _Comparison(NamedTuple):
         )
 
 
-def _histogram(before: Counts, after: Counts) -> list[Bin]:
+def _histogram(before: measures.Counts, after: measures.Counts) -> list[Bin]:
     """Return bins of N_k = 0, 1, 2 … 3, 4 … 7, and so on by powers of two up to the largest of both."""
     bins, low, high = [], 0, 0
     while low <= max(before.max(), after.max()):

@@ -81,7 +81,7 @@ class Trial(NamedTuple):
 def sweep(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None = None, *, progress: Progress = silent
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the very end.
+    """Return the trials on a gallery (n, d): those of Blend come last, with full strength at the very end.
 
     NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of a mean is
     CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms run over `TEMPERATURES`, in units of
@@ -102,13 +102,6 @@ def sweep(
     return trials
 
 
-def default_blend(bank: QueryBank, n_items: int) -> Blend:
-    """Return `Blend()` adapted to the sizes: k is at most |bank|, and it uses nearest pairs if there are too
-    many scores."""
-    neighbors = _neighbors(len(bank) * n_items)
-    return Blend((NNN(min(16, len(bank)), 0.85), Sinkhorn(neighbors=neighbors)))
-
-
 def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
     deepest = min(DEEPEST_K, len(bank))
     ks = 2 ** np.arange(int(np.log2(deepest)) + 1)
@@ -126,20 +119,18 @@ def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
 def _fitted_one_by_one(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
 ) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
-    n = len(gallery)
+    neighbors = _neighbors(len(bank) * len(gallery))
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
     for temperature in TEMPERATURES:
         yield InvertedSoftmax(temperature=temperature), STRENGTHS
-        yield Sinkhorn(temperature=temperature, neighbors=_neighbors(len(bank) * n)), STRENGTHS
+        yield Sinkhorn(temperature=temperature, neighbors=neighbors), STRENGTHS
         if target_bank is not None:
-            dual = _neighbors(len(bank) * (n + len(target_bank)))
-            yield (
-                DualInvertedSoftmax(temperature_query=temperature, temperature_target=TARGET_SHARE * temperature),
-                STRENGTHS,
-            )
+            dual = _neighbors(len(bank) * (len(gallery) + len(target_bank)))
+            of_targets = TARGET_SHARE * temperature
+            yield DualInvertedSoftmax(temperature_query=temperature, temperature_target=of_targets), STRENGTHS
             yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
-    yield default_blend(bank, n), STRENGTHS
+    yield Blend((NNN(min(16, len(bank)), 0.85), Sinkhorn(neighbors=neighbors))), STRENGTHS
 
 
 def _neighbors(scores: int) -> int | None:

@@ -10,23 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.charts import points
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels.operands import whole_number
 from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
-from milvus_hubness.quality.measures import (
-    Interval,
-    Outcome,
-    Positives,
-    as_plain,
-    assess,
-    bootstrap,
-    checked_positives,
-    paired_difference,
-    unevenness,
-)
 from milvus_hubness.quality.trials import Trial, sweep
 
 MEMBERS = 8
@@ -49,7 +40,7 @@ class Judgement(NamedTuple):
     verdict: Verdict
     strength: float
     reason: str
-    interval: Interval | None
+    interval: measures.Interval | None
 
 
 def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int64]:
@@ -79,14 +70,19 @@ def mix(trials: Sequence[Trial]) -> Trial:
 
 
 def cross_fitted_hits(
-    trials: Sequence[Trial], outcome: Outcome, queries: Vectors, gallery: Vectors, positives: Answers, *, seed: int = 0
+    trials: Sequence[Trial],
+    outcome: measures.Outcome,
+    queries: Vectors,
+    gallery: Vectors,
+    positives: Answers,
+    seed: int,
 ) -> Values:
     """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else 0."""
-    uneven = unevenness(outcome, len(gallery))
+    uneven = measures.unevenness(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
     members = [pick(uneven, outcome.ranks[:, fold != number]) for number in range(FOLDS)]
     mixes = [_mean_bias([trials[member] for member in picked]) for picked in members]
-    hits: Values = assess(queries, gallery, mixes, positives).hits[fold, np.arange(len(queries))]
+    hits: Values = measures.assess(queries, gallery, mixes, positives).hits[fold, np.arange(len(queries))]
     return hits
 
 
@@ -96,16 +92,12 @@ def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: flo
     raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4 points and a
     standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is positive or negative.
     """
-    interval = paired_difference(raw, cross_fitted, seed=seed)
+    interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
     expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (1 / variance + 1 / PRIOR_GAIN**2)
-    result = (
-        f"cross-validated on {n} labelled queries, R@1 changes by "
-        f"{100 * interval.estimate:+.1f} points (95% interval {100 * interval.low:+.1f} to "
-        f"{100 * interval.high:+.1f})"
-    )
+    result = f"cross-validated on {n} labelled queries, R@1 changes by {points(interval)}"
     if expected <= 0:
         return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
     if interval.low <= 0:
@@ -119,10 +111,8 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
     raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength.
     Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the strength applies.
     """
-    result = (
-        f"on held-out queries, excess answers taken by hubs go from {100 * raw:.1f}% to "
-        f"{100 * mixed:.1f}%, and to {100 * default:.1f}% under the default Blend"
-    )
+    shares = f"from {raw:.1%} to {mixed:.1%}, and to {default:.1%} under the default Blend"
+    result = f"on held-out queries, excess answers taken by hubs go {shares}"
     if relative_fall(raw, mixed, default) <= FALL_TO_TRY:
         return Judgement("leave it alone", 0.0, f"{result}: correction does not help enough here", None)
     if relative_fall(raw, mixed) <= FALL_TO_APPLY:
@@ -156,7 +146,7 @@ class Row(NamedTuple):
     strength: float
     unevenness: float
     r1: float | None
-    gain: Interval | None
+    gain: measures.Interval | None
 
 
 @dataclass(frozen=True)
@@ -174,7 +164,7 @@ class Tuning:
     choice: Estimator | None
     strength: float
     reason: str
-    interval: Interval | None
+    interval: measures.Interval | None
     warnings: tuple[Suspicion, ...]
     candidate: Estimator
     rows: tuple[Row, ...]
@@ -186,7 +176,7 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        return dict(as_plain(self))
+        return dict(measures.as_plain(self))
 
 
 def tune(
@@ -195,7 +185,7 @@ def tune(
     *,
     target_bank: QueryBank | npt.ArrayLike | None = None,
     queries: npt.ArrayLike | None = None,
-    positives: Positives | None = None,
+    positives: measures.Positives | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Tuning:
@@ -222,7 +212,7 @@ def tune(
     warnings = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
     trials = sweep(fitted, items, targets, progress=progress)
     raw = np.zeros(len(items), np.float32)
-    outcome = assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
+    outcome = measures.assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
     chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
     if warnings:
         reasons = "; ".join(suspicion.text for suspicion in warnings)
@@ -243,7 +233,7 @@ def tune(
 
 def decide(
     trials: Sequence[Trial],
-    outcome: Outcome,
+    outcome: measures.Outcome,
     queries: Vectors,
     gallery: Vectors,
     positives: Answers | None,
@@ -254,21 +244,21 @@ def decide(
 
     outcome: of the raw search and then of each trial, for these queries on this gallery.
     """
-    tried = Outcome(outcome.ranks[1:], outcome.retrieved[1:])
-    uneven = unevenness(outcome, len(gallery))
+    tried = measures.Outcome(outcome.ranks[1:], outcome.retrieved[1:])
+    uneven = measures.unevenness(outcome, len(gallery))
     members = pick(uneven[1:], tried.ranks if positives is not None else None)
     mixed = mix([trials[member] for member in members])
-    after = assess(queries, gallery, [mixed.bias])
-    evenness = float(uneven[0]), float(unevenness(after, len(gallery))[0]), float(uneven[-1])
+    after = measures.assess(queries, gallery, [mixed.bias])
+    evenness = float(uneven[0]), float(measures.unevenness(after, len(gallery))[0]), float(uneven[-1])
     if positives is None:
         return mixed, judge_unlabelled(*evenness, mixed.strength)
-    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed=seed)
+    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed)
     fall = relative_fall(*evenness)
     return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
 
 
 def _checked_queries(
-    bank: QueryBank, queries: npt.ArrayLike | None, positives: Positives | None, n_items: int
+    bank: QueryBank, queries: npt.ArrayLike | None, positives: measures.Positives | None, n_items: int
 ) -> tuple[Vectors | None, Answers | None]:
     if queries is None:
         if positives is not None:
@@ -281,7 +271,7 @@ def _checked_queries(
         raise InvalidInput(f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed")
     if positives is None:
         return query_vectors, None
-    numbers, starts = checked_positives(positives, len(query_vectors), n_items)
+    numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
     return query_vectors, np.split(numbers, starts[1:-1])
 
 
@@ -314,13 +304,13 @@ def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generato
     return items[chosen], answers and [np.searchsorted(chosen, one) for one in answers]
 
 
-def _table(trials: Sequence[Trial], outcome: Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
+def _table(trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
     estimators = [None, *(trial.estimator for trial in trials)]
     strengths = [0.0, *(trial.strength for trial in trials)]
     r1s: Sequence[float | None] = [None] * len(estimators)
-    gains: Sequence[Interval | None] = [None] * len(estimators)
+    gains: Sequence[measures.Interval | None] = [None] * len(estimators)
     if outcome.ranks.size:
         hits = outcome.hits
-        r1s, gains = hits.mean(1).tolist(), bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-    raw, *rows = map(Row, estimators, strengths, unevenness(outcome, n_items).tolist(), r1s, gains)
+        r1s, gains = hits.mean(1).tolist(), measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
+    raw, *rows = map(Row, estimators, strengths, measures.unevenness(outcome, n_items).tolist(), r1s, gains)
     return (raw, *sorted(rows, key=lambda row: row.unevenness if row.r1 is None else -row.r1))
