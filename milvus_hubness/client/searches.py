@@ -245,7 +245,7 @@ class Searches:
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):
             raise UnsupportedOperation(
-                "grouping is not supported in a hybrid search whose answers the client merges: with a gate, with "
+                "grouping a hybrid search is not supported if the client merges the answers: with a gate, with "
                 "biases outside the vectors, and with a weighted ranker on fields of metric COSINE or L2"
             )
         not_of_parts = ("offset", "round_decimal", "timezone")
