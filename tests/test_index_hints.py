@@ -150,6 +150,17 @@ def test_what_is_no_layout_is_refused():
             Layout(**{"dim": DIM, "metric": "COSINE", **options})
 
 
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_vectors_without_structure_get_none(metric):
+    rng = np.random.default_rng(0)
+    items, bank = (rng.standard_normal((rows, 512), np.float32) for rows in (3_000, 500))
+    topics = rng.standard_normal((40, 512), np.float32)
+    drawn = measured_on(Layout(512, metric), items, bank, locality_hints=True)
+    alike = (topics[rng.integers(0, 40, len(rows))] + 0.7 * rows for rows in (items, bank))
+    assert not drawn.locality_hint_count
+    assert measured_on(Layout(512, metric), *alike, locality_hints=True).locality_hint_count == COLUMNS
+
+
 def recalls_without_and_with_them(items, bank, queries, index_type, params, width):
     """recall@10 of corrected searches."""
     for locality_hints in (False, True):

@@ -144,8 +144,9 @@ def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progr
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"of {searched} rows searched for by their own vectors {in_field} are found in {state.field!r} "
-            f"and {in_second} in {state.searched_field!r}: is its index built?"
+            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by their own vectors, "
+            f"{in_field} are found in {state.field!r} and {in_second} in {state.searched_field!r}: wait until the "
+            "index is built, and run the command again"
         )
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_property(name, ready.property_name, ready)

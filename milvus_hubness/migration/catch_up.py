@@ -181,8 +181,9 @@ def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chun
             in_copy += _self_matches(pair, pair.copy, keys, queries)
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"of {searched} rows searched for by their own vectors, {in_source} are found in "
-            f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
+            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
+            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait until the copy's "
+            "index is built, or give the plan a wider index, and run the command again"
         )
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
 
