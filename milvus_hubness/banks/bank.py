@@ -41,8 +41,8 @@ else:
 class Origins:
     """Origins of n queries.
 
-    numbers: (n,) int64; a live query has the number of its sample, from 0 up; a query that the bank started
-    with has a number below 0. at: (n,) int64, the time of the query in Unix seconds.
+    numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query that the bank started with.
+    at: (n,) int64, the time of the query in Unix seconds.
     """
 
     numbers: npt.NDArray[np.int64]
@@ -73,11 +73,11 @@ class Origins:
 class QueryBank:
     """Reference queries, one vector per row. The bank has its own copy of them.
 
-    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows
-    are allowed. source: where they came from, for people. origins: the origin of each query, if known.
+    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows are
+    allowed. source: where they came from, for people. origins: of the queries, if the bank is or was online.
 
-    Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and
-    InvalidInput (not 2-D, not numbers).
+    Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and InvalidInput
+    (not 2-D, not numbers).
     """
 
     vectors: Vectors = field(repr=False)
@@ -92,7 +92,7 @@ class QueryBank:
         vectors.flags.writeable = False
         object.__setattr__(self, "vectors", vectors)
         if self.origins is not None and len(self.origins) != len(vectors):
-            raise InvalidInput(f"{len(self.origins)} origins are told of {len(vectors)} queries")
+            raise InvalidInput(f"{len(vectors)} queries have {len(self.origins)} origins")
 
     @classmethod
     def of(cls, bank: BankLike) -> QueryBank:
@@ -103,7 +103,7 @@ class QueryBank:
     def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
         """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
 
-        column: the array of an .npz or the list<number> column of a table; needed if there are several.
+        column: the array of an .npz or the list<number> column of a table; needed if it has several.
         Raises UnreadableFile, InvalidInput for a missing column, and the errors of `QueryBank`.
         """
         path = Path(path)
@@ -197,7 +197,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
     if column is not None:
-        raise InvalidInput(f"{path}: a .npy file holds one array, so there is no column {column!r}")
+        raise InvalidInput(f"{path}: a .npy file has one array and no column {column!r}")
     with path.open("rb") as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 

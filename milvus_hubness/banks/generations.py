@@ -58,10 +58,7 @@ class StoredBank:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`.
-
-    vectors: (n, width) float32 of one field of any type; augmented if the field is corrected. rows: the other fields.
-    """
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the other fields."""
 
     keys: list[Key]
     vectors: Floats
@@ -133,10 +130,7 @@ def parts_of(reference: BankReference) -> list[str]:
 
 
 def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, which come in any order, and their vectors (n, d).
-
-    Raises EmptyBank if there are no queries.
-    """
+    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries."""
     ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
     of_part = {part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)}
     queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]

@@ -26,9 +26,9 @@ BLOCK = 256
 class Terms:
     """Settings of the reservoir.
 
-    size: capacity of the bank. seed_share: the share of it that is reserved for queries that the bank started
-    with. half_life_seconds: the age at which a query has half the weight. duplicate_cosine: two queries with
-    a cosine above it are duplicates. seed: of the random draws.
+    size: capacity of the bank. seed_share: the share of it that is reserved for queries that the bank started with.
+    half_life_seconds: the age at which a query has half the weight. duplicate_cosine: two queries with a cosine
+    above it are duplicates. seed: of the random draws.
     """
 
     size: int
@@ -111,15 +111,12 @@ def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins,
 
 
 def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
-    """(n,) false for rows whose cosine with an earlier one that is true is above it."""
+    """Return which rows are no duplicates of an earlier one that is none, bool (n,)."""
     return _unlike(_units(vectors), np.arange(0), np.arange(len(vectors)), duplicate_cosine)
 
 
 def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
-    """Return the rows of the new bank, in ascending order.
-
-    Reserved slots go to the seeds with the largest keys; the other slots go to the rows with the largest keys.
-    """
+    """Return the rows of the new bank, in ascending order: the best seeds in reserved slots, then the best others."""
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
     others = ordered[~np.isin(ordered, safe)]
@@ -140,10 +137,7 @@ def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbe
 
 
 def _unlike(units: Vectors, held: Numbers, rows: Numbers, most: float) -> Flags:
-    """Return which rows are no duplicates, bool (len(rows),).
-
-    Their cosine with each of `held`, and with each earlier row that is no duplicate, is at most `most`.
-    """
+    """Return which rows have a cosine of at most `most` with all `held` and earlier rows that do, bool (len(rows),)."""
     unlike = np.ones(len(rows), bool)
     against = units[held]
     for start in range(0, len(rows), BLOCK):
@@ -167,8 +161,8 @@ def _units(vectors: Vectors) -> Vectors:
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
     """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
-    halves: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return halves
+    uniform: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return uniform
 
 
 def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -121,7 +121,7 @@ class Writes:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
             write = Write("insert", collection, batch, timeout, bias=bias)
             stored, _ = yield from self._encoded(cached, write, are_new=True)
-            yield Compute(partial(writer.append, stored))
+            yield Compute(partial(writer.add, stored))
             number += len(batch)
         paths: list[str] = yield Compute(writer.commit)
         return paths

@@ -1,8 +1,7 @@
 """A gallery in shards on Ray workers, and Ray as the engine of a job.
 
-For Sinkhorn, each shard gives log-sum-exps over its own items. They add up to those over all items, as
-exp(L/τ) of the whole is the sum of those of the parts. A task stores nothing from one iteration to the next,
-so it can run again elsewhere.
+For Sinkhorn, a shard returns log-sum-exps over its own items. They add up to those over all items, as exp(L/τ) of the
+whole is the sum of those of the parts. A task stores nothing between iterations, so it can run again elsewhere.
 """
 
 from __future__ import annotations
@@ -29,19 +28,14 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 class Sums(NamedTuple):
-    """The result of one shard: its number of items, and τ·log Σ_j exp((s_ij + g_j)/τ) of each query over
-    them, float64 (m,).
-    """
+    """The items of a shard, and τ·log Σ_j exp((s_ij + g_j)/τ) of the queries over them, float64 (m,)."""
 
     items: int
     logsumexps: Doubles
 
 
 def shard_items(shard: Shard, bank: QueryBank) -> Vectors:
-    """Return the items of a shard, float32 (n, d).
-
-    Raises InvalidInput if there are none, DimensionMismatch.
-    """
+    """Return the items of a shard, float32 (n, d). Raises InvalidInput if it has none, DimensionMismatch."""
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 
@@ -52,10 +46,7 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
 
 
 def shard_sums(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> Sums:
-    """Return the sums under the item potentials g that follow from those of the bank, f (m,).
-
-    Without f, the sums are under g = 0.
-    """
+    """Return the sums under the item potentials g of the bank potentials f (m,), or under g = 0 without f."""
     items = shard_items(shard, bank)
     g = np.zeros(len(items), np.float32)
     if f is not None:
@@ -65,7 +56,7 @@ def shard_sums(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, dev
 
 def joined(sums: Sequence[Sums], tau: float) -> Doubles:
     """Return bank potentials f from the sums of all shards, float64 (m,)."""
-    parts = np.stack([each.logsumexps for each in sums])
+    parts = np.stack([part.logsumexps for part in sums])
     largest = parts.max(0)
     potentials: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
     return potentials
@@ -82,10 +73,10 @@ def shard_biases(
 class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
-    shards: each an array (n, d), which is put into Ray's object store, or a function by which a worker reads
-    it from its own storage, so that no machine holds them all; it must return the same items in the same
-    order every time. gpus: what Ray reserves for each task, besides a core; with a GPU, tasks compute on it.
-    If a worker dies, its task runs again up to three times. Errors of workers are raised here.
+    shards: arrays (n, d), which are put into Ray's object store, or functions by which workers read them from their own
+    storage, so that no machine holds them all; they must return the same items in the same order every time. gpus: what
+    Ray reserves for a task, besides a core; with a GPU, tasks compute on it. If a worker dies, its task runs up to
+    four times. Errors of workers are raised here.
 
     Raises InvalidInput without shards, InvalidParameter, and MissingExtra if Ray is not installed.
     """
@@ -106,11 +97,10 @@ class RayGallery:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fit as the estimator's own `fit` does on all shards together, up to rounding; start: as there.
+        """Fit as the estimator's own `fit` does on all shards together, up to rounding; start: as in that method.
 
-        Sinkhorn and its dual-bank form, alone or in a Blend, iterate over the shards. Of the other
-        estimators, only those with a temperature use the gallery, up to 20,000 items of all shards. Raises
-        the errors of the estimator's `fit`.
+        Sinkhorn and its dual-bank form, alone or in a Blend, iterate over the shards. Of other estimators, only those
+        with a temperature use the gallery, up to 20,000 items of all shards. Raises the errors of `fit`.
         """
         bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
@@ -134,10 +124,7 @@ class RayGallery:
         return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
-        """Yield biases of each shard's items, float32 (n,), in the order of the shards.
-
-        target_bank: that of the fit, for estimators that compare with it.
-        """
+        """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit, if it is needed."""
         run = self._remote(shard_biases)
         bank = self._ray.put(fitted.bank)
         arguments = fitted.estimator, fitted.potentials, target_bank
@@ -188,11 +175,7 @@ def imported_ray() -> Any:
 
 
 def connected() -> Any:
-    """Return the module ray, connected to a cluster.
-
-    It is the cluster that this process is connected to already, else that of $RAY_ADDRESS, else one of this
-    machine's cores, which ends with the process. Raises MissingExtra.
-    """
+    """Return Ray, connected to the present cluster, that of $RAY_ADDRESS, or a local one. Raises MissingExtra."""
     ray = imported_ray()
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
@@ -207,11 +190,7 @@ def fit_on_ray(
     target_bank: BankLike | None = None,
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
-    """Fit as the estimator's own `fit` does, up to rounding, with one shard of the gallery (n, d) per core of
-    the cluster.
-
-    Raises the errors of that `fit`.
-    """
+    """Fit as `estimator.fit` does, up to rounding, with one shard of the gallery (n, d) per core of the cluster."""
     cores = _cores(connected())
     if gallery is None:
         return estimator.fit(bank, target_bank=target_bank)
@@ -220,17 +199,16 @@ def fit_on_ray(
 
 
 class RayBiases:
-    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once.
+    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once. Raises MissingExtra.
 
-    target_bank: that of the fit, for estimators that compare with it. If a worker dies, its task runs again
-    up to three times. Raises MissingExtra.
+    target_bank: that of the fit, for estimators that compare with it. If a worker dies, its task runs up to 4 times.
     """
 
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()
         self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(shard_biases)
         whole = fitted.bank, fitted.estimator, fitted.potentials, target_bank
-        self._fit = [self._ray.put(each) for each in whole]
+        self._fit = [self._ray.put(part) for part in whole]
 
     def __call__(self, items: Vectors) -> Vectors:
         """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core of the cluster."""

@@ -211,7 +211,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return "present" if names.keys() >= _second_fields(source, field, suffix).keys() else "can be added"
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        remarks = ["clients other than HubnessClient must name the field in their searches, now that there are two"]
+        remarks = ["clients other than HubnessClient must name one of the two fields in their searches"]
         required = milvus_schema.required_fields(source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)])
         if required:
             remarks.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}")
@@ -295,7 +295,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 raise StoreError(
                     f"the server failed to build index {index!r} of collection {collection!r}: "
                     f"{self._why_failed(collection, index)}; drop the index, create it again with "
-                    "parameters that the server accepts, and repeat the command"
+                    "parameters that the server accepts, and run the command again"
                 )
         self.client.load_collection(collection)
 

@@ -184,10 +184,7 @@ _FEW = 64
 
 
 class MilvusLedger(MilvusBanks):
-    """The ledger methods of the store.
-
-    Every Milvus collection must have a vector field, so a ledger has one too.
-    """
+    """The ledger methods of the store. A ledger has a vector field because every Milvus collection must have one."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)

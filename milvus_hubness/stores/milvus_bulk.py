@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from pymilvus import CollectionSchema, DataType
 from pymilvus.client.types import BulkInsertState
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.banks.generations import Batch
+from milvus_hubness.banks.generations import Batch, Row
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_banks import MilvusLedger
@@ -25,6 +25,11 @@ from milvus_hubness.stores.records import CollectionInfo, ImportJob
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
 ONE_FILE = 2**40
 """File size in bytes above which the bulk writer would start another file on its own."""
+_VECTOR_DTYPES = {
+    DataType.FLOAT16_VECTOR: ("numpy", "float16"),
+    DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
+    DataType.INT8_VECTOR: ("numpy", "int8"),
+}
 _STATES: dict[int, Literal["done", "failed"]] = {
     BulkInsertState.ImportCompleted: "done",
     BulkInsertState.ImportFailed: "failed",
@@ -33,46 +38,49 @@ _STATES: dict[int, Literal["done", "failed"]] = {
 
 
 class ImportWriter:
-    """pymilvus's bulk writer, for rows in the form that inserts take.
+    """pymilvus's bulk writer, for rows in the form that inserts take. file_bytes: size at which another file starts."""
 
-    described: description of the collection. file_bytes: size at which another file starts.
-    """
-
-    def __init__(self, collection: str, described: dict[str, Any], folder: Path, file_bytes: int) -> None:
+    def __init__(self, collection: str, described: Row, folder: Path, file_bytes: int) -> None:
         self.described = described
         self._collection, self._folder = collection, folder
-        self._key_field = milvus_schema.key_field(described)["name"]
-        self._as_taken = _conversions(described)
+        self._kinds = {field["name"]: DataType(field["type"]) for field in described["fields"]}
         schema = CollectionSchema.construct_from_dict(described)
         self._writer = _bulk_writer().LocalBulkWriter(schema, str(folder), file_bytes)
 
-    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows. Raises StoreError naming a row that cannot be written."""
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows. Raises StoreError naming a row that cannot be added."""
         for row in rows:
             try:
-                self._writer.append_row({name: self._as_taken(name, value) for name, value in row.items()})
+                self._writer.append_row({name: self._bulk_value(name, value) for name, value in row.items()})
             except MilvusException as error:
+                key = row.get(milvus_schema.key_field(self.described)["name"])
                 raise StoreError(
-                    f"row {row.get(self._key_field)!r} cannot be written to a file for "
-                    f"{self._collection!r}: {error.message}"
+                    f"row {key!r} cannot be added to a file for {self._collection!r}: {error.message}"
                 ) from error
 
+    def _bulk_value(self, name: str, value: Any) -> Any:
+        """Return the JSON of a JSON field, and an array for the bytes of a vector, as the bulk writer needs them."""
+        kind = self._kinds.get(name)
+        if kind == DataType.JSON and value is not None:
+            return json.dumps(value)
+        if isinstance(value, bytes) and kind in _VECTOR_DTYPES:
+            module, dtype = _VECTOR_DTYPES[kind]
+            return np.frombuffer(value, getattr(import_module(module), dtype))
+        return value
+
     def commit(self) -> list[str]:
-        """Write the rest, and return the paths of all files. Raises StoreError."""
+        """Write the last rows, and return the paths of all files. Raises StoreError."""
         with self._writer as writer:
             if not writer.total_row_count:
                 return []
             writer.commit()
             if not writer.batch_files:
-                raise StoreError(f"no file could be written to {self._folder}: is there room for it?")
+                raise StoreError(f"no file could be created in {self._folder}: check its free space")
             return [str(path) for paths in writer.batch_files for path in paths]
 
 
 class MilvusBulk(MilvusLedger):
-    """The store's methods for import files.
-
-    Jobs are requested over gRPC: it is the only way on servers before 2.4, and later servers support it too.
-    """
+    """The store's methods for import files, over gRPC because servers before 2.4 have no other interface for them."""
 
     def import_obstacles(self, source: CollectionInfo) -> list[str]:
         if self.is_lite:
@@ -84,7 +92,7 @@ class MilvusBulk(MilvusLedger):
         return [
             f"field {field['name']!r} is of a type that pymilvus's bulk writer does not write"
             for field in source.schema["fields"]
-            if not _is_written(field)
+            if DataType(field["type"]).name not in _bulk_writer().constants.ARROW_TYPE_CREATOR
         ]
 
     def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
@@ -92,15 +100,12 @@ class MilvusBulk(MilvusLedger):
         form = milvus_schema.form_of(writer.described, field)
         for batch in batches:
             vectors = form.encode_rows(batch.vectors)
-            writer.append([{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)])
+            writer.add([{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)])
         paths = writer.commit()
         return Path(paths[0]).relative_to(folder).as_posix() if paths else None
 
     def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
-        """Return a writer of files with rows as the collection stores them.
-
-        Raises StoreError if packages are missing that it needs.
-        """
+        """Return a writer of rows as the collection stores them. Raises StoreError if packages are missing."""
         if missing := _missing_packages():
             raise StoreError(missing)
         described = self.client.describe_collection(collection)
@@ -134,7 +139,7 @@ def _job(state: BulkInsertState) -> ImportJob:
 
 
 def _missing_packages() -> str:
-    """Return what to do about packages that the bulk writer needs and that are missing; empty if none is."""
+    """Return how to install the missing packages of the bulk writer; empty if none is missing."""
 
     def is_installed(module: str) -> bool:
         try:
@@ -147,10 +152,7 @@ def _missing_packages() -> str:
 
 
 def _bulk_writer() -> Any:
-    """Import pymilvus.bulk_writer and return the module.
-
-    Undoes its changes to the root logger, and sets its log level to that of pymilvus.
-    """
+    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of pymilvus."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     module = import_module("pymilvus.bulk_writer")
@@ -158,33 +160,3 @@ def _bulk_writer() -> Any:
     root.setLevel(level)
     logging.getLogger(module.__name__).setLevel(logging.getLogger("pymilvus").level)
     return module
-
-
-def _is_written(field: dict[str, Any]) -> bool:
-    return DataType(field["type"]).name in _bulk_writer().constants.ARROW_TYPE_CREATOR
-
-
-def _conversions(described: dict[str, Any]) -> Callable[[str, Any], Any]:
-    """Return a function that converts a field's value from pymilvus's insert form to its bulk-writer form.
-
-    The bulk writer takes arrays in place of the bytes of these vectors, and reads the text of a JSON field as JSON.
-    """
-    dtypes = {
-        DataType.FLOAT16_VECTOR: np.dtype(np.float16),
-        DataType.BFLOAT16_VECTOR: np.dtype(import_module("ml_dtypes").bfloat16),
-        DataType.INT8_VECTOR: np.dtype(np.int8),
-    }
-    kinds = {field["name"]: DataType(field["type"]) for field in described["fields"]}
-    in_bytes = {name: dtypes[kind] for name, kind in kinds.items() if kind in dtypes}
-    in_json = {name for name, kind in kinds.items() if kind == DataType.JSON}
-
-    def as_taken(name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        if name in in_json:
-            return json.dumps(value)
-        if name in in_bytes and isinstance(value, bytes):
-            return np.frombuffer(value, in_bytes[name])
-        return value
-
-    return as_taken

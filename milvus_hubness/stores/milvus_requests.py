@@ -52,8 +52,8 @@ T = TypeVar("T")
 class MilvusRequests:
     """Reads and writes of rows. client: a plain MilvusClient; see `connect`.
 
-    Milvus Lite opens with every collection released, so there a collection is loaded at its first read. On a server, a
-    released collection is an error.
+    Milvus Lite opens with all collections released and loads them at their first read; on a server, a released
+    collection is an error.
     """
 
     def __init__(self, client: MilvusClient) -> None:

@@ -28,12 +28,8 @@ DTYPES: dict[int, Dtype] = {
     DataType.BFLOAT16_VECTOR: "bfloat16",
 }
 """The vector types that can be corrected."""
-_READ_AS_LISTS_OF_BYTES = {
-    DataType.BINARY_VECTOR,
-    DataType.INT8_VECTOR,
-    DataType.FLOAT16_VECTOR,
-    DataType.BFLOAT16_VECTOR,
-}
+_BYTE_VECTORS = {DataType.BINARY_VECTOR, DataType.INT8_VECTOR, DataType.FLOAT16_VECTOR, DataType.BFLOAT16_VECTOR}
+"""Vectors that a query returns as lists of bytes."""
 _INDEX_STATUS = {
     "field_name",
     "index_name",
@@ -97,7 +93,7 @@ def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> l
     become lists, which compare.
     """
     computed = function_outputs(schema)
-    in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
+    in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _BYTE_VECTORS}
 
     def insertable(name: str, value: Any) -> Any:
         if name in in_bytes and value:
@@ -132,11 +128,7 @@ def width_multiple(field: VectorField) -> int:
 
 
 def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
-    """Whether an index takes locality hint columns.
-
-    It does not if it quantises sub-vectors of several columns together, nor with half-precision numbers, where each
-    hint would take three columns.
-    """
+    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one column each."""
     return index_type in CELLED and dtype == "float32"
 
 
@@ -205,10 +197,7 @@ def advised_cells(rows: int, dim: int) -> int:
 
 
 def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
-    """Whether the collection has the bias fields, of the right types and never null.
-
-    A server's function chain takes a null for a score of 0.
-    """
+    """Whether the bias fields exist, of the right types and never null: function chains read a null as score 0."""
     fields = fields_by_name(schema)
     return all(
         name in fields
@@ -283,10 +272,8 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
-    carried = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    for property in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY):
-        carried.pop(property, None)
-    return carried
+    properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    return {n: value for n, value in properties.items() if n not in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY)}
 
 
 def flat_index(field: str, metric: str) -> IndexParams:

@@ -50,8 +50,7 @@ _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "m
 class EscapedKeys:
     """A client whose filters by key match only the rows of these keys.
 
-    pymilvus builds the filter of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, and inserts keys
-    without escaping them.
+    pymilvus builds the filters of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, without escaping keys.
     """
 
     def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
@@ -60,7 +59,7 @@ class EscapedKeys:
         if field["type"] == DataType.VARCHAR:
             return is_one_of(field["name"], texts)
         if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
-            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is no whole number: correct it")
+            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is not a whole number: correct it")
         return f"{field['name']} in [{', '.join(texts)}]"
 
 
@@ -75,8 +74,7 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
     """Connect a plain MilvusClient; options are its further arguments.
 
-    Raises ServerUnavailable, which names the address without its user and password, and never the token;
-    InvalidParameter for an invalid address.
+    Raises ServerUnavailable, without user, password and token, and InvalidParameter for an invalid address.
     """
     _validate_address(uri)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
@@ -134,22 +132,22 @@ _REFUSALS = {
 
 
 def may_arrive(error: Exception) -> bool:
-    """Return whether a request that failed with this error may reach the server later."""
+    """Whether a request that failed with this error may reach the server later."""
     code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
     return isinstance(code, grpc.StatusCode) and code not in _REFUSALS
 
 
 def is_rate_limited(error: Exception) -> bool:
-    """Return whether the server asks for the same request later."""
+    """Whether the server requests the same call later."""
     return any(
-        isinstance(each, MilvusException)
-        and (each.code == ErrorCode.RATE_LIMIT or each.compatible_code == common_pb2.RateLimit)
-        for each in (error, error.__cause__)
+        isinstance(cause, MilvusException)
+        and (cause.code == ErrorCode.RATE_LIMIT or cause.compatible_code == common_pb2.RateLimit)
+        for cause in (error, error.__cause__)
     )
 
 
 def is_missing(error: Exception) -> bool:
-    """Return whether the server found no collection or alias of that name."""
+    """Whether the server has no collection or alias of that name."""
     return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
 
 
@@ -229,9 +227,7 @@ def version_numbers(server_version: str) -> tuple[int, ...]:
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
-    """Return the results of `call` on `items`, split in halves until each part fits the message limit (64 MB
-    by default).
-    """
+    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by default)."""
     try:
         return [call(items)]
     except (MilvusException, grpc.RpcError) as error:
@@ -257,7 +253,6 @@ def _message_of(error: Exception) -> str:
     return redacted(str(words))
 
 
-INT_MAX = 2**31 - 1
 NEWEST = (99,)
 """Stands for a version that is not a number."""
 
@@ -267,24 +262,18 @@ Rule = range | tuple[str, ...]
 
 @dataclass(frozen=True)
 class IndexType:
-    """An index type. parameters: by name. since: the first version of Milvus with it. on_lite: whether Milvus
-    Lite builds it.
-    """
+    """An index type. parameters: by name. since: the first version of Milvus with it. on_lite: whether Lite has it."""
 
     parameters: Mapping[str, Rule] = field(default_factory=dict)
     since: tuple[int, ...] = (2, 3)
     on_lite: bool = False
 
 
-def _integers(low: int, high: int) -> range:
-    return range(low, high + 1)
-
-
 BOOL = ("TRUE", "FALSE")
 REFINE: dict[str, Rule] = {"refine": BOOL, "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")}
-CELLS: dict[str, Rule] = {"nlist": _integers(1, 65_536)}
-GRAPH: dict[str, Rule] = {"M": _integers(2, 2_048), "efConstruction": _integers(1, INT_MAX)}
-PRODUCT: dict[str, Rule] = {"m": _integers(1, 65_536), "nbits": _integers(1, 24)}
+CELLS: dict[str, Rule] = {"nlist": range(1, 65_537)}
+GRAPH: dict[str, Rule] = {"M": range(2, 2_049), "efConstruction": range(1, 2**31)}
+PRODUCT: dict[str, Rule] = {"m": range(1, 65_537), "nbits": range(1, 25)}
 CACHED: dict[str, Rule] = {"cache_dataset_on_device": BOOL}
 ALWAYS: dict[str, Rule] = {"mmap.enabled": BOOL}
 """Parameters of every index type."""
@@ -304,12 +293,12 @@ INDEX_TYPES = {
         {**GRAPH, "sq_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16"), **REFINE}, since=(2, 5), on_lite=True
     ),
     "HNSW_PQ": IndexType({**GRAPH, **PRODUCT, **REFINE}, since=(2, 5)),
-    "HNSW_PRQ": IndexType({**GRAPH, **PRODUCT, "nrq": _integers(1, 16), **REFINE}, since=(2, 5)),
-    "DISKANN": IndexType({"max_degree": _integers(1, 2_048), "search_list_size": _integers(1, 65_536)}),
+    "HNSW_PRQ": IndexType({**GRAPH, **PRODUCT, "nrq": range(1, 17), **REFINE}, since=(2, 5)),
+    "DISKANN": IndexType({"max_degree": range(1, 2_049), "search_list_size": range(1, 65_537)}),
     "GPU_CAGRA": IndexType(
         {
-            "intermediate_graph_degree": _integers(1, INT_MAX),
-            "graph_degree": _integers(1, INT_MAX),
+            "intermediate_graph_degree": range(1, 2**31),
+            "graph_degree": range(1, 2**31),
             "build_algo": ("IVF_PQ", "NN_DESCENT"),
             "adapt_for_cpu": BOOL,
             **CACHED,
@@ -342,7 +331,7 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     """
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
     lite, is_same_kind = server_version.startswith("milvus_lite"), kind == source.index_type
-    built = [name for name, each in INDEX_TYPES.items() if (each.on_lite if lite else each.since <= version)]
+    built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]
     if is_same_kind and kind not in INDEX_TYPES:
         return
     if not is_same_kind and kind not in built:

@@ -1,13 +1,13 @@
 """Write-intent logs as Milvus collections: one with the notes, one with the noted rows.
 
-The collection of rows has the fields of the collection whose writes are noted, so that it takes the same
-rows. Its keys are names that clients create, so no noted row is ever overwritten. The collection of notes
-decides: the database orders the notes under one key, and the last one counts.
+The collection of rows has the fields of the collection whose writes are noted, and names that clients create as keys,
+so no noted row is ever overwritten. The collection of notes decides: the database orders the notes under one key, and
+the last one counts.
 
-Both take seconds to create, so they stay from one job to the next, empty in between. Notes have the name of
-their job, which separates them from late notes of clients that had not seen the end of an earlier job. No two
-write-intent logs ever have the same name, and a log is marked before it is dropped, so that no other job
-takes it again: a late request to drop it drops nothing that is in use.
+Both take seconds to create, so they stay from one job to the next, empty in between. Notes have the name of their job,
+which separates them from late notes of clients that had not seen the end of an earlier job. No two logs ever have the
+same name, and a log is marked before it is dropped, so that no other job takes it: a late request to drop it drops
+nothing that is in use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The protocols that a database implements for the jobs: `Store`, its parts, and optional capabilities.
 
-All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses. A store
-declares a capability by having its methods; `capability` returns the store as one that has it.
+All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses. A store has a
+capability if it has its methods; `capability` returns the store as one that has it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ class Collections(Protocol):
         """Return the version as the database reports it."""
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
-        """Describe a collection.
-
-        counted: if false, `rows` is 0, which costs the database less. Raises CollectionNotFound.
-        """
+        """Describe a collection. counted: if false, `rows` is 0, which costs less. Raises CollectionNotFound."""
 
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
@@ -55,10 +52,10 @@ class Collections(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
-        """Return this store with fenced writes, which go through the aliases of `fences`.
+        """Return this store with writes of rows, records and properties through the aliases of `fences`.
 
-        A failed write that may still arrive is sent again only through another alias. Fenced writes are those
-        of rows, records and properties. When an alias no longer exists, they raise LeaseLost.
+        A failed write that may still arrive is sent again only through another alias. Writes raise LeaseLost if the
+        alias no longer exists.
         """
 
     def fence(self, collection: str, alias: str) -> None:
@@ -69,7 +66,7 @@ class Collections(Protocol):
 
 
 class Schemas(Protocol):
-    """What collections can be copied or hold biases, and how copies are created."""
+    """Which collections can be copied or can hold biases, and the creation of copies."""
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         """Return the reasons why `source` cannot be copied; empty if it can."""
@@ -90,19 +87,16 @@ class Schemas(Protocol):
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 
     def units_moved(self) -> int:
-        """Return by how many units in the last place the database may change numbers of a COSINE vector.
-
-        Some databases normalise such vectors themselves; 0 if the database stores them as they are.
-        """
+        """Return by how many units in the last place the database may change numbers of a COSINE vector."""
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        """Create an empty `target` with the fields, indexes, partitions and properties of `source`.
+        """Create an empty `target` with the schema, indexes and properties of `source` and the hidden fields.
 
-        Its vector field is for augmented vectors, and it has the hidden fields. If an interrupted call left a part of
-        it, the rest is created. Raises CollectionExists if `target` is not an unfilled copy of `source`.
+        Its vector field is for augmented vectors. What an interrupted call left undone is done. Raises
+        CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
@@ -125,10 +119,7 @@ class Rows(Protocol):
         """Return the number of rows as the database counts them, including duplicates."""
 
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
-        """Return all distinct keys in ascending order.
-
-        pending: the name of an epoch field; only rows whose bias is not computed yet are included.
-        """
+        """Return all distinct keys, of rows without a bias if `pending` names an epoch field, in ascending order."""
 
     def scan(
         self,
@@ -140,9 +131,9 @@ class Rows(Protocol):
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
-        """Return the rows with after < key ≤ upto in key order, one row per key, at most the first `limit`.
+        """Return the rows with after < key ≤ upto in key order, one per key, at most the first `limit`.
 
-        The rows include everything written before the last call of `count`, and perhaps more.
+        They include everything written before the last call of `count`, and perhaps more.
         """
 
     def scan_keys(
@@ -151,10 +142,7 @@ class Rows(Protocol):
         """Return the keys alone, as `scan` does for rows."""
 
     def above(self, key: Key, step: int) -> Key | None:
-        """Return a key from which greater keys continue: `key` at step 0, a farther one at each next step.
-
-        None if no key can be greater.
-        """
+        """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no key is greater."""
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """Return the rows that exist, in the order of `keys`."""
@@ -178,12 +166,12 @@ class Rows(Protocol):
     ) -> None:
         """Write rows that were read, with other biases, acknowledged on return.
 
-        A database with `WholeRows` does the same as in `upsert`. Other databases change only the fields named
-        `changed`, and only in rows that still exist; `field` stands for the vectors.
+        A database with `WholeRows` does the same as in `upsert`. Others change only the fields named `changed` of rows
+        that still exist; `field` stands for the vectors.
         """
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
-        """Delete rows; missing rows are no error. partition: the only one to look in."""
+        """Delete rows, of this partition if it is set; missing rows are no error."""
 
     def flush(self, collection: str) -> None:
         """Make all written rows durable, indexed and loaded on return."""
@@ -195,10 +183,7 @@ class Rows(Protocol):
         """Wait until every search sees all written rows."""
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        """Return the keys of the k rows with the largest inner products for each query.
-
-        query_vectors: (m, width). The database's own search finds the rows.
-        """
+        """Return for each query (m, width) the keys of the k rows that the database's search finds."""
 
 
 class WriteIntents(Protocol):
@@ -208,41 +193,28 @@ class WriteIntents(Protocol):
         """Create a log that can take the rows of `source`, or use one again that still fits."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """End the notes of the collection's clients, and delete the notes for this job and earlier ones.
-
-        If a log takes long to create, it stays for the next job.
-        """
+        """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""
 
     def intent_logs(self, collection: str) -> list[WriteIntentLog]:
         """Return all write-intent logs of this collection, complete or not; use them only to drop them."""
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """Drop a write-intent log.
-
-        check: raises LeaseLost; it is called when no other job can take this log any more. Raises
-        CollectionExists if something else has its name.
-        """
+        """Drop a log that no other job can take any more, unless `check` raises. Raises CollectionExists, LeaseLost."""
 
     def notes(
         self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
     ) -> list[Note]:
-        """Return the last note of each of these keys that has one, in that partition.
-
-        Without keys, return all notes of all partitions.
-        """
+        """Return the last notes of these keys in that partition; without keys, all notes of all partitions."""
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         """Return how many rows the write-intent log holds in memory."""
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
-        """Replay notes whose writes the collection lacks, acknowledged on return.
-
-        Returns the replayed notes, without those that another note has replaced meanwhile.
-        """
+        """Replay notes whose writes the collection does not have and no note replaces meanwhile, and return them."""
 
 
 class Ledger(Protocol):
-    """Records of jobs, kept in the database."""
+    """Records of jobs in the database."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """Insert or replace these records, acknowledged on return; creates the ledger if it is missing."""
@@ -263,21 +235,16 @@ class Banks(Protocol):
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         """Save `bank` as a generation, read it back, and return its reference and what was created.
 
-        Raises CollectionExists if the name is taken, DimensionMismatch, and StateError if another process
-        keeps changing the rows.
+        Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows.
         """
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        """Return the bank of a generation.
-
-        checked: raise StateError if its rows are not those that the reference names; otherwise return them as
-        they are. Raises EmptyBank if there are none.
-        """
+        """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the reference names."""
 
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """Save the keys of the nearest items in `collection` of each query, then of each target.
+        """Save the keys of the items in `collection` nearest to the queries, then to the targets.
 
         The rows that `reference` names stay as they are; the returned reference names the new ones.
         """
@@ -285,8 +252,8 @@ class Banks(Protocol):
     def drop_bank_generation(self, reference: BankReference) -> None:
         """Delete the rows of a generation, unless some collection state names it.
 
-        If a job has saved a generation and names it in a state while it is dropped here, the rows come back,
-        or the job finds them missing when it loads the bank after it wrote the state.
+        If a job names the generation in a state meanwhile, the rows come back, or the job finds them missing when it
+        loads the bank after it wrote the state.
         """
 
 
@@ -313,16 +280,10 @@ class WholeRows(Protocol):
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
-        """Return all noted rows of these keys, as `get` returns rows, with their names.
-
-        They are the last row of each key and earlier ones.
-        """
+        """Return the names and the rows, as `get` does, of the last and earlier notes of these keys."""
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """Drop the noted rows of these names, unless a note names them by now.
-
-        Returns the names of all other rows that no note names.
-        """
+        """Drop these noted rows, unless a note names them now. Return the names of other rows without a note."""
 
 
 @runtime_checkable
@@ -366,16 +327,10 @@ class BulkImport(Protocol):
         """Return the reasons why rows of `source` cannot be written to import files; empty if they can."""
 
     def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
-        """Write rows, in the format of `collection`, to a file somewhere in `folder`, which is created.
-
-        Returns the path relative to the folder; None if there are no rows.
-        """
+        """Write rows as `collection` stores them to a file; return its path within `folder`, None without rows."""
 
     def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        """Ask the database to insert the rows of a file, and return the id of the job, which may still run.
-
-        file: the path as the database sees it. Existing rows stay.
-        """
+        """Start to insert the rows of a file, and return the id of the job. file: the path as the database sees it."""
 
     def import_job(self, job: str) -> ImportJob: ...
 
@@ -405,8 +360,8 @@ class BankSearch(Protocol):
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
         """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k).
 
-        They are inner products, or −½ the squared distances under L2. The database's own search finds them,
-        with the bank's index. Raises BankTooSmall if it finds fewer.
+        They are inner products, or −½ the squared distances under L2, by the database's own search. Raises
+        BankTooSmall if it returns fewer.
         """
 
 
@@ -430,10 +385,7 @@ def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
-    """Drop what `save_bank` created.
-
-    A generation that a collection state names stays, and so does a bank collection with other rows.
-    """
+    """Drop what `save_bank` created, except a generation that a state names and a bank collection with other rows."""
     if made != "nothing":
         store.drop_bank_generation(reference)
     if made == "collection" and not store.count(reference.collection):

@@ -18,12 +18,10 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.state import CollectionState, FrozenModel, PropertyModel
 
-_FENCE = re.compile(r"__lease_(\d+_)?[0-9a-f]{8}$")
-
 
 def is_fence(alias: str) -> bool:
     """Whether an alias is a fencing alias, through which the holder of a lease writes."""
-    return _FENCE.search(alias) is not None
+    return re.search(r"__lease_(\d+_)?[0-9a-f]{8}$", alias) is not None
 
 
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
@@ -47,7 +45,6 @@ TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
 ONLINE_BANKS_PROPERTY = "hubness_online_banks"
-
 
 FEWEST_SAMPLES = 2_000
 """Smallest number of slots for query samples."""
@@ -82,12 +79,12 @@ class DualWrite(PropertyModel):
 
 
 class WriteIntentLog(PropertyModel):
-    """A write-intent log: while a job rewrites rows here, clients note each write in it first.
+    """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
 
-    If the job undoes a write, it replays the write from the log. collection: the collection with the last
-    note of each key. rows: the collection with the noted rows. made: separates the notes for one job from
-    those for others. auto_id: the server creates the keys of inserted rows, so no job can have read such rows
-    before. by_partition: rows of one key may be in several partitions.
+    If the job undoes a write, it replays the write from the log. collection: the collection with the last notes of the
+    keys. rows: the collection with the noted rows. made: separates the notes for one job from those for others.
+    auto_id: the server creates the keys of inserted rows, so no job can have read such rows before. by_partition: rows
+    of one key may be in several partitions.
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
@@ -104,11 +101,11 @@ class WriteIntentLog(PropertyModel):
 class OnlineBank(FrozenModel):
     """Settings of the online bank of one profile.
 
-    Clients sample a share of its live queries into a collection, from which a job takes them into the bank.
-    field, profile: those of the bank. samples_collection: the collection of samples. rate: the share of
-    queries that clients sample. size: capacity of the bank. seed_share: the share of it that is reserved for
-    the queries that the bank started with. half_life_seconds: the age at which a query counts half as much as
-    a new one. duplicate_cosine: two queries with a cosine above it are duplicates.
+    Clients sample a share of its live queries into a collection, from which a job takes them into the bank. field,
+    profile: those of the bank. samples_collection: the collection of samples. rate: the share of queries that clients
+    sample. size: capacity of the bank. seed_share: the share of it that is reserved for the queries that the bank
+    started with. half_life_seconds: the age at which a query counts half as much as a new one. duplicate_cosine: two
+    queries with a cosine above it are duplicates.
     """
 
     field: str
@@ -122,10 +119,7 @@ class OnlineBank(FrozenModel):
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in `samples_collection`.
-
-        Each sample takes a random slot: while few samples wait, few replace another.
-        """
+        """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
         return max(2 * self.size, FEWEST_SAMPLES)
 
 
@@ -144,10 +138,7 @@ class Fences(Protocol):
         ...
 
     def renew(self, collection: str) -> None:
-        """Switch to another alias: the database accepts no more requests through the former one.
-
-        Raises LeaseLost.
-        """
+        """Switch to another alias, so that the database refuses requests through the former one. Raises LeaseLost."""
         ...
 
 
@@ -193,7 +184,7 @@ class CollectionInfo:
     @property
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""
-        return {name: each for name, each in self.vector_fields.items() if not name.startswith(SECOND_VECTOR_FIELD)}
+        return {name: own for name, own in self.vector_fields.items() if not name.startswith(SECOND_VECTOR_FIELD)}
 
     @property
     def state(self) -> CollectionState | None:
@@ -212,24 +203,21 @@ class CollectionInfo:
             raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
-        """Return the state of this vector field; None if it is not corrected.
+        """Return the state of this vector field, or of the only corrected one; None if it is not corrected.
 
-        Without a field, return the state of the only corrected one. Raises InvalidInput if there are several,
-        and for a field that does not exist.
+        Raises InvalidInput if there are several, and for a field that does not exist.
         """
         if field is not None:
             self.require_field(field)
             return self.states.get(field)
         if len(self.states) > 1:
-            raise InvalidInput(
-                f"{self.name!r} has several corrected fields: choose one with --field: {', '.join(self.states)}"
-            )
+            fields = ", ".join(self.states)
+            raise InvalidInput(f"{self.name!r} has several corrected fields: choose one with --field: {fields}")
         return next(iter(self.states.values()), None)
 
     def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
         """Return the online bank of this profile; None if it has none."""
-        banks = (each for each in self.online_banks if (each.field, each.profile) == (field, profile))
-        return next(banks, None)
+        return next((bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,9 +230,7 @@ class QuerySamples:
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a ledger. body: JSON of at most 60,000 characters. group: the name by which records are
-    read together.
-    """
+    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are read together."""
 
     key: str
     group: str
@@ -255,9 +241,9 @@ class Record:
 class Note:
     """A client's last write intent for the row of a key.
 
-    partition: of the row, if the write named one. row: the name of the noted row in the write-intent log;
-    None for a deletion. changed: the fields that this partial update, and those noted just before it, change;
-    empty for a whole row. id: of this note; the next note of the same key has another one.
+    partition: of the row, if the write named one. row: the name of the noted row in the write-intent log; None for a
+    deletion. changed: the fields that this partial update, and those noted just before it, change; empty for a whole
+    row. id: of this note; the next note of the same key has another one.
     """
 
     key: Key
@@ -269,10 +255,7 @@ class Note:
 
 @dataclass(frozen=True)
 class ImportJob:
-    """An import: rows that the database reads from a file itself.
-
-    file: as it was requested; None if the database does not report it. reason: of a failure.
-    """
+    """An import of rows from a file by the database. file: as requested, if it is reported. reason: of a failure."""
 
     id: str
     file: str | None

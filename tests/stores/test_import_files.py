@@ -71,7 +71,7 @@ def test_json_keeps_its_type(tmp_path, value):
 
 def test_a_row_that_cannot_be_written_is_named(tmp_path):
     fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("n", DataType.INT8)]
-    with pytest.raises(StoreError, match=r"row 7 cannot be written .*'n'"):
+    with pytest.raises(StoreError, match=r"row 7 cannot be added .*'n'"):
         written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 7, "n": 1_000}])
 
 
