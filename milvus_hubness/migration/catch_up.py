@@ -40,11 +40,8 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison of all rows.
-
-    rows: number of compared rows of the origin. fields: number of their compared field values. differing:
-    number of rows that still differed when read again; after the pass none of them differs.
-    """
+    """The result of one comparison of all rows. rows, fields: number of compared rows of the origin and of their field
+    values. differing: number of rows that still differed when read again; after the pass none of them differs."""
 
     rows: int
     fields: int

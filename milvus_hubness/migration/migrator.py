@@ -194,14 +194,14 @@ class Migrator:
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
-            raise ResumeRefused(f"the schema of {source.name!r} is not what it was when this began: --restart")
+            raise ResumeRefused(f"the schema of {source.name!r} has changed since the migration began: use --restart")
         if self._options.bulk and self.migration.phase in {"preparing", "copying"}:
             self._options.bulk.require(self._store, source)
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
             raise ResumeRefused(
-                f"the migration of {self.migration.source!r} ended before anything was copied: give its bank again"
+                f"the migration of {self.migration.source!r} ended before anything was copied: pass its bank again"
             )
         self._write()
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
@@ -339,7 +339,9 @@ class Migrator:
     def _move_name(self) -> None:
         store, switch, target = self._store, self.migration.switch, self.migration.target
         if switch is None:
-            raise StoreError(f"the ledger does not say which name of {self.migration.source!r} is being moved")
+            raise StoreError(
+                f"the ledger has lost the name of {self.migration.source!r} that moves: use clean, and start again"
+            )
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
         self._lease.check()
@@ -396,4 +398,4 @@ class Migrator:
     def _confirm(self, alias: str, collection: str) -> None:
         behind = self._store.alias_target(alias)
         if behind != collection:
-            raise StoreError(f"alias {alias!r} was to lead to {collection!r} and leads to {behind!r}")
+            raise StoreError(f"alias {alias!r} leads to {behind!r}, not to {collection!r}: repeat the command")

@@ -161,7 +161,7 @@ class MigrationPlan(Fitting):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, for people and for --json."""
-        vector = self.vector
+        vector, arguments = self.vector, self.arguments
         return {
             "source": self.source.name,
             "target": self.target,
@@ -178,15 +178,9 @@ class MigrationPlan(Fitting):
                 f"hubness_{name}{self.suffix}"
                 for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
             ],
-            "vector_bytes": {
-                "source": BYTES[vector.dtype] * self.layout.dim * self.rows,
-                "target": BYTES[vector.dtype] * self.form.width * self.rows,
-            },
+            "vector_bytes": {name: BYTES[vector.dtype] * width * self.rows for name, width in self.widths.items()},
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
-            "estimator": to_dict(self.estimator),
-            "strength": self.strength,
-            "gate": self.gate,
-            "gate_targets": self.gate_targets,
+            **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
             "alias": self.alias,
             "rename": self.rename,
             "remarks": list(self.remarks),
@@ -379,5 +373,5 @@ def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | 
         if migration.state is not None and migration.phase != "finished":
             return migration
     if store.exists(target):
-        raise CollectionExists(f"{target!r} exists already as another collection: give another target")
+        raise CollectionExists(f"{target!r} exists already as another collection: choose another target")
     return None

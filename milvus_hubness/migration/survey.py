@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -151,6 +150,11 @@ class Fitting:
         """The form in which the field stores the layout's rows."""
         return form_of(self.layout, self.vector.dtype)
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """The numbers per vector of the source and of the target."""
+        return {"source": self.layout.dim, "target": self.form.width}
+
 
 def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     """Return the seconds of copy and verification, if a write and a comparison take as long as a read; and the bytes of
@@ -164,9 +168,9 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     correcting = time.perf_counter() - began - reading
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
     vector, rows = fitting.vector, fitting.survey.rows
-    per_row = others + _links(vector)
-    widths = {"source": fitting.layout.dim, "target": fitting.form.width}
-    memory = {name: int(rows * (per_row + BYTES[vector.dtype] * width)) for name, width in widths.items()}
+    has_graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
+    per_row = others + (2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0)
+    memory = {name: int(rows * (per_row + BYTES[vector.dtype] * width)) for name, width in fitting.widths.items()}
     return (4 * reading + correcting) * rows / max(1, len(batch)), memory
 
 
@@ -315,9 +319,3 @@ def recall_words(gate: RecallGate) -> str:
     if gate.needed is None:
         return f"{measured}; no {gate.search_parameter} that was tried gives the raw recall back"
     return f"{measured}; {gate.search_parameter} {gate.needed} gives the raw recall back"
-
-
-def _links(vector: VectorField) -> float:
-    graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
-    m: Any = vector.index_params.get("M", DEFAULT_LINKS)
-    return 2 * 4 * int(m) if graph else 0.0

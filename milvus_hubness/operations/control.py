@@ -80,7 +80,11 @@ class MigrationMetrics:
                 self._reasons.discard(facts["reason"])
             self._gauges["paused"].set(bool(self._reasons))
             if name == "copying":
-                self._follow_copy(facts)
+                self._reach("rows_copied_total", facts["rows"])
+                self._counters["bytes_copied_total"].inc(facts["bytes"])
+                self._chunk_seconds.observe(facts["seconds"])
+                self._gauges["source_rows"].set(facts["rows_total"])
+                self._gauges["eta_seconds"].set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
             elif name == "catching-up":
                 self._follow_pass(facts)
             if name in ("copying", "catching-up"):
@@ -95,13 +99,6 @@ class MigrationMetrics:
         """Write a .prom file for the textfile collector of node_exporter. Replace the file atomically."""
         with self._lock:
             write_to_textfile(str(path), self._registry)
-
-    def _follow_copy(self, facts: Mapping[str, Any]) -> None:
-        self._reach("rows_copied_total", facts["rows"])
-        self._counters["bytes_copied_total"].inc(facts["bytes"])
-        self._chunk_seconds.observe(facts["seconds"])
-        self._gauges["source_rows"].set(facts["rows_total"])
-        self._gauges["eta_seconds"].set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
 
     def _follow_pass(self, facts: Mapping[str, Any]) -> None:
         if facts["pass"] != self._pass:
