@@ -340,7 +340,7 @@ class Migrator:
         store, switch, target = self._store, self.migration.switch, self.migration.target
         if switch is None:
             raise StoreError(
-                f"the ledger has lost the name of {self.migration.source!r} that moves: use clean, and start again"
+                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, and start again"
             )
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
