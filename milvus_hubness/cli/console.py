@@ -139,10 +139,12 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
         sys.stdout.flush()
     except OSError as error:
         code = FAILURE
-        if problem := _output_problem():
-            sys.stderr.write(f"{program}: cannot write the output: {problem}\n")
-        else:
+        try:
+            sys.stdout.flush()
             report_error(error, as_json=AS_JSON in sys.argv, unexpected=True)
+        except OSError as problem:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The buffered output is dropped.
+            sys.stderr.write(f"{program}: cannot write the output: {problem.strerror or problem}\n")
     sys.exit(code)
 
 
@@ -166,16 +168,6 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except Exception as error:
         report_error(error, as_json=as_json, unexpected=True)
         return FAILURE
-
-
-def _output_problem() -> str | None:
-    """Return why standard output cannot be written; None if it can. Its buffered output is dropped."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return error.strerror or str(error)
-    return None
 
 
 def check_writable(path: Path) -> None:

@@ -6,6 +6,7 @@ kind of index over r and over <r, b − c>. Each is compared with the exact top 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -190,10 +191,7 @@ def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
         if high >= most:
             return None
         low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, low + 1, key=holds)
 
 
 def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:

@@ -206,8 +206,7 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
-    query_vectors, answers = _checked_queries(bank, queries, positives, len(items))
-    fitted, query_vectors, answers = _apart(bank, query_vectors, answers, rng)
+    fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
     items, answers = _some_items(items, answers, rng)
     warnings = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
     trials = sweep(fitted, items, targets, progress=progress)
@@ -257,38 +256,33 @@ def decide(
     return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
 
 
-def _checked_queries(
-    bank: QueryBank, queries: npt.ArrayLike | None, positives: measures.Positives | None, n_items: int
-) -> tuple[Vectors | None, Answers | None]:
+def _split(
+    bank: QueryBank,
+    queries: npt.ArrayLike | None,
+    positives: measures.Positives | None,
+    n_items: int,
+    rng: np.random.Generator,
+) -> tuple[QueryBank, Vectors, Answers | None]:
+    """Return a bank to fit and disjoint queries to search with, and their positives."""
     if queries is None:
         if positives is not None:
             raise InvalidInput("positives without the queries that they belong to: pass queries too")
         bank.require(at_least=2 * FEWEST_QUERIES)
-        return None, None
-    query_vectors = as_vectors(queries, "the queries")
+        order, middle = rng.permutation(len(bank)), len(bank) // 2
+        return QueryBank(bank.vectors[order[middle:]], bank.source), bank.vectors[order[:middle][:MOST_QUERIES]], None
+    query_vectors, answers = as_vectors(queries, "the queries"), None
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
         raise InvalidInput(f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed")
-    if positives is None:
-        return query_vectors, None
-    numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
-    return query_vectors, np.split(numbers, starts[1:-1])
-
-
-def _apart(
-    bank: QueryBank, query_vectors: Vectors | None, answers: Answers | None, rng: np.random.Generator
-) -> tuple[QueryBank, Vectors, Answers | None]:
-    """Return a bank to fit and disjoint queries to search with, and their positives."""
-    if query_vectors is None:
-        order, half = rng.permutation(len(bank)), len(bank) // 2
-        fitted, held_out = bank.vectors[order[half:]], bank.vectors[order[:half][:MOST_QUERIES]]
-        return QueryBank(fitted, bank.source), held_out, None
+    if positives is not None:
+        numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
+        answers = np.split(numbers, starts[1:-1])
     if len(query_vectors) > MOST_QUERIES:
         some = np.sort(rng.permutation(len(query_vectors))[:MOST_QUERIES])
         query_vectors = query_vectors[some]
-        answers = None if answers is None else [answers[query] for query in some]
-    queries = {row.tobytes() for row in query_vectors}
-    other = np.array([row.tobytes() not in queries for row in bank.vectors])
+        answers = answers and [answers[query] for query in some]
+    in_queries = {row.tobytes() for row in query_vectors}
+    other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
     if not other.any():
         raise InvalidInput("the bank holds nothing but the queries: a bias must not be judged by its own bank")
     return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, answers
