@@ -17,18 +17,7 @@ from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client._methods import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
-from milvus_hubness.proxy.messages import (
-    Metadata,
-    Refused,
-    header,
-    method_of,
-    overrides_in,
-    passed_on,
-    refusal,
-    request_of,
-    response_of,
-    status_in,
-)
+from milvus_hubness.proxy import messages
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.sessions import Caller, Sessions
@@ -36,7 +25,7 @@ from milvus_hubness.proxy.sessions import Caller, Sessions
 Context = Any
 """grpc.aio's ServicerContext."""
 
-Ending = tuple[grpc.StatusCode, str | None, Metadata]
+Ending = tuple[grpc.StatusCode, str | None, messages.Metadata]
 """The status of a call, its details and the trailing metadata."""
 
 _SEND_FAILED = "Internal error from Core"
@@ -56,13 +45,10 @@ _UNARY = frozenset(
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of every method.
+    """Handler of every method. A method unknown to the proxy passes as a stream, which works for any method."""
 
-    A method unknown to the proxy is passed on as a stream, which works for any method.
-    """
-
-    def __init__(self, options: ProxyOptions, channel: grpc.aio.Channel, sessions: Sessions) -> None:
-        self._options, self._channel, self._sessions = options, channel, sessions
+    def __init__(self, channel: grpc.aio.Channel, sessions: Sessions) -> None:
+        self._channel, self._sessions = channel, sessions
         self._unary: dict[str, Any] = {}
 
     def service(self, details: Any) -> Any:
@@ -73,8 +59,6 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path in _UNARY:
             return grpc.unary_unary_rpc_method_handler(partial(self._passed, path))
         return grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
-
-    # -- passed on --------------------------------------------------------------------------------------
 
     async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
         call = self._call(path, message, context)
@@ -87,14 +71,14 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._sessions.forget()
         return response
 
-    async def _streamed(self, path: str, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def _streamed(self, path: str, stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         call = self._channel.stream_stream(path)(
-            messages, metadata=passed_on(context.invocation_metadata()), timeout=context.time_remaining()
+            stream, metadata=messages.passed_on(context.invocation_metadata()), timeout=context.time_remaining()
         )
         first: list[Ending] = []
         call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
         try:
-            await context.send_initial_metadata(passed_on(await call.initial_metadata()))
+            await context.send_initial_metadata(messages.passed_on(await call.initial_metadata()))
             with suppress(grpc.aio.AioRpcError):
                 async for message in call:
                     yield message
@@ -109,23 +93,21 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path not in self._unary:
             self._unary[path] = self._channel.unary_unary(path)
         return self._unary[path](
-            message, metadata=passed_on(context.invocation_metadata()), timeout=context.time_remaining()
+            message, metadata=messages.passed_on(context.invocation_metadata()), timeout=context.time_remaining()
         )
-
-    # -- rewritten --------------------------------------------------------------------------------------
 
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
 
         async def send(request: Any) -> Any:
-            name = method_of(request)
+            name = messages.method_of(request)
             call = self._call(_SERVICE + name, request.SerializeToString(), context)
             if name == method:
                 last[:] = [call]
-            response = response_of(name, await call)
-            status = status_in(response)
+            response = messages.response_of(name, await call)
+            status = messages.status_in(response)
             if status.code or status.error_code:
-                raise Refused(response, status)
+                raise messages.Refused(response, status)
             return response
 
         try:
@@ -139,25 +121,24 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception as error:
             if not isinstance(error, HubnessError | MilvusException):
                 log.exception("%s failed", method)
-            response = refusal(method, error)
-            if isinstance(error, Refused) and isinstance(error.response, type(response)):
+            response = messages.refusal(method, error)
+            if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
                 response = error.response
         if OUTDATES.fullmatch(method):
             self._sessions.forget()
         if last:
             await _relay_metadata(last[0], context)
-        packed: bytes = response.SerializeToString()
-        return packed
+        return bytes(response.SerializeToString())
 
     async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
-        request, metadata = request_of(method, message), context.invocation_metadata()
-        database = getattr(request, "db_name", "") or header(metadata, "dbname")
-        session = self._sessions.of(header(metadata, "authorization"), database)
+        request, metadata = messages.request_of(method, message), context.invocation_metadata()
+        database = getattr(request, "db_name", "") or messages.header(metadata, "dbname")
+        session = self._sessions.of(messages.header(metadata, "authorization"), database)
         caller = Caller(context.time_remaining())
         collection = request.oldName if method == "RenameCollection" else request.collection_name
         with session.pools.entered(str(collection)) as pool:
             if method in SEARCHES:
-                operation = SEARCHES[method](session.operations, request, overrides_in(metadata))
+                operation = SEARCHES[method](session.operations, request, messages.overrides_in(metadata))
             else:
                 operation = REWRITTEN[method](session.operations, request)
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
@@ -165,10 +146,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 async def _relay_metadata(call: Any, context: Context) -> None:
     with suppress(grpc.aio.AioRpcError):
-        if initial := passed_on(await call.initial_metadata()):
+        if initial := messages.passed_on(await call.initial_metadata()):
             await context.send_initial_metadata(initial)
-        trailing: Metadata = passed_on(await call.trailing_metadata())
-        context.set_trailing_metadata(trailing)
+        context.set_trailing_metadata(messages.passed_on(await call.trailing_metadata()))
 
 
 async def _status_of(call: Any, first: list[Ending]) -> Ending:
@@ -186,7 +166,7 @@ async def _status_of(call: Any, first: list[Ending]) -> Ending:
 
 
 async def _ending(call: Any) -> Ending:
-    return await call.code(), await call.details(), passed_on(await call.trailing_metadata())
+    return await call.code(), await call.details(), messages.passed_on(await call.trailing_metadata())
 
 
 def _at_hand(answer: Any) -> Any:
@@ -200,7 +180,7 @@ def _at_hand(answer: Any) -> Any:
 
 async def _abort(context: Context, error: Any) -> NoReturn:
     """End a call with the status of the upstream call."""
-    await context.abort(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
+    await context.abort(error.code(), error.details() or "", messages.passed_on(error.trailing_metadata()))
     raise error
 
 
@@ -226,17 +206,16 @@ class Proxy:
         Raises InvalidParameter if the address cannot be used or a certificate is invalid.
         """
         self._channel = self.options.open_channel(grpc.aio)
-        handler = ProxyHandler(self.options, self._channel, self._sessions)
+        handler = ProxyHandler(self._channel, self._sessions)
         self._server = grpc.aio.server(handlers=[handler], options=self.options.server_options())
         address = f"{self.options.host}:{self.options.port}"
-        try:
+        with suppress(RuntimeError):
+            self.port = 0
             if self.options.tls is None:
                 self.port = self._server.add_insecure_port(address)
             else:
                 credentials = grpc.ssl_server_credentials([self.options.tls])
                 self.port = self._server.add_secure_port(address, credentials)
-        except RuntimeError:
-            self.port = 0
         if not self.port:
             await self._channel.close()
             raise InvalidParameter(f"cannot listen on {address}: the port is in use, or the certificate is invalid")

@@ -95,8 +95,7 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 class CallerChannel:
     """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread.
 
-    pymilvus itself applies a timeout to each attempt of each request, so an operation within one timeout may
-    take many times as long.
+    pymilvus itself applies a timeout to every attempt of a request, so an operation may take many times as long.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -136,8 +135,8 @@ class CollectionPool:
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
         """Run `work` in a thread for this caller and return its result.
 
-        If cancelled, cancels the upstream calls of `work` and waits for the thread, so that the pool counts
-        the call as long as it occupies a thread.
+        If cancelled, cancels the upstream calls of `work` and waits for the thread, so that the pool counts the call as
+        long as it occupies a thread.
         """
         context = copy_context()
         context.run(_caller.set, caller)
@@ -155,10 +154,7 @@ class CollectionPool:
 
 
 class CollectionPools:
-    """A pool for each collection with running calls, for use in one event loop.
-
-    limit: largest number of running calls on one collection.
-    """
+    """A pool for each collection with running calls, at most `limit` of them, for use in one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -209,11 +205,7 @@ class Session:
         self.pools = CollectionPools(options.max_calls)
 
     async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:
-        """Return the outcome of a step of an operation.
-
-        caller: the call that waits for it. pool: of the collection. send: sends a request message. Raises
-        CallEnded if the caller's deadline has passed.
-        """
+        """Return the outcome of a step of an operation for this caller. Raises CallEnded after its deadline."""
         caller.remaining()
         if isinstance(step, Send):
             return await send(*step.args)
@@ -271,10 +263,7 @@ class Sessions:
         self._recent: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def of(self, authorization: str, database: str) -> Session:
-        """Return the session of a user of a database.
-
-        Raises InvalidInput if the header is not one of Milvus's.
-        """
+        """Return the session of a user of a database. Raises InvalidInput if the header is not in base64."""
         name = (authorization, database)
         if name not in self._recent:
             self._recent[name] = Session(self._options, _token(authorization), database)

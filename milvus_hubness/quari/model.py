@@ -64,9 +64,8 @@ INSIDE = 2
 class QuariConfig:
     """The sizes and options of a `Quari`.
 
-    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a
-    multiple of heads. layers: of the shared transformer. steps: L, the number of times that it is applied.
-    dropout: in the transformer, during training.
+    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a multiple
+    of heads. layers: of the shared transformer. steps: L, how often it is applied. dropout: in training.
 
     form: how T and q' follow from the decoders' outputs for a query,
         "published"  T = Σ u_j v_jᵀ                             q' as decoded
@@ -74,9 +73,8 @@ class QuariConfig:
         "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
     with S and W (d, d) learned for all queries. The last two start at the identity.
 
-    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact.
-    memory: number of training pairs that the network remembers, which move q' by the errors of pairs near the
-    query (`quari.model`); 0, as published, means none, and the published form has none.
+    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact. memory:
+    number of remembered training pairs, whose errors move q' (`quari.model`); 0 in the published form.
 
     Raises InvalidParameter.
     """

@@ -135,13 +135,12 @@ def mine(
 class TrainingSettings:
     """The settings of a training; the defaults are the paper's.
 
-    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier.
-    batch: pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
+    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
+    pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
     anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
-    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs.
-    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query.
-    semi_positives: how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all
-    random draws.
+    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. temperature:
+    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query. semi_positives:
+    how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all random draws.
 
     Raises InvalidParameter.
     """

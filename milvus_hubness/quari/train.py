@@ -71,23 +71,23 @@ def train(
 ) -> Checkpoint:
     """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
 
-    pairs, validation: as in `Pairs`; without validation a tenth of the items, with their queries, is held
-    out. Epoch 0 is the network before its first step: it wins if no epoch is better. path: the file, saved after
-    every epoch, so that an interrupted training continues with `resume`, on the CPU with identical bits.
-    encoder: a name for the encoder of the vectors, which is compared when the file is loaded. on_epoch:
-    called after each epoch. progress: called with "training", steps done, and steps of all epochs.
+    pairs, validation: as in `Pairs`; without validation a tenth of the items, with their queries, is held out. Epoch 0
+    is the network before its first step: it wins if no epoch is better. path: the file, saved after every epoch, so
+    that an interrupted training continues with `resume`, on the CPU with identical bits. encoder: a name for the
+    encoder of the vectors, compared when the file is loaded. on_epoch: called after every epoch. progress: called with
+    "training", steps done, and steps of all epochs.
 
     Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of threads. Noise
     on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does not give the scale of the
     queries: here the noise at u = 1 is as long as the query, times `settings.noise`. A last batch with fewer pairs is
     left out, unless it is the only one; every epoch draws another order.
 
-    A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the
-    seed, after the anchor epochs, with the strength and temperature that are best on the validation pairs. In
-    training, a query recalls no pair of its own answer.
+    A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the seed, after
+    the anchor epochs, with the strength and temperature that are best on the validation pairs. In training, a query
+    recalls no pair of its own answer.
 
-    Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput
-    if the file has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
+    Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput if the file
+    has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
     """
     settings = settings or TrainingSettings()
     if validation is None:
