@@ -45,8 +45,8 @@ Epoch = tuple[int, float | None, float, float]
 class Line:
     """One line of a timeline.
 
-    name: written at its end. kind: its CSS class. points: in the order of their time. dots: whether each
-    point is marked and has a tooltip.
+    name: the label at its end. kind: its CSS class. points: in the order of their time. dots: whether its
+    points are marked and have tooltips.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A separate point. label: its tooltip; the label of the last mark is also written next to it."""
+    """A separate point. label: its tooltip; the label of the last mark is also shown next to it."""
 
     at: datetime
     value: float
@@ -100,8 +100,8 @@ def _tooltip(text: str) -> Markup:
     return Markup("<title>{}</title>").format(text) if text else Markup("")
 
 
-class _Axes:
-    """The rectangle of a plot, with a labelled horizontal line at each round value.
+class _Plot:
+    """The rectangle of a plot, with labelled horizontal lines at round values.
 
     box: left, right, top and bottom. first, last: the range of x. values: that the range of y must include.
     """
@@ -181,7 +181,7 @@ def curve(
     now: the strength in use. band: the intervals around the values.
     """
     drawing = _Drawing(f"{title} against the strength of the correction", WIDTH, height)
-    axes = _Axes(
+    plot = _Plot(
         drawing,
         (44, WIDTH - 14, 30, height - 22),
         0,
@@ -191,22 +191,22 @@ def curve(
     )
     last_label = -math.inf
     for strength in strengths:
-        if axes.x(strength) - last_label >= 30:
-            last_label = axes.x(strength)
+        if plot.x(strength) - last_label >= 30:
+            last_label = plot.x(strength)
             drawing.text(last_label, height - 6, f"{strength:g}", "middle")
     if band:
         upper = [(strength, high) for strength, (_, _, high) in zip(strengths, band, strict=True)]
         lower = [(strength, low) for strength, (_, low, _) in zip(strengths, band, strict=True)]
-        axes.draw("polygon", "band", [*upper, *reversed(lower)])
-    axes.draw("polyline", "line", zip(strengths, values, strict=True))
-    drawing.line("now", axes.x(now), axes.x(now), axes.top - 6, axes.bottom)
+        plot.draw("polygon", "band", [*upper, *reversed(lower)])
+    plot.draw("polyline", "line", zip(strengths, values, strict=True))
+    drawing.line("now", plot.x(now), plot.x(now), plot.top - 6, plot.bottom)
     for strength, value in zip(strengths, values, strict=True):
         shown = f"{100 * value:.1f}%" if percent else f"{value:.2f}"
         kind, radius = "before" if strength == 0 else "after", 5 if strength in (0, now) else 3
-        drawing.dot(kind, axes.x(strength), axes.y(value), radius, f"strength {strength:g}: {shown}")
+        drawing.dot(kind, plot.x(strength), plot.y(value), radius, f"strength {strength:g}: {shown}")
     drawing.text(0, 14, title, "start", "name")
-    anchor = "end" if axes.x(now) > WIDTH - 70 else "middle"
-    drawing.text(axes.x(now), axes.top - 10, f"in use: {now:g}", anchor)
+    anchor = "end" if plot.x(now) > WIDTH - 70 else "middle"
+    drawing.text(plot.x(now), plot.top - 10, f"in use: {now:g}", anchor)
     return drawing.svg()
 
 
@@ -258,25 +258,25 @@ def timeline(
     shown: Callable[[float], str],
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Draw lines over time from 0 on, each with its name at its end. shown: formats a value."""
+    """Draw lines over time from 0 on, with their names at their ends. shown: formats a value."""
     width, height = TIMELINE_SIZE
     drawing = _Drawing(title, width, height)
     start = min(since, until - timedelta(minutes=1))
     values = [0, *(value for line in lines for _, value in line.points), *(mark.value for mark in marks)]
     box = (60, width - 92, 14, height - 26)
-    axes = _Axes(drawing, box, start.timestamp(), until.timestamp(), values, shown)
+    plot = _Plot(drawing, box, start.timestamp(), until.timestamp(), values, shown)
 
     def x(moment: datetime) -> float:
-        return axes.x(moment.timestamp())
+        return plot.x(moment.timestamp())
 
     def dot(mark: Mark, radius: float) -> None:
         tooltip = f"{mark.at:%Y-%m-%d %H:%M:%S} UTC, {mark.label}"
-        drawing.dot(mark.kind, x(mark.at), axes.y(mark.value), radius, tooltip)
+        drawing.dot(mark.kind, x(mark.at), plot.y(mark.value), radius, tooltip)
 
     for at, name in time_ticks(start, until):
         drawing.text(x(at), height - 6, name, "middle")
     for line in lines:
-        axes.draw("polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points])
+        plot.draw("polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points])
         if line.dots and len(line.points) <= MOST_DOTS:
             for at, value in line.points:
                 dot(Mark(at, value, line.kind, f"{line.name}: {shown(value)}"), 3)
@@ -284,18 +284,15 @@ def timeline(
         dot(mark, 4.5)
     for mark in marks[-1:]:
         side, anchor = (9, "start") if x(mark.at) < width / 2 else (-9, "end")
-        drawing.text(x(mark.at) + side, axes.y(mark.value) + 4, mark.label, anchor, mark.kind)
-    ends = apart([axes.y(line.points[-1][1]) + 4 for line in lines], axes.bottom)
+        drawing.text(x(mark.at) + side, plot.y(mark.value) + 4, mark.label, anchor, mark.kind)
+    ends = apart([plot.y(line.points[-1][1]) + 4 for line in lines], plot.bottom)
     for line, end in zip(lines, ends, strict=True):
-        drawing.text(axes.right + 8, end, line.name, "start", line.kind)
+        drawing.text(plot.right + 8, end, line.name, "start", line.kind)
     return drawing.svg()
 
 
 def apart(heights: Sequence[float], lowest: float) -> list[float]:
-    """Return the heights of labels, in the given order, moved so that no label covers another.
-
-    lowest: no label is below this.
-    """
+    """Return the heights of labels, in the same order, moved so that no label covers another or is below `lowest`."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     moved, highest = [0.0] * len(heights), -math.inf
     for index in order:
@@ -347,14 +344,14 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
     drawing = _Drawing("Learning curves", width, height)
     drawing.add("{}", _CURVES_STYLE)
 
-    def panel(lines: Mapping[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> _Axes:
+    def panel(lines: Mapping[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> _Plot:
         values = [value for line in lines.values() for _, value in line]
-        axes = _Axes(drawing, (left, right, top, bottom), 0, last, values, lambda tick: f"{tick:.4g}")
+        plot = _Plot(drawing, (left, right, top, bottom), 0, last, values, lambda tick: f"{tick:.4g}")
         for epoch in sorted({round(last * nth / 5) for nth in range(6)}):
-            drawing.text(axes.x(epoch), bottom + 15, str(epoch), "middle")
+            drawing.text(plot.x(epoch), bottom + 15, str(epoch), "middle")
         for kind, line in lines.items():
-            axes.draw("polyline", kind, line)
-        return axes
+            plot.draw("polyline", kind, line)
+        return plot
 
     if losses:
         panel({"loss": losses}, 24, upper_bottom)
@@ -363,7 +360,7 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
     drawing.text(left, lower_top - 8, "validation, %: MRR", kind="mrr")
     drawing.text(left + 160, lower_top - 8, "R@1", kind="r1")
     drawing.line("best", best_x, best_x, 24, bottom)
-    drawing.text(best_x, 14, f"kept: epoch {best}", "end" if best_x > width / 2 else "start")
+    drawing.text(best_x, 14, f"best: epoch {best}", "end" if best_x > width / 2 else "start")
     drawing.text((left + right) / 2, height - 4, "epoch", "middle")
     return drawing.svg('xmlns="http://www.w3.org/2000/svg" ') + "\n"
 

@@ -24,26 +24,20 @@ from milvus_hubness.stores.milvus_banks import bank_rows
 VECTORS_PER_REQUEST = 100
 
 WINDOW = 16_384
-"""Largest number of hits or rows in one answer of Milvus.
-
-An answer to several vectors has no more in total here.
-"""
+"""Largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request."""
 
 WIDENING = 4
 """Factor by which the number of nearest rows grows if those read do not determine a bias well enough."""
 
 WHOLE = 2**20
-"""Largest bank for which all scores are requested in the end, WINDOW per answer."""
+"""Largest bank whose scores are all requested in the last round, WINDOW per answer."""
 
 NUMBERS_PER_PAGE = 2**20
 """Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
 
 
 def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
-    """Yield how many nearest rows to request in each round.
-
-    The last round requests all of them, if they are not too many.
-    """
+    """Yield the numbers of nearest rows to request; the last round requests all rows, if they are not too many."""
     while max(needs.queries, needs.targets) <= WINDOW:
         yield needs
         wider = needs._replace(
@@ -83,10 +77,7 @@ def _nearest(
 
 
 def _parts(count: int, per_vector: int) -> list[tuple[int, int]]:
-    """Return ranges of row numbers, each as (start, end), for the searches.
-
-    There is one range if one answer can have all rows needed; else there are ranges that an answer returns completely.
-    """
+    """Return ranges (start, end) of row numbers: one if one answer can have all rows needed, else of WINDOW rows."""
     size = count if per_vector <= WINDOW else WINDOW
     return [(start, start + size) for start in range(0, count, size)]
 
@@ -100,24 +91,17 @@ def _search(
     columns: int,
     timeout: float | None,
 ) -> Operation[tuple[Doubles, Doubles]]:
-    """Return the nearest rows that the filters `filters` select.
-
-    The result is their falling scores (m, N) and their potentials (m, N, p).
-    """
+    """Return the falling scores (m, N) and the potentials (m, N, p) of the nearest rows that `filters` select."""
     distances, potentials = [], []
+    request = {
+        "data": list(vectors),
+        "limit": min(per_vector, WINDOW),
+        "anns_field": "vector",
+        "output_fields": ["potentials"] if columns else None,
+        "timeout": timeout,
+    }
     for where in filters:
-        answers = yield Ask(
-            "search",
-            (bank.collection,),
-            {
-                "data": list(vectors),
-                "filter": where,
-                "limit": min(per_vector, WINDOW),
-                "anns_field": "vector",
-                "output_fields": ["potentials"] if columns else None,
-                "timeout": timeout,
-            },
-        )
+        answers = yield Ask("search", (bank.collection,), {**request, "filter": where})
         distances.append([[hit["distance"] for hit in hits] for hits in answers])
         block = np.empty((len(vectors), len(answers[0]), columns))
         if columns:
@@ -125,10 +109,16 @@ def _search(
         potentials.append(block)
     scores = np.concatenate(distances, axis=1) * (-0.5 if state.metric == "L2" else 1.0)
     if not scores.shape[1]:
-        raise EmptyBank(f"{bank.collection!r} holds no rows of generation {bank.generation} to search")
+        raise _empty(bank, "rows")
     order = np.argsort(-scores, axis=1, kind="stable")
     ranked: Doubles = np.take_along_axis(scores, order, 1)
     return ranked, np.take_along_axis(np.concatenate(potentials, axis=1), order[..., None], 1)
+
+
+def _empty(bank: BankReference, part: str) -> EmptyBank:
+    return EmptyBank(
+        f"bank {bank.collection!r} has no {part} of generation {bank.generation}: refresh with --bank FILE"
+    )
 
 
 def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
@@ -136,12 +126,11 @@ def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[Non
     [counted] = yield _query(bank, bank_rows(bank, [QUERIES]), ["count(*)"], timeout)
     count = counted["count(*)"]
     if not count:
-        raise EmptyBank(f"{bank.collection!r} holds no queries of generation {bank.generation}")
+        raise _empty(bank, "queries")
     if count != bank.count:
         raise StateError(
-            f"bank {bank.collection!r} holds {count:,} queries and the collection state names "
-            f"{bank.count:,}: run refresh with --bank FILE to replace them, or run refresh to use them as "
-            "they are"
+            f"bank {bank.collection!r} has {count:,} queries and the collection state names {bank.count:,}: "
+            "run refresh with --bank FILE to replace them, or run refresh to use them as they are"
         )
 
 
@@ -201,7 +190,7 @@ class Biases:
     ) -> Operation[RowBiases]:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
-        Each profile's biases go into its two slots. Incoming and outgoing profiles have slots of their own. are_new:
+        The biases of a profile go into its two slots; incoming and outgoing profiles have slots of their own. are_new:
         whether these rows are inserted together. While a job computes all biases, new rows get the biases that the job
         would give them: this holds for incoming profiles, and for a copy or a second field that is being filled.
         """
@@ -269,7 +258,7 @@ class Biases:
         """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance.
 
         The search requests more and more of a vector's nearest rows, until the others can add no more than
-        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; each is then
+        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; every row is then
         treated as the only new one. Raises BankTooLarge if that takes all rows of a bank of more than WHOLE,
         and EmptyBank if the bank has no rows.
         """
@@ -335,7 +324,7 @@ class Biases:
             [counted] = yield _query(bank, bank_rows(bank, [TARGETS]), ["count(*)"], timeout)
             targets = counted["count(*)"]
             if not targets:
-                raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")
+                raise _empty(bank, "targets")
         summary = BankSummary(None if total is None else total / bank.count, mass, targets)
         self._banks.keep_summary(name, profile, summary)
         return summary

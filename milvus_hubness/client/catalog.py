@@ -84,8 +84,8 @@ class Reads:
         cached = yield from self._states.cached_state(collection)
         for state in cached.states.values():
             if state.searched_field != state.field and not field_name:
-                ours = yield Ask("list_indexes", (collection, state.searched_field), dict(options))
-                names = [name for name in names if name not in ours]
+                hidden = yield Ask("list_indexes", (collection, state.searched_field), dict(options))
+                names = [name for name in names if name not in hidden]
         return names
 
 
@@ -118,8 +118,8 @@ class Whole:
         """Raises UnsupportedOperation during dual writes and, except but_notes, while writes are noted."""
         if self.dual_write:
             raise UnsupportedOperation(
-                f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, where this "
-                "call would be missing: end the migration with `milvus-hubness migrate clean` first"
+                f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, which would miss "
+                "this call: end the migration with `milvus-hubness migrate clean` first"
             )
         if self.intent_log and not but_notes:
             raise UnsupportedOperation(
@@ -129,10 +129,7 @@ class Whole:
 
 
 class Catalog:
-    """Operations on whole collections, which change or spare their helper collections.
-
-    call: the user's own call; the operations act before and after it.
-    """
+    """Operations on whole collections and their helper collections. call: the user's own call."""
 
     def __init__(self, states: StateCache) -> None:
         self._states = states
@@ -201,8 +198,8 @@ class Catalog:
         whole.expect_no_other_writes()
         if database and whole.states:
             raise UnsupportedOperation(
-                f"collection {collection!r} is corrected and cannot move to database {database!r}, where its "
-                "bank is missing: copy the rows to a collection there and correct that one"
+                f"collection {collection!r} is corrected and cannot move to database {database!r}, which lacks its "
+                "bank: copy the rows to a collection of that database and correct it"
             )
         return (yield from self._states.forgetting(call))
 
@@ -218,7 +215,7 @@ class Catalog:
         if whole.states and database:
             raise UnsupportedOperation(
                 f"collection {source!r} is corrected and its snapshot cannot be restored in database "
-                f"{database!r}, as its bank is not there: restore it in its own database"
+                f"{database!r}, which lacks its bank: restore it in its own database"
             )
         if whole.sides:
             raise UnsupportedOperation(
@@ -228,10 +225,7 @@ class Catalog:
         return (yield call)
 
     def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
-        """Load a collection or partitions.
-
-        The fields to load include the hidden fields of the corrected fields among them.
-        """
+        """Load a collection or partitions, with the hidden fields of the fields to load."""
         options = dict(call.options)
         for name in {"load_fields", "_load_fields"} & set(options):
             options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
@@ -290,10 +284,7 @@ def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
 
 
 def _is_helper(store: MilvusStore, name: str) -> bool:
-    """Whether this package created the collection.
-
-    A collection that may not be described belongs to the user.
-    """
+    """Whether this package created the collection; one that may not be described belongs to the user."""
     try:
         properties = store.client.describe_collection(name)["properties"]
     except MilvusException:
@@ -308,9 +299,7 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
     for name in (*whole.sides, *whole.samples_collection):
         if store.exists(name) and _is_helper(store, name):
             store.drop(name)
-    moving = [each.profile for state in whole.states for each in (state.incoming, state.outgoing) if each]
-    profiles = [profile for state in whole.states for profile in state.profiles.values()]
-    banks = [bank for profile in (*profiles, *moving) for bank in profile.banks]
+    banks = [bank for state in whole.states for bank in state.banks]
     for bank in banks:
         if store.exists(bank.collection):
             store.drop_bank_generation(bank)

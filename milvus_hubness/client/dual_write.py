@@ -1,4 +1,4 @@
-"""Dual writes: each write goes to the source and to the copy of a migration. No I/O."""
+"""Dual writes, which go to the source and to the copy of a migration. No I/O."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class DualWrites:
 
         The copy gets an upsert, because the migration may have copied the row already.
         """
-        written, cached = yield from self._writes.write(write)
-        yield from self.carry(cached, list(written.get("ids") or ()), write)
-        return written
+        answer, cached = yield from self._writes.write(write)
+        yield from self.carry(cached, list(answer.get("ids") or ()), write)
+        return answer
 
     def carry(self, cached: CachedState, keys: Sequence[Key], write: Write) -> Operation[None]:
-        """Write to the copy, if there is one, the rows that the collection took.
+        """Write to the copy, if the collection has one, the rows that it took.
 
         keys: those of the answer, if it has any. Raises DualWriteFailed.
         """
@@ -146,18 +146,14 @@ class DualWrites:
         cached: CachedState,
         timeout: float | None,
     ) -> Operation[None]:
-        """Run work(dual_write), which repeats a write on the copy. Raises DualWriteFailed."""
+        """Run work(dual_write), which makes a write on the copy. Raises DualWriteFailed."""
         try:
             yield from work(dual_write)
             return
         except _FAILURES as error:
             if not dual_write.required:
-                _log.warning(
-                    "written to %r, but not to %r, which is being made of it and is repaired later: %s",
-                    collection,
-                    dual_write.collection,
-                    error,
-                )
+                message = "a write reached %r, but not its unfinished copy %r, which a later pass repairs: %s"
+                _log.warning(message, collection, dual_write.collection, error)
                 return
         self._states.forget(dual_write.collection)
         try:
@@ -172,16 +168,12 @@ class DualWrites:
             yield from work(dual_write)
         except _FAILURES as error:
             raise DualWriteFailed(
-                f"written to {collection!r}, but not to {dual_write.collection!r}, where its rows are "
-                f"carried: {error}. Repeat the write, an insert as an upsert"
+                f"the write reached {collection!r}, but not its copy {dual_write.collection!r}: {error}. "
+                "Write again, an insert as an upsert"
             ) from error
 
     def _upsert(self, dual_write: DualWrite, write: Write) -> Operation[None]:
-        """Write to the copy the rows that the collection took.
-
-        This includes rows that can have no bias. If the bank is too large to compute a bias now, rows get a
-        pending one.
-        """
+        """Write rows to the copy, invalid ones too; their biases are pending if the bank is too large."""
         upsert = replace(write, method="upsert", collection=dual_write.collection)
         try:
             yield from self._writes.write(upsert, valid=False)

@@ -1,4 +1,4 @@
-"""Samples of live queries for online banks, written in the background."""
+"""Samples of live queries for online banks, stored in the background."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from milvus_hubness.stores.milvus_banks import Sample
 from milvus_hubness.stores.records import OnlineBank, OnlineBanks
 
 BUFFERED = 1_000
-"""Largest number of samples that wait to be written; further samples are dropped."""
+"""Largest number of waiting samples; further samples are dropped."""
 BATCH = 200
 FLUSH_SECONDS = 2.0
 WRITE_SECONDS = 5.0
@@ -40,27 +40,27 @@ _log = logging.getLogger("milvus_hubness")
 
 @dataclass(frozen=True)
 class Sampled:
-    """Counts of sampled queries: written, dropped because they could not be written, and still waiting."""
+    """Counts of sampled queries: stored, dropped because they could not be stored, and still waiting."""
 
-    written: int
+    stored: int
     dropped: int
     waiting: int
 
 
 class Sampler:
-    """Samples live queries and writes them from one thread, which runs while there are samples.
+    """Samples live queries and stores them from one thread, which runs while samples wait.
 
-    rate: the share of queries to sample; None for the rate of each online bank. write: writes the samples. A sample has
-    a vector, the profile of its search and the time, and nothing else. Samples that cannot be written are dropped.
+    rate: the share of queries to sample; None for the rates of the online banks. A sample has a vector, the profile of
+    its search and the time. Samples that `write` cannot store are dropped.
     """
 
     def __init__(self, rate: float | None, write: Write) -> None:
         self._rate = rate
-        self._put = write
+        self._write_samples = write
         self._gaps: dict[tuple[str, str, float], int] = {}
         self._resting: dict[str, float] = {}
         self._waiting: list[tuple[str, Sample]] = []
-        self._written = self._dropped = 0
+        self._stored = self._dropped = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = self._is_writing = False
@@ -84,7 +84,7 @@ class Sampler:
     def counts(self) -> Sampled:
         """Counts since the client was created."""
         with self._changed:
-            return Sampled(self._written, self._dropped, len(self._waiting))
+            return Sampled(self._stored, self._dropped, len(self._waiting))
 
     def discard(self, seconds: float = CLOSE_SECONDS) -> None:
         """Drop the waiting samples, and wait at most `seconds` for a write in progress.
@@ -131,11 +131,11 @@ class Sampler:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            by_samples_collection: dict[str, list[Sample]] = {}
-            for samples_collection, sample in batch:
-                by_samples_collection.setdefault(samples_collection, []).append(sample)
-            for samples_collection, samples in by_samples_collection.items():
-                self._write(samples_collection, samples)
+            by_collection: dict[str, list[Sample]] = {}
+            for collection, sample in batch:
+                by_collection.setdefault(collection, []).append(sample)
+            for collection, samples in by_collection.items():
+                self._write(collection, samples)
 
     def _next_batch(self) -> list[tuple[str, Sample]]:
         """Return the samples to write now; an empty list ends the thread."""
@@ -151,25 +151,20 @@ class Sampler:
             self._is_writing = bool(batch)
             return batch
 
-    def _write(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+    def _write(self, collection: str, samples: Sequence[Sample]) -> None:
         # Milvus Lite closes connections that were idle for half a minute; their clients have to retry.
         retrying = Retrying(stop=stop_after_attempt(2), wait=wait_fixed(0.1), reraise=True)
         try:
-            retrying(self._put, samples_collection, samples)
+            retrying(self._write_samples, collection, samples)
         except Exception as error:
             with self._changed:
                 self._dropped += len(samples)
-                self._resting[samples_collection] = time.monotonic() + REST_SECONDS
-            _log.warning(
-                "%d sampled queries were not written to %r, which is left alone for %.0f s: %s",
-                len(samples),
-                samples_collection,
-                REST_SECONDS,
-                error,
-            )
+                self._resting[collection] = time.monotonic() + REST_SECONDS
+            message = "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
+            _log.warning(message, len(samples), collection, REST_SECONDS, error)
         else:
             with self._changed:
-                self._written += len(samples)
+                self._stored += len(samples)
 
 
 def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
@@ -182,8 +177,7 @@ def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
         return Sampler(None, write)
     if sample_queries is False:
         return None
-    result = type(sample_queries) in (int, float) and 0 <= sample_queries <= 1
-    if not result:
+    if type(sample_queries) not in (int, float) or not 0 <= sample_queries <= 1:
         raise InvalidParameter(
             f"sample_queries is None, False or a share of queries from 0 to 1, got {sample_queries!r}"
         )
@@ -191,12 +185,9 @@ def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
 
 
 def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
-    """Return the online banks, by field and profile.
-
-    If the record is broken, no query is sampled and searches continue.
-    """
+    """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
     try:
-        return {(each.field, each.profile): each for each in OnlineBanks.read_or_default(properties).banks}
+        return {(bank.field, bank.profile): bank for bank in OnlineBanks.read_or_default(properties).banks}
     except StateError as error:
         _log.warning("no queries are sampled: %s", error)
         return {}

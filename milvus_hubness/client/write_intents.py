@@ -1,12 +1,12 @@
 """The write-intent log: writes noted before they are made, while a job rewrites rows. No I/O.
 
-A job reads a row and writes it back with another bias, which undoes a client's write in between. So the
-client notes each write before it makes it. After the job has written a row, it looks for a note of that row
-and replays it (`operations.row_writer`). Because a note comes before its write, either the note exists when
-the job looks, or the client's write comes after the job's write and stays.
+A job reads a row and upserts it with another bias, which undoes a client's write in between. So clients note their
+writes before they make them. After the job's upsert it reads the notes of that row and replays them
+(`operations.row_writer`). Because a note precedes its write, either the job reads the note, or the client's write comes
+after the job's upsert and stays.
 
-Notes under one key are replaced in one step, so there is one last note, of a row or of its deletion. If
-clients write the same row at the same instant, either of their writes may remain.
+Notes under one key are replaced in one step, so a key has one last note, of a row or of its deletion. If clients write
+the same row at the same instant, either of their writes may remain.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -54,8 +55,7 @@ def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
 
 
 NOTING_SECONDS = 30.0
-"""Notes that took longer are repeated: this is half the time after which a job drops a row that no note names.
-"""
+"""Slower notes are made again: half the time after which a job drops a row that no note names."""
 Row = dict[str, Any]
 
 
@@ -127,28 +127,19 @@ class WriteIntents:
         collection state of the last run. If that state has no copy, the newest state is returned instead.
         """
 
-        def with_state(
-            call: Callable[[CachedState], Operation[T]],
-        ) -> Callable[[CachedState], Operation[tuple[T, CachedState]]]:
-            def run(cached: CachedState) -> Operation[tuple[T, CachedState]]:
-                return (yield from call(cached)), cached
+        def run(call: Callable[[CachedState], Operation[T]], cached: CachedState) -> Operation[tuple[T, CachedState]]:
+            return (yield from call(cached)), cached
 
-            return run
-
-        first, cached = yield from self._states.retrying(collection, timeout, with_state(write))
+        first, cached = yield from self._states.retrying(collection, timeout, partial(run, write))
         last = first
         while True:
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
                 return first, last, cached if cached.dual_write else now
-            last, cached = yield from self._states.retrying(collection, timeout, with_state(again))
+            last, cached = yield from self._states.retrying(collection, timeout, partial(run, again))
 
     def _cached_after(self, collection: str, cached: CachedState, timeout: float | None) -> Operation[CachedState]:
-        """Return the collection state after a write that used `cached`.
-
-        Returns `cached` itself if the state cannot be read, and if the collection has a copy, which may be
-        taking its name.
-        """
+        """Return the state after a write that used `cached`; `cached` if it cannot be read or names a copy."""
         if now := self._states.remembered(collection):
             return now
         if cached.dual_write is not None:
@@ -279,7 +270,7 @@ class WriteIntents:
         yield from self._noting(deletion.collection, intent_log, note)
 
     def matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
-        """Return the keys of the rows that the filter of a deletion matches, in key order.
+        """Return the keys of the rows that a deletion's filter matches, in key order.
 
         Raises StoreError if the server pages in another order.
         """
@@ -345,17 +336,14 @@ class WriteIntents:
             if of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
                 raise
             raise WriteIntentFailed(
-                f"nothing was written to {collection!r}: a refresh is rewriting its rows, and what clients "
-                f"write meanwhile must be noted in {intent_log.collection!r} first, which failed: {error}. "
-                "Repeat the write; a client that may not write there needs the right to"
+                f"nothing was written to {collection!r}: a refresh rewrites its rows, a write must be noted first in "
+                f"{intent_log.collection!r}, which failed: {error}. "
+                "Write again; the client needs the right to write to that collection"
             ) from error
 
 
 def _together(answers: Sequence[Any]) -> Any:
-    """Combine the answers of several deletions.
-
-    The result has the number of deleted rows or, from old servers, their keys.
-    """
+    """Combine the answers of several deletions: the number of deleted rows or, from old servers, their keys."""
     if any(isinstance(answer, list) for answer in answers):
         return [key for answer in answers for key in answer]
     if len(answers) == 1:

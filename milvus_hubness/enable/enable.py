@@ -196,7 +196,7 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
         doing = "verifying"
     raise VerificationFailed(
         f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they change faster "
-        "than biases are written: enable it again when there are fewer writes"
+        "than enable writes biases: enable it again when clients write less"
     )
 
 

@@ -76,7 +76,7 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
     assert binomtest(len(samples_collection.samples), len(queries), 0.1).pvalue > 1e-4
     known = {row.tobytes() for row in queries}
     assert all(row.tobytes() in known for row in samples_collection.vectors)
-    assert sampler.counts.written == len(samples_collection.samples)
+    assert sampler.counts.stored == len(samples_collection.samples)
     numbers = [int((queries == row).all(1).argmax()) for row in samples_collection.vectors]
     assert np.histogram(numbers, 3, (0, len(queries)))[0].min() > 0.2 * len(numbers)
 
@@ -121,7 +121,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.set()
     sampler.close(30)
     counts = sampler.counts
-    assert counts.written == len(samples_collection.samples) == len(queries) - counts.dropped
+    assert counts.stored == len(samples_collection.samples) == len(queries) - counts.dropped
 
 
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection, monkeypatch):
@@ -138,7 +138,7 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
     sampler.offer(online_bank(samples_collection="another"), state(), query)
     sampler.close(30)
     assert [name for name, _ in samples_collection.samples] == ["another"]
-    assert (sampler.counts.written, sampler.counts.dropped) == (1, 2)
+    assert (sampler.counts.stored, sampler.counts.dropped) == (1, 2)
 
 
 def test_samples_of_one_database_are_not_written_to_another(samples_collection, monkeypatch):
@@ -158,7 +158,7 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection, 
     leaving.join(30)
     assert not leaving.is_alive()
     assert samples_collection.vectors.tolist() == [[1] * DIM]
-    assert sampler.counts == query_samples.Sampled(written=1, dropped=1, waiting=0)
+    assert sampler.counts == query_samples.Sampled(stored=1, dropped=1, waiting=0)
     sampler.close(30)
 
 
@@ -196,7 +196,7 @@ def test_a_client_may_have_a_rate_of_its_own(samples_collection, asked, rate):
     sampler.offer(online_bank(1e-9), state(), np.ones((2_000, DIM), np.float32))
     sampler.close(30)
     counts = sampler.counts
-    share = (counts.written + counts.dropped) / 2_000
+    share = (counts.stored + counts.dropped) / 2_000
     assert share == pytest.approx(rate or 0.0, abs=0.1)
 
 

@@ -123,7 +123,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     assert as_set(row["vector"] for row in rows) == as_set(asked[:10])
     assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "queried_at"}
     assert {row["profile"] for row in rows} == {"default"}
-    assert client.hubness_samples == query_samples.Sampled(written=10, dropped=0, waiting=0)
+    assert client.hubness_samples == query_samples.Sampled(stored=10, dropped=0, waiting=0)
 
 
 def test_an_answer_that_is_merged_samples_each_query_once(lite):
@@ -134,7 +134,7 @@ def test_an_answer_that_is_merged_samples_each_query_once(lite):
     client.hybrid_search(corrected.name, requests, WeightedRanker(0.5, 0.5), limit=3)
     client.close()
     assert sorted(as_set(row["vector"] for row in corrected.rows())) == sorted(as_set(corrected.queries[:2]))
-    assert client.hubness_samples.written == 2
+    assert client.hubness_samples.stored == 2
 
 
 def test_an_async_client_samples_the_same(corrected):
@@ -151,7 +151,7 @@ def test_an_async_client_samples_the_same(corrected):
 
     counts = asyncio.run(ask())
     assert as_set(row["vector"] for row in corrected.rows()) == as_set(corrected.queries[:9])
-    assert (counts.written, counts.dropped) == (9, 0)
+    assert (counts.stored, counts.dropped) == (9, 0)
 
 
 def test_clients_choose_for_themselves_and_collections_for_the_others(corrected):
@@ -172,7 +172,7 @@ def client_samples(corrected, **options):
     client.search(corrected.name, data=list(corrected.queries[:20]), limit=1)
     client.close()
     counts = client.hubness_samples
-    return counts.written + counts.dropped
+    return counts.stored + counts.dropped
 
 
 def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected, monkeypatch):
@@ -201,7 +201,7 @@ def test_samples_never_outgrow_their_places(corrected, monkeypatch):
         client.search(corrected.name, data=list(some), limit=1)
     client.close()
     counts = client.hubness_samples
-    assert counts.written + counts.dropped == 300
+    assert counts.stored + counts.dropped == 300
     assert 15 < len(corrected.waiting().origins) <= 30
 
 
