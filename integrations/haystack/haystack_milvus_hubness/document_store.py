@@ -21,7 +21,7 @@ PAGE = 1000
 class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore whose retrieval from corrected collections is ranked by the corrected score.
 
-    Arguments besides those of MilvusDocumentStore: strength, w of every search, None for that of the
+    Arguments beyond those of MilvusDocumentStore: strength, w of every search, None for that of the
     collection; and state_ttl, the TTL of the cached collection state, in seconds."""
 
     def __init__(self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any) -> None:
@@ -44,11 +44,11 @@ class HubnessDocumentStore(MilvusDocumentStore):
     # -- reading --------------------------------------------------------------------------------------
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
-        """The documents that match, all of them without filters. Raises FilterError."""
+        """Return the documents that match, all of them without filters. Raises FilterError."""
         return [self._parse_document(dict(row)) for row in self._rows(self._expression(filters))]
 
     def count_documents_by_filter(self, filters: dict[str, Any]) -> int:
-        """How many documents match. Raises FilterError."""
+        """Return the number of documents that match. Raises FilterError."""
         return len(self._ids(self._expression(filters)))
 
     def _embedding_retrieval(
@@ -60,7 +60,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
     ) -> list[Document]:
         if not self._collection_exists:
             return []
-        found = self.client.search(
+        results = self.client.search(
             self.collection_name,
             data=[query_embedding],
             anns_field=self._vector_field,
@@ -70,34 +70,38 @@ class HubnessDocumentStore(MilvusDocumentStore):
             output_fields=self._get_output_fields(),
             partition_names=self.partition_names,
         )
-        return self._parse_search_result(found, distance_to_score_fn=self._select_score_fn())
+        return self._parse_search_result(results, distance_to_score_fn=self._select_score_fn())
 
     # -- writing --------------------------------------------------------------------------------------
 
     def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
-        """As MilvusDocumentStore.write_documents, with FAIL and SKIP too: how many documents were written.
+        """Write documents as MilvusDocumentStore does, with FAIL and SKIP too; return how many it wrote.
 
-        Raises ValueError for what is no document, and under FAIL, writing nothing, DuplicateDocumentError.
+        Raises ValueError for values that are no documents, and under FAIL, writing nothing, DuplicateDocumentError.
         """
-        if not isinstance(documents, list) or not all(isinstance(each, Document) for each in documents):
-            raise ValueError("documents are a list of Document")
+        if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+            raise ValueError("documents must be a list of Document")
         if policy in (DuplicatePolicy.FAIL, DuplicatePolicy.SKIP):
             documents = self._new_ones(documents, policy)
             policy = DuplicatePolicy.NONE
         return super().write_documents(self._with_embeddings(documents), policy)
 
     def _with_embeddings(self, documents: list[Document]) -> list[Document]:
-        """milvus-haystack's dummy embedding for the documents that have none, as wide as the collection; by
-        itself it would take that of the others, or 128."""
-        if not self._collection_exists or all(each.embedding is not None for each in documents):
+        """Return the documents, those without an embedding with a dummy of the collection's dimension.
+
+        milvus-haystack itself would take the dimension of the others, or 128.
+        """
+        if not self._collection_exists or all(document.embedding is not None for document in documents):
             return documents
         fields = self.client.describe_collection(self.collection_name)["fields"]
-        [dim] = [int(each["params"]["dim"]) for each in fields if each["name"] == self._vector_field]
+        [dim] = [int(field["params"]["dim"]) for field in fields if field["name"] == self._vector_field]
         dummy = [self._dummy_value] * dim
-        return [each if each.embedding is not None else replace(each, embedding=dummy) for each in documents]
+        return [
+            document if document.embedding is not None else replace(document, embedding=dummy) for document in documents
+        ]
 
     def _new_ones(self, documents: list[Document], policy: DuplicatePolicy) -> list[Document]:
-        ids = [each.id for each in documents]
+        ids = [document.id for document in documents]
         taken = self._taken(list(dict.fromkeys(ids)))
         new: list[Document] = []
         for document in documents:
@@ -113,16 +117,17 @@ class HubnessDocumentStore(MilvusDocumentStore):
         self._delete(self._ids(self._expression(None)))
 
     def delete_by_filter(self, filters: dict[str, Any]) -> int:
-        """Delete the documents that match: how many. Raises FilterError."""
+        """Delete the documents that match; return how many. Raises FilterError."""
         ids = self._ids(self._expression(filters))
         self._delete(ids)
         return len(ids)
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Set these fields in the meta of the documents that match: how many. Raises FilterError."""
-        found = self.filter_documents(filters)
-        self.write_documents([replace(each, meta={**each.meta, **meta}) for each in found], DuplicatePolicy.OVERWRITE)
-        return len(found)
+        """Set these fields in the meta of the documents that match; return how many. Raises FilterError."""
+        documents = self.filter_documents(filters)
+        changed = [replace(document, meta={**document.meta, **meta}) for document in documents]
+        self.write_documents(changed, DuplicatePolicy.OVERWRITE)
+        return len(documents)
 
     # -- what both need ---------------------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
             self.client.delete(self.collection_name, ids=list(ids[i : i + PAGE]))
 
     def to_dict(self) -> dict[str, Any]:
-        """As MilvusDocumentStore.to_dict."""
+        """Return the store as a dictionary, as MilvusDocumentStore.to_dict does."""
         result = super().to_dict()
         result["init_parameters"] |= {"strength": self.strength, "state_ttl": self.state_ttl}
         return result

@@ -20,7 +20,7 @@ _ORDERS = (">", ">=", "<", "<=")
 
 @dataclass(frozen=True)
 class Fields:
-    """What there is to filter on. declared: the fields of the schema; any other name is a dynamic one."""
+    """The fields to filter on. declared: those of the schema; any other name is a dynamic field."""
 
     primary: str
     declared: Collection[str]
@@ -45,19 +45,19 @@ class Fields:
 
 
 def expression(filters: dict[str, Any], fields: Fields) -> str:
-    """The Milvus expression that holds where the filters do: without the field a document is unequal to every
-    value, in no list, and neither more nor less than anything.
+    """Return the Milvus expression of the filters.
 
-    Raises FilterError for what Haystack does not know as a filter, and for values that cannot be compared so.
+    A document without the field is unequal to every value, in no list, and neither more nor less than anything.
+    Raises FilterError for filters that Haystack does not have, and for values that cannot be compared.
     """
     return _parsed(filters, fields, negated=False)
 
 
 def _parsed(filters: Any, fields: Fields, negated: bool) -> str:
     if not isinstance(filters, dict):
-        raise FilterError("a filter is a dictionary")
-    asked = ("field", "operator", "value") if "field" in filters else ("operator", "conditions")
-    for key in asked:
+        raise FilterError("a filter must be a dictionary")
+    keys = ("field", "operator", "value") if "field" in filters else ("operator", "conditions")
+    for key in keys:
         if key not in filters:
             raise FilterError(f"{key!r} is missing in the filter {filters}")
     if "field" in filters:
@@ -69,11 +69,11 @@ def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str
     if operator not in ("AND", "OR", "NOT"):
         raise FilterError(f"unknown logical operator {operator!r}")
     if not isinstance(conditions, list) or not conditions:
-        raise FilterError("conditions are a list of at least one")
+        raise FilterError("conditions must be a list of at least one condition")
     if operator == "NOT":
         operator, negated = "AND", not negated
     word = _OPPOSITE[operator] if negated else operator
-    return "(" + f" {word.lower()} ".join(_parsed(each, fields, negated) for each in conditions) + ")"
+    return "(" + f" {word.lower()} ".join(_parsed(condition, fields, negated) for condition in conditions) + ")"
 
 
 def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:
@@ -99,9 +99,9 @@ def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: 
 
 
 def _membership(name: str, word: str, values: list[Any], fields: Fields) -> str:
-    known = [_literal(each) for each in values if each is not None]
-    listed = f"{name} in [{', '.join(known)}]" if known else fields.none
-    unlisted = f"not ({listed})" if known else fields.all
+    literals = [_literal(value) for value in values if value is not None]
+    listed = f"{name} in [{', '.join(literals)}]" if literals else fields.none
+    unlisted = f"not ({listed})" if literals else fields.all
     if word == "in":
         return f"({listed} or {fields.absent(name)})" if None in values else f"({listed})"
     if None in values:

@@ -14,9 +14,9 @@ class HubnessEmbeddingRetriever(MilvusEmbeddingRetriever):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HubnessEmbeddingRetriever":
-        """As MilvusEmbeddingRetriever.from_dict."""
-        result = data.get("init_parameters", {})
-        if "document_store" not in result:
+        """Return a retriever from the dictionary of to_dict."""
+        parameters = data.get("init_parameters", {})
+        if "document_store" not in parameters:
             raise DeserializationError("Missing 'document_store' in serialization data")
-        result["document_store"] = HubnessDocumentStore.from_dict(result["document_store"])
+        parameters["document_store"] = HubnessDocumentStore.from_dict(parameters["document_store"])
         return default_from_dict(cls, data)

@@ -22,8 +22,10 @@ _TEXTS = {FilterOperator.TEXT_MATCH: MATCHED, FilterOperator.TEXT_MATCH_INSENSIT
 
 
 def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What of a node's metadata is stored to filter on, by field: the values that are not empty, and its strings as
-    they are and in lower case with the wildcards of LIKE replaced, which Milvus Lite cannot escape."""
+    """Return the metadata of a node that filters use, by field: the values that are not empty, and the strings.
+
+    The strings are stored as they are and in lower case, without the wildcards of LIKE: Milvus Lite cannot escape them.
+    """
     texts = {key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)}
     return {
         METADATA: {key: value for key, value in metadata.items() if value is not None and value != []},
@@ -33,7 +35,7 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def literal(value: Any) -> str:
-    """A string, number or list of them as Milvus reads it. Raises ValueError for anything else."""
+    """Return a string, number or list of them as Milvus parses it. Raises ValueError for other values."""
     if isinstance(value, str | int):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
@@ -44,15 +46,15 @@ def literal(value: Any) -> str:
 
 
 def one_of(field: str, values: Iterable[str]) -> str:
-    """True of rows whose field is one of the values."""
+    """Return the expression of rows whose field is one of the values."""
     return f"{field} in {literal(list(values))}"
 
 
 def expression(filters: MetadataFilters) -> str:
-    """The Milvus expression that holds where the filters do, "" for none. A node without the key, or with an
-    empty value, is unequal to everything and in no list. NOT: none of the filters holds.
+    """Return the Milvus expression of the filters; empty without filters.
 
-    Raises ValueError for values that the operator does not take.
+    A node without the key, or with an empty value, is unequal to everything and in no list. NOT: none of the filters
+    holds. Raises ValueError for values that the operator does not take.
     """
     return _together(filters, negated=False)
 
@@ -63,36 +65,36 @@ def _together(filters: MetadataFilters, negated: bool) -> str:
         condition, negated = FilterCondition.OR, not negated
     word = "and" if (condition == FilterCondition.AND) != negated else "or"
     parts = [
-        _together(each, negated) if isinstance(each, MetadataFilters) else _one(each, negated)
-        for each in filters.filters
+        _together(part, negated) if isinstance(part, MetadataFilters) else _one(part, negated)
+        for part in filters.filters
     ]
     parts = [part for part in parts if part]
     return f"({f' {word} '.join(parts)})" if parts else ""
 
 
-def _one(asked: MetadataFilter, negated: bool) -> str:
-    operator = asked.operator
-    if isinstance(asked.value, list) != (operator in _LISTS) and operator != FilterOperator.IS_EMPTY:
+def _one(condition: MetadataFilter, negated: bool) -> str:
+    operator = condition.operator
+    if isinstance(condition.value, list) != (operator in _LISTS) and operator != FilterOperator.IS_EMPTY:
         raise ValueError(f"{operator.value!r} takes {'a list' if operator in _LISTS else 'one value'}")
-    field = f"{METADATA}[{literal(asked.key)}]"
+    field = f"{METADATA}[{literal(condition.key)}]"
     if operator in _POSITIVE:
         operator, negated = _POSITIVE[operator], not negated
-    if operator == FilterOperator.IS_EMPTY or (operator == FilterOperator.EQ and asked.value is None):
+    if operator == FilterOperator.IS_EMPTY or (operator == FilterOperator.EQ and condition.value is None):
         return f"(exists {field})" if negated else f"(not (exists {field}))"
-    holds = _holds(operator, field, asked)
+    holds = _holds(operator, field, condition)
     return f"((not (exists {field})) or (not ({holds})))" if negated else f"({holds})"
 
 
-def _holds(operator: FilterOperator, field: str, asked: MetadataFilter) -> str:
-    value = asked.value
+def _holds(operator: FilterOperator, field: str, condition: MetadataFilter) -> str:
+    value = condition.value
     if operator in _TEXTS:
         if not isinstance(value, str):
             raise ValueError(f"{operator.value!r} takes a string, got {value!r}")
         text = value.translate(_WILD)
         text = text.lower() if operator == FilterOperator.TEXT_MATCH_INSENSITIVE else text
-        return f"{_TEXTS[operator]}[{literal(asked.key)}] like {literal(f'%{text}%')}"
+        return f"{_TEXTS[operator]}[{literal(condition.key)}] like {literal(f'%{text}%')}"
     if operator in _CONTAINS:
         return f"{_CONTAINS[operator]}({field}, {literal(value)})"
     if operator == FilterOperator.IN:
-        return " or ".join(f"({field} == {literal(each)})" for each in value) or "id in []"
+        return " or ".join(f"({field} == {literal(item)})" for item in value) or "id in []"
     return f"{field} {operator.value} {literal(value)}"

@@ -23,13 +23,13 @@ PAGE = 500
 
 
 class HubnessVectorStore(BasePydanticVectorStore):
-    """Nodes in a Milvus collection, found by the corrected score where the collection is corrected.
+    """Nodes in a Milvus collection, searched by the corrected score if the collection is corrected.
 
-    collection_name: made on the first add where it is not there. uri, token, db_name: as HubnessClient takes
-    them. hubness: how a collection that is made is corrected from its first node on. metric (COSINE, IP, L2),
-    index_type and index_params: the index of a collection that is made. strength: w of every query, None for
-    the collection's own. state_ttl: the seconds for which what a collection says of its biases is believed.
-    mmr_prefetch: how many candidates MMR picks from for each node it returns.
+    collection_name: created on the first add if it does not exist. uri, token, db_name: as HubnessClient takes
+    them. hubness: how a new collection is corrected from its first node on. metric (COSINE, IP, L2), index_type
+    and index_params: the index of a new collection. strength: w of every query, None for the collection's own.
+    state_ttl: TTL of the cached collection state, in seconds. mmr_prefetch: number of candidates from which MMR
+    picks one node.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -61,7 +61,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     @classmethod
     def class_name(cls) -> str:
-        """What LlamaIndex calls it."""
+        """Return the name by which LlamaIndex saves the store."""
         return "HubnessVectorStore"
 
     @property
@@ -77,13 +77,13 @@ class HubnessVectorStore(BasePydanticVectorStore):
             self._aclient, self._loop = AsyncHubnessClient(**self._connection()), loop
         return self._aclient
 
-    # -- nodes in ---------------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------------
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Write the nodes, replacing those with the same ids: the ids.
+        """Write the nodes, replacing those with the same ids; return the ids.
 
-        Raises ValueError for a node without an embedding and DimensionMismatch where the embeddings are not
-        all as wide as the collection's; nothing is written then.
+        Raises ValueError for a node without an embedding, and DimensionMismatch if an embedding has another
+        dimension than the collection; it writes nothing then.
         """
         if not nodes:
             return []
@@ -119,7 +119,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         if not self._client.has_collection(self.collection_name):
             return None
         fields = self._client.describe_collection(self.collection_name)["fields"]
-        [dim] = [int(each["params"]["dim"]) for each in fields if each["name"] == VECTOR]
+        [dim] = [int(field["params"]["dim"]) for field in fields if field["name"] == VECTOR]
         return dim
 
     def _create(self, dim: int) -> None:
@@ -137,7 +137,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         options["consistency_level"] = self.consistency_level
         self._client.create_collection(self.collection_name, hubness=self.hubness, **options)
 
-    # -- nodes out --------------------------------------------------------------------------------------
+    # -- deleting ---------------------------------------------------------------------------------------
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete the nodes of a document."""
@@ -148,7 +148,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         await self._adelete(f"{DOCUMENT} == {literal(ref_doc_id)}")
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
-        """Delete the nodes that have one of the ids and match. Raises ValueError where neither is given."""
+        """Delete the nodes that have one of the ids and match. Raises ValueError without both."""
         self._delete(_named(node_ids, filters))
 
     async def adelete_nodes(
@@ -173,10 +173,10 @@ class HubnessVectorStore(BasePydanticVectorStore):
         if await self.aclient.has_collection(self.collection_name):
             await self.aclient.delete(self.collection_name, filter=expr)
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """The nodes that have one of the ids and match, all without either; without their embeddings."""
+        """Return the nodes that have one of the ids and match, all without either; without their embeddings."""
         if not self._client.has_collection(self.collection_name):
             return []
         expr = _expression(filters, node_ids=node_ids) or EVERYTHING
@@ -196,15 +196,15 @@ class HubnessVectorStore(BasePydanticVectorStore):
         return await asyncio.to_thread(self.get_nodes, node_ids, filters)
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """The nodes with the highest corrected scores, which are the similarities; under L2 the negated
-        corrected squared distance. Empty node_ids and doc_ids, which an index asks with, restrict nothing.
+        """Return the nodes with the highest corrected scores, which are the similarities.
 
-        In the MMR mode they are picked among mmr_prefetch times as many, each for mmr_threshold (0.5) of its
-        corrected score less the rest of its highest cosine with those picked before. kwargs go to
+        Under L2 a similarity is the negated corrected squared distance. Empty node_ids and doc_ids, which an
+        index passes, restrict nothing. The MMR mode picks from mmr_prefetch times as many nodes, by mmr_threshold
+        (0.5) of the corrected score less the rest of the highest cosine with the nodes picked before. kwargs go to
         HubnessClient.search. Raises ValueError for other modes and without an embedding.
         """
         search = self._search(query, kwargs)
-        if not self._ready_to_ask():
+        if not self._can_search():
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
         [hits] = self._client.search(self.collection_name, **search)
         return self._result(query, hits)
@@ -212,13 +212,13 @@ class HubnessVectorStore(BasePydanticVectorStore):
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """As `query`."""
         search = self._search(query, kwargs)
-        if self._sign is None and not await asyncio.to_thread(self._ready_to_ask):
+        if self._sign is None and not await asyncio.to_thread(self._can_search):
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
         [hits] = await self.aclient.search(self.collection_name, **search)
         return self._result(query, hits)
 
-    def _ready_to_ask(self) -> bool:
-        """Whether there is a collection; the first time also which way its metric goes."""
+    def _can_search(self) -> bool:
+        """Whether the collection exists. The first call also reads whether its metric is a distance."""
         if self._sign is None and self._client.has_collection(self.collection_name):
             [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
             metric = self._client.describe_index(self.collection_name, name)["metric_type"]
@@ -227,9 +227,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     def _search(self, query: VectorStoreQuery, options: dict[str, Any]) -> dict[str, Any]:
         if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
-            raise ValueError(f"no query mode {query.mode.value!r}, only 'default' and 'mmr'")
+            raise ValueError(f"query mode {query.mode.value!r} is not supported: use 'default' or 'mmr'")
         if query.query_embedding is None:
-            raise ValueError("a query needs its embedding")
+            raise ValueError("the query has no embedding: set query_embedding")
         diverse = query.mode == VectorStoreQueryMode.MMR
         return {
             "data": [query.query_embedding],
@@ -254,7 +254,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
 
 def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) -> list[int]:
-    """Which of n scored vectors (n, d) maximal marginal relevance picks, in its order."""
+    """Return the numbers of the vectors (n, d) that maximal marginal relevance picks, in its order."""
     if not len(scores):
         return []
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -269,7 +269,7 @@ def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) 
 def _named(node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
     expr = _expression(filters, node_ids=node_ids)
     if not expr:
-        raise ValueError("say which nodes to delete, by node_ids or filters; clear() deletes all")
+        raise ValueError("nothing to delete: pass node_ids or filters; clear() deletes all nodes")
     return expr
 
 
@@ -287,18 +287,18 @@ def _pages(nodes: Sequence[BaseNode]) -> Iterable[Sequence[BaseNode]]:
 
 
 def _row(node: BaseNode) -> dict[str, Any]:
-    kept = node_to_metadata_dict(node, remove_text=True)
+    metadata = node_to_metadata_dict(node, remove_text=True)
     return {
         ID: node.node_id,
         VECTOR: node.get_embedding(),
         TEXT: node.get_content(metadata_mode=MetadataMode.NONE),
         DOCUMENT: node.ref_doc_id or "",
-        NODE: {"content": kept["_node_content"]},
-        NODE_TYPE: kept["_node_type"],
+        NODE: {"content": metadata["_node_content"]},
+        NODE_TYPE: metadata["_node_type"],
         **filtered(node.metadata),
     }
 
 
 def _node(row: dict[str, Any]) -> BaseNode:
-    kept = {"_node_content": row[NODE]["content"], "_node_type": row[NODE_TYPE]}
-    return metadata_dict_to_node(kept, text=row[TEXT])
+    metadata = {"_node_content": row[NODE]["content"], "_node_type": row[NODE_TYPE]}
+    return metadata_dict_to_node(metadata, text=row[TEXT])
