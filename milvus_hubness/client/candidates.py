@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,8 @@ class CandidateRewrite(Rewrite):
         self, question: Question, data: list[Any], params: dict[str, Any], fields: FieldRequest
     ) -> SearchRequest:
         def answer(results: Any) -> Any:
-            if question.with_raw_score:
-                for hits in results:
-                    add_raw_scores(hits, hits.distances)
+            for hits in results if question.with_raw_score else ():
+                add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
         page = (question.limit, question.offset)
@@ -107,15 +107,9 @@ class CandidateRewrite(Rewrite):
             .sort(col("$score"), desc=self.state.metric != "L2")
             .limit(question.limit, question.offset)
         )
-        return SearchRequest(
-            data,
-            self._candidates(question),
-            0,
-            params,
-            fields.requested,
-            lambda results: self.reading.hits_out(results, fields),
-            {"function_chains": chain, **_rounding(question)},
-        )
+        options = {"function_chains": chain, **_rounding(question)}
+        answer = partial(self.reading.hits_out, fields=fields)
+        return SearchRequest(data, self._candidates(question), 0, params, fields.requested, answer, options)
 
     def _candidates(self, question: Question) -> int:
         """Return the number of candidates: that measured for ten results, scaled to the requested results."""

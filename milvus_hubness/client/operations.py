@@ -27,13 +27,13 @@ from milvus_hubness.client.catalog import Catalog, Reads
 from milvus_hubness.client.dual_write import DualWrites
 from milvus_hubness.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
 from milvus_hubness.client.query_samples import Sampler
+from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.searches import Searches
-from milvus_hubness.client.state_cache import CachedState, StateCache
+from milvus_hubness.client.state_cache import StateCache
 from milvus_hubness.client.steps import Ask, Operation, refusing
 from milvus_hubness.client.write_intents import WriteIntents
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import StoreError, UnsupportedOperation
-from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import escaped, literal
 
@@ -46,7 +46,7 @@ _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_fi
 
 
 class CorrectedIterator:
-    """An iterator of pymilvus that converts each page; all methods but `next` are those of pymilvus."""
+    """An iterator of pymilvus that converts its pages; all methods but `next` are those of pymilvus."""
 
     def __init__(self, iterator: Any, page_out: Callable[[Any], Any]) -> None:
         self._iterator = iterator
@@ -127,8 +127,7 @@ class Pages:
     def search_iterator(self, collection: str, question: Question, options: Mapping[str, Any]) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected.
 
-        options: its further arguments, by name. Raises as `search` does, and UnsupportedOperation if the
-        collection needs candidate re-ranking.
+        options: its further arguments, by name. Raises UnsupportedOperation if candidates would be re-ranked.
         """
         data, output_fields = question.data, question.output_fields
         cached = yield from self._states.read_again(collection, options["timeout"])
@@ -146,9 +145,10 @@ class Pages:
         expect_question(data, None, output_fields, question.search_params, rounding)
         if question.strength is None:
             question = replace(question, strength=self._searches.strength)
-        rewrite_of(state, cached.reading).expect_answerable(question, options)
+        rewrite = rewrite_of(state, cached.reading)
+        rewrite.expect_answerable(question, options)
         options = {**options, "anns_field": state.searched_field}
-        request = yield from self._ordered(collection, cached, state, question, options)
+        request = yield from self._ordered(collection, cached.key_field, rewrite, question, options)
         further |= options
         further |= {"output_fields": request.output_fields, "search_params": request.search_params}
         further |= {"round_decimal": -1, **request.options}
@@ -156,15 +156,9 @@ class Pages:
         return (yield from _opened(collection, request.data, further, request.answer))
 
     def _ordered(
-        self,
-        collection: str,
-        cached: CachedState,
-        state: CollectionState,
-        question: Question,
-        options: Mapping[str, Any],
+        self, collection: str, key_field: str, rewrite: Rewrite, question: Question, options: Mapping[str, Any]
     ) -> Operation[SearchRequest]:
         """Return the request for all rows in one order; a gate chooses it by the raw nearest row."""
-        rewrite = rewrite_of(state, cached.reading)
         if rewrite.ranks_candidates(question):
             raise UnsupportedOperation(
                 f"search_iterator cannot follow the corrected order of {collection!r}: its biases are "
@@ -173,15 +167,15 @@ class Pages:
             )
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
-        bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
+        bank = yield from self._biases.bank(collection, rewrite.state, rewrite.profile(question))
         raw = rewrite.ask(replace(question, strength=0.0))
-        args = (collection, raw.data, options["filter"] or "", 1, [cached.key_field], raw.search_params)
+        args = (collection, raw.data, options["filter"] or "", 1, [key_field], raw.search_params)
         further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
         nearest = yield Ask("search", args, further)
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
             return raw
         opened = rewrite.profile(question).model_copy(update={"gate": None})
-        return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
+        return replace(rewrite, state=rewrite.state.with_profile(opened, question.profile)).ask(question)
 
     def _key_at(self, collection: str, key_field: str, place: int, options: Mapping[str, Any]) -> Operation[Key | None]:
         """Return the key of the row at this place in key order, counted from 1, or else the last key."""
@@ -214,10 +208,7 @@ class Pages:
     def page(
         self, rows: Ask, key_field: str, behind: Key | None, size: int, output_fields: list[str] | None
     ) -> Operation[list[Row]]:
-        """Return at most `size` rows in key order after the key `behind`. More rows may follow a short page.
-
-        Raises StoreError if the server returns them in another order.
-        """
+        """Return at most `size` rows in key order after the key `behind`; more rows may follow a short page."""
         condition = rows.options["filter"]
         cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
         where = " and ".join(filter(None, [cursor, condition and f"({condition})"]))
@@ -231,7 +222,7 @@ class Pages:
 
 
 def _opened(collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]) -> Operation[Any]:
-    """Open a search_iterator with these arguments. `answer` converts its hits before the user sees them."""
+    """Open a search_iterator whose hits `answer` converts."""
 
     def answered(hits: Any) -> Any:
         with refusing():

@@ -1,8 +1,7 @@
 """Hybrid search and learned re-rankers: several result lists become one. No I/O.
 
-Milvus merges by rank, or by weighted scores that it first normalises by metric. A field whose index has the
-metric IP, while the user's metric is COSINE or L2, would get another weight there. So the client merges such
-answers itself, as Milvus would have merged them on the user's metric.
+Milvus merges by rank, or by weighted scores that it first normalises by metric. It would weigh a field wrongly whose
+index has the metric IP while the user's metric is COSINE or L2: the client merges such answers by the user's metric.
 """
 
 from __future__ import annotations
@@ -28,10 +27,7 @@ DEFAULT_RRF_K = 60
 
 @dataclass(frozen=True)
 class Ranker:
-    """The merge strategy of a hybrid search.
-
-    strategy: "rrf", "weighted", or another one that only the server can apply.
-    """
+    """The merge strategy of a hybrid search: "rrf", "weighted", or another one that only the server can apply."""
 
     strategy: str
     weights: tuple[float, ...] = ()
@@ -155,7 +151,7 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
     """Return the search request that answers a question for its re-ranker.
 
-    It has the queries that the re-ranker derives from the user's, or it fetches candidates with their vectors, which
+    It has the queries that the re-ranker derives from the user's, or it requests candidates with their vectors, which
     the re-ranker ranks. Ranked hits have the re-ranker's score, and greater is better under every metric. Raises as
     `Rewrite.ask` does, and DimensionMismatch if the re-ranker is for vectors of another dimension.
     """

@@ -42,7 +42,7 @@ Asking = Callable[[npt.ArrayLike], SearchRequest]
 
 @dataclass(slots=True)
 class FieldRequest:
-    """requested: fields to request from the server. hidden: fields to remove from the answer."""
+    """The fields to request from the server, and those to remove from the answer."""
 
     requested: list[str] | None
     hidden: tuple[str, ...]
@@ -112,10 +112,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Rewrites requests and responses of one corrected field, whose scores the server ranks.
-
-    reading: decodes the rows of the whole collection, with all its fields.
-    """
+    """Rewrites requests and responses of one corrected field, whose scores the server ranks."""
 
     state: CollectionState
     reading: Reading
@@ -282,8 +279,8 @@ class Rewrite:
             before, after = results[: len(queries)], results[len(queries) :]
             self._score(before, queries, 0.0, question)
             self._score(after, queries, strength, question)
-            best = [hits[0].id if hits else None for hits in before]
-            results[:] = gate(before, after, best, question.activated)
+            nearest = [hits[0].id if hits else None for hits in before]
+            results[:] = gate(before, after, nearest, question.activated)
             for hits in results:
                 keep(hits, hits[question.offset :])
             return self.reading.hits_out(results, fields)

@@ -64,8 +64,8 @@ class Searches:
     ) -> Operation[Any]:
         """Search, ranked by the corrected score if the field is corrected.
 
-        question: its offset and decimals are among `options`, the further arguments of MilvusClient.search by
-        name. ids: keys of rows to search with, in place of the question's data.
+        options: further arguments of MilvusClient.search, by name, with the offset and the decimals of the question.
+        ids: keys of rows to search with, in place of the question's data.
         """
         kind = kind_of(question, options) if ids is None else None
 
@@ -75,9 +75,9 @@ class Searches:
                 return (yield from self._search(collection, cached, question, filter, options, ids, kind))
             search_request = prepared.ask(question.data)
             results = yield _request(collection, prepared.field, filter, search_request, options)
-            answered = search_request.answer(results)
+            answer = search_request.answer(results)
             self.sample(cached, prepared.state, question.profile, question.data)
-            return answered
+            return answer
 
         return self._states.retrying(collection, options.get("timeout"), call)
 

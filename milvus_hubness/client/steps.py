@@ -89,10 +89,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class LearnSchema:
-    """Make pymilvus fetch again the schema by which it packs a collection's rows.
-
-    pymilvus caches the former schema, because servers before 2.6 do not report a change.
-    """
+    """Make pymilvus read the schema of a collection again, because servers before 2.6 do not report a change."""
 
     collection: str
 
@@ -122,7 +119,6 @@ class PlainConnection:
         return MilvusStore(self.client())
 
     def use_database(self, database: str) -> None:
-        """Connect to another database from now on."""
         self._database = database
         self.close()
 

@@ -24,12 +24,12 @@ class HubnessClient(Methods, MilvusClient):
     original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric. c is the mean bias in the
     collection state; it changes no ranking and keeps scores on the scale that the application expects.
 
-    strength: w of every search that names none; None uses the strength of each collection (1.0 unless
-    changed). state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
-    refreshes. bank_budget: bytes of query banks that the client holds in memory; for a larger bank, a search
-    on the server finds enough of a new row's nearest queries to compute its bias to 0.3% of tau.
-    sample_queries: share of queries sampled for online banks; None uses the share of each collection, False
-    samples none. A sample has the query's vector, its profile and the time; no search waits for it.
+    strength: w of every search that names none; None uses the strength of the collection (1.0 unless changed).
+    state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two refreshes.
+    bank_budget: bytes of query banks in memory; for a larger bank, a search on the server finds enough of a new row's
+    nearest queries to compute its bias to 0.3% of tau. sample_queries: share of queries sampled for online banks; None
+    uses the share of the bank, False samples none. A sample has the query's vector, its profile and the time; no search
+    waits for it.
     """
 
     _drive = staticmethod(drive)
@@ -72,8 +72,8 @@ class HubnessClient(Methods, MilvusClient):
     ) -> Any:
         """Iterate as MilvusClient.search_iterator does, in the order of the corrected score.
 
-        strength, profile and with_raw_score as in `search`. Raises as `search` does, and UnsupportedOperation
-        if the collection needs candidate re-ranking, unless the strength is 0.
+        strength, profile, with_raw_score: as in `search`. Raises as `search` does, and UnsupportedOperation if the
+        collection needs candidate re-ranking, unless the strength is 0.
         """
         question = Question(
             data,
@@ -85,17 +85,9 @@ class HubnessClient(Methods, MilvusClient):
             profile=profile,
             with_raw_score=with_raw_score,
         )
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "filter": filter,
-            "limit": limit,
-            "timeout": timeout,
-            "partition_names": partition_names,
-            "anns_field": anns_field,
-            "round_decimal": round_decimal,
-            "external_filter_func": external_filter_func,
-            **kwargs,
-        }
+        options: dict[str, Any] = {"batch_size": batch_size, "filter": filter, "limit": limit, "timeout": timeout}
+        options |= {"partition_names": partition_names, "anns_field": anns_field, "round_decimal": round_decimal}
+        options |= {"external_filter_func": external_filter_func, **kwargs}
         return self._run(self._operations.pages.search_iterator(collection_name, question, options))
 
     def query_iterator(
@@ -110,13 +102,8 @@ class HubnessClient(Methods, MilvusClient):
         **kwargs: Any,
     ) -> Any:
         """Iterate over a query as MilvusClient.query_iterator does."""
-        options: dict[str, Any] = {
-            "batch_size": batch_size,
-            "limit": limit,
-            "filter": filter,
-            "partition_names": partition_names,
-        }
-        options |= {"timeout": timeout, **kwargs}
+        options: dict[str, Any] = {"batch_size": batch_size, "limit": limit, "filter": filter, **kwargs}
+        options |= {"partition_names": partition_names, "timeout": timeout}
         return self._run(self._operations.pages.query_iterator(collection_name, output_fields, options))
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:
