@@ -12,7 +12,7 @@ import milvus_hubness
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration, refresh
 
 PACKAGE = str(Path(milvus_hubness.__file__).parent)
-MOST_FILES = {"search": 6, "migration": 30, "refresh": 29}
+MOST_FILES = {"search": 6, "migration": 30, "refresh": 28}
 """To become 7, 30 and 28."""
 
 

@@ -20,7 +20,7 @@ from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
 from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
 from milvus_hubness.kernels import logsumexp
-from milvus_hubness.kernels.operands import finite_number
+from milvus_hubness.kernels.primitives import finite_number
 
 RETRIES = 3
 Shard: TypeAlias = npt.NDArray[np.floating] | Callable[[], npt.NDArray[np.floating]]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.operands import positive_number
+from milvus_hubness.kernels.primitives import positive_number
 
 TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
 """The parameter in units of the spread, by the parameter in units of the score."""

@@ -16,7 +16,7 @@ from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, che
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
-from milvus_hubness.kernels.operands import finite_number
+from milvus_hubness.kernels.primitives import finite_number
 
 
 class BlendDiagnostics(NamedTuple):

@@ -10,7 +10,7 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.kernels.primitives import whole_number
 
 
 @dataclass(frozen=True)

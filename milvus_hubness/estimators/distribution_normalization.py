@@ -9,7 +9,7 @@ import numpy as np
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.operands import finite_number
+from milvus_hubness.kernels.primitives import finite_number
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
-from milvus_hubness.kernels.operands import finite_number, whole_number
+from milvus_hubness.kernels.primitives import finite_number, whole_number
 
 
 class NNNDiagnostics(NamedTuple):

@@ -31,7 +31,7 @@ from milvus_hubness.estimators.nearest import (
 )
 from milvus_hubness.kernels import logsumexp, resolve_device, topk
 from milvus_hubness.kernels.dense import cached_logsumexp, cached_scores
-from milvus_hubness.kernels.operands import as_tensor, finite_number, whole_number
+from milvus_hubness.kernels.primitives import as_tensor, finite_number, whole_number
 
 Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.operands import import_faiss, whole_number
+from milvus_hubness.kernels.primitives import import_faiss, whole_number
 
 SearchParameter = Literal["ef", "nprobe"]
 

@@ -15,16 +15,18 @@ import numpy as np
 import torch
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.operands import (
+from milvus_hubness.kernels.primitives import (
     Array,
     Matrix,
     Operands,
     as_tensor,
+    check_k,
     import_faiss,
     positive_number,
     resolve_device,
+    topk,
+    topk_mean,
 )
-from milvus_hubness.kernels.primitives import check_k, topk, topk_mean
 from milvus_hubness.kernels.routed import RoutedBank
 
 ERROR = 0.01

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, import_faiss, share_out
+from milvus_hubness.kernels.primitives import Operands, import_faiss, share_out
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 

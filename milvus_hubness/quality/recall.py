@@ -19,7 +19,7 @@ from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
-from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
 ROWS, QUERIES = 20_000, 500

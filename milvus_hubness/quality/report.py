@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
-from milvus_hubness.kernels.operands import finite_number
+from milvus_hubness.kernels.primitives import finite_number
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
 

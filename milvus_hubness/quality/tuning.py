@@ -14,7 +14,7 @@ from milvus_hubness.charts import points
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.estimators.base import require_gallery
-from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions

@@ -52,7 +52,7 @@ from torch import nn
 from torch.nn import functional
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.operands import convert_fields, finite_number, whole_number
+from milvus_hubness.kernels.primitives import convert_fields, finite_number, whole_number
 
 Form = Literal["published", "residual", "anchored"]
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import as_vectors
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import convert_fields, finite_number, positive_number, whole_number
+from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
 
 Vectors = npt.NDArray[np.float32]
 

@@ -14,7 +14,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
-from milvus_hubness.kernels.operands import (
+from milvus_hubness.kernels.primitives import (
     as_tensor,
     convert_fields,
     finite_number,

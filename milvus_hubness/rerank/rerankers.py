@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import convert_fields, whole_number
+from milvus_hubness.kernels.primitives import convert_fields, whole_number
 
 Hits = TypeVar("Hits")
 

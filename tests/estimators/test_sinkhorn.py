@@ -11,7 +11,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
 from milvus_hubness.estimators.sinkhorn import scores_for, sparse_steps
-from milvus_hubness.kernels import operands
+from milvus_hubness.kernels import primitives
 from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, mos
         g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
     monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
     monkeypatch.setitem(sinkhorn.MOST_RECOMPUTED, "cpu", most)
-    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
+    monkeypatch.setitem(primitives.TILE_SIZE, "cpu", tile)
     fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == scores
     assert fitted.diagnostics.iterations == 10

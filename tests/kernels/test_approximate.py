@@ -19,7 +19,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import NNN, from_dict, to_dict
 from milvus_hubness.kernels import ApproximateBank, topk_mean
 from milvus_hubness.kernels.approximate import InvertedLists
-from milvus_hubness.kernels.operands import import_faiss
+from milvus_hubness.kernels.primitives import import_faiss
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_bad_input(vectors):
 def test_two_faiss_distributions_conflict(monkeypatch, vectors, gpu):
     X, B = vectors
     installed = [SimpleNamespace(name=name) for name in ("numpy", "faiss-cpu", gpu)]
-    monkeypatch.setattr("milvus_hubness.kernels.operands.distributions", lambda: installed)
+    monkeypatch.setattr("milvus_hubness.kernels.primitives.distributions", lambda: installed)
     import_faiss.cache_clear()
     with pytest.raises(FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"):
         ApproximateBank(B, X, 8)

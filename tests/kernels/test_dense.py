@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
-from milvus_hubness.kernels import logsumexp, operands, topk, topk_mean
+from milvus_hubness.kernels import logsumexp, primitives, topk, topk_mean
 
 CUDA = pytest.param(
     "cuda",
@@ -54,7 +54,7 @@ def test_every_tiling_gives_the_same_as_float64(size, seed):
     n, m, k, tile = size
     X, B = matrices(n, m, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(operands.TILE_SIZE, "cpu", tile)
+        patch.setitem(primitives.TILE_SIZE, "cpu", tile)
         means = topk_mean(X, B, k, device="cpu")
         values, indices = topk(X, B, k, device="cpu")
         soft = logsumexp(X, B, 0.1, device="cpu")
@@ -70,7 +70,7 @@ def test_every_tiling_gives_the_same_as_float64(size, seed):
 @pytest.mark.parametrize("n", [31, 32, 33])
 @pytest.mark.parametrize("m", [63, 64, 65, 128])
 def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
-    monkeypatch.setitem(operands.TILE_SIZE, device, 32 * 64)
+    monkeypatch.setitem(primitives.TILE_SIZE, device, 32 * 64)
     X, B = matrices(n, m)
     for k in (1, 32, m - 1, m):
         np.testing.assert_allclose(
@@ -181,7 +181,7 @@ def test_logsumexp_becomes_the_maximum():
 
 
 def test_logsumexp_weights(device, monkeypatch):
-    monkeypatch.setitem(operands.TILE_SIZE, device, 100)
+    monkeypatch.setitem(primitives.TILE_SIZE, device, 100)
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50)
     np.testing.assert_allclose(
@@ -280,7 +280,7 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("k", [1, 10, 100, 499, 500])
 def test_no_tensor_is_larger_than_inputs_or_a_tile(monkeypatch, k):
     n, m, d, tile = 400, 500, 4, 4096
-    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
+    monkeypatch.setitem(primitives.TILE_SIZE, "cpu", tile)
     X, B = matrices(n, m, d=d)
     with LargestTensor() as seen:
         topk_mean(X, B, k)

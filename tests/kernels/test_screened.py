@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import dense, operands, primitives, screened, topk, topk_mean
+from milvus_hubness.kernels import dense, primitives, screened, topk, topk_mean
 
 RNG = np.random.default_rng(0)
 
@@ -14,7 +14,7 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Small tiles, and no size too small."""
-    monkeypatch.setattr(operands, "kernel_on", lambda device: "screened")
+    monkeypatch.setattr(primitives, "kernel_on", lambda device: "screened")
     monkeypatch.setattr(primitives, "LEAST_SCREENED_WORK", 0)
     monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 0)
     monkeypatch.setattr(screened, "tiles_for", lambda dim: screened.Tiles(40, 1024))
