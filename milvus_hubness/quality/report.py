@@ -26,7 +26,7 @@ class Bin(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A gallery item, with its N_k before and after. fields: its scalar fields, if known."""
+    """A gallery item, with its N_k before and after. fields: its scalar fields."""
 
     key: Any
     fields: dict[str, Any]
@@ -35,8 +35,7 @@ class Item(NamedTuple):
 
 
 class Swallowed(NamedTuple):
-    """A query with a hub at rank `rank`, in front of its best positive. right_before, right_after: the rank of that
-    positive, if known."""
+    """A query with a hub at this rank, in front of its best positive, and the rank of that positive if available."""
 
     query: int
     text: str | None
@@ -53,10 +52,10 @@ class Hub(NamedTuple):
 
 
 class Antihubs(NamedTuple):
-    """Items that no query finds, before and after; `rescued` of those before are found after.
+    """Numbers of items that no query finds, before and after, and of those before that are rescued, N_k > 0 after.
 
-    by_chance: the expected number if every query found k items at random. examples: rescued items, those
-    found most often first; never: some that are found neither before nor after.
+    by_chance: the expected number if every query found k items at random. examples: rescued items, the largest N_k
+    first. never: some with N_k = 0 before and after.
     """
 
     before: int
@@ -76,8 +75,7 @@ class Point(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A cluster of gallery items: its size, the number of its items that a bank query finds, and the key of its most
-    central item."""
+    """The size of a cluster of items, the number of them that a bank query finds, and the key of the most central."""
 
     items: int
     reached: int
@@ -296,7 +294,7 @@ def _histogram(before: measures.Counts, after: measures.Counts) -> list[Bin]:
 
 
 def _unreached(n_items: int, n_queries: int, k: int) -> float:
-    """Return the expected number of items that no query finds if each query finds k at random."""
+    """Return the expected number of items that no query finds if queries find k at random."""
     return float(n_items * (1 - k / n_items) ** n_queries)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -97,15 +96,7 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
         """Check that no option names another copy or switch than those of a resumed migration, because it
         would have no effect. Raises InvalidParameter."""
-        if odd := [*self._unlike(store, migration, switching)]:
-            raise InvalidParameter(
-                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
-                f"{migration.phase!r} and was started with other options: repeat them, or name another "
-                "--target"
-            )
-
-    def _unlike(self, store: MilvusStore, migration: Migration, switching: Switching) -> Iterator[str]:
-        former = migration.arguments
+        former, switch = migration.arguments, migration.switch
         index = former.get("index") or {}
         estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)
         pairs = {
@@ -118,16 +109,17 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),
             "--target-bank": (targets and targets.fingerprint, former.get("target_bank")),
+            f"--alias {switching.alias}": (switching.alias or None, switch.name if switch else switching.alias),
+            "--rename": (switching.rename or None, switch is None or bool(switch.source_renamed)),
         }
-        yield from (name for name, (now, then) in pairs.items() if now is not None and now != then)
         params = index.get("index_params", {})
         for name, value in options.pairs_of(self.index_param, "--index-param").items():
-            if str(params.get(name)) != str(value):
-                yield f"--index-param {name}"
-        if (switch := migration.switch) and switching.alias not in (None, switch.name):
-            yield f"--alias {switching.alias}"
-        if switch and switching.rename and not switch.source_renamed:
-            yield "--rename"
+            pairs[f"--index-param {name}"] = (str(value), str(params.get(name)))
+        if odd := [name for name, (now, then) in pairs.items() if now is not None and now != then]:
+            raise InvalidParameter(
+                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
+                f"{migration.phase!r} and was started with other options: repeat them, or name another --target"
+            )
 
 
 PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", "restart", "force")

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from milvus_hubness.cli.console import bank_words, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import bank_words, progress_bars, show_facts, show_json, show_result
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.operations.progress import Event, Listener, as_events
 
@@ -131,10 +131,7 @@ def stream(event: Event) -> None:
 
 def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object]) -> None:
     """Print a result as the last event or, by calling `show`, as text."""
-    if as_json:
-        stream(Event("result", facts, datetime.now(timezone.utc)))
-    else:
-        show()
+    show_result(as_json, Event("result", facts, datetime.now(timezone.utc)).to_dict(), show)
 
 
 STEPS = {
