@@ -26,7 +26,7 @@ def photos(files):
 def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run):
     planned = run("enable", "photos", *WHERE)
     assert planned.returncode == 0
-    for said in ("in place", "hubness_vector, 16 wide", "not changed", "must name the field", "--execute"):
+    for said in ("in place", "hubness_vector, 16 wide", "not changed", "must name one of", "--execute"):
         assert said in planned.stdout
     assert "corrected  no" in run("status", "photos").stdout
     shown = run("enable", "photos", *WHERE, "--client-ttl", "0", "--execute")

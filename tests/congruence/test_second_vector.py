@@ -502,6 +502,6 @@ def test_a_plan_says_what_other_clients_must_do(untouched):
     assert told["adds_fields"] != untouched.backend.is_lite
     assert (told["where"], told["second_vector"], told["width"]) == ("vectors", SECOND_VECTOR_FIELD, WIDTH)
     said = " ".join(told["remarks"])
-    assert "must name the field" in said
+    assert "must name one of" in said
     assert (f"must set: {SECOND_VECTOR_FIELD}" in said) == untouched.backend.is_lite
     assert not status(untouched.store, untouched.name).corrected
