@@ -78,7 +78,7 @@ def start_online_bank(
     """
     with leasing(store, collection) as (lease, _):
         store = lease.store
-        info, state, name = _found(store, collection, field, profile)
+        info, state, name = _profile_of(store, collection, field, profile)
         before = info.online_bank_of(state.field, name)
         first = {
             **DEFAULT_SETTINGS,
@@ -107,7 +107,7 @@ def stop_online_bank(
     the former settings of the online bank; None if the bank was not online. Raises NotCorrected, InvalidInput."""
     with leasing(store, collection) as (lease, _):
         store = lease.store
-        info, state, name = _found(store, collection, field, profile)
+        info, state, name = _profile_of(store, collection, field, profile)
         online_bank = info.online_bank_of(state.field, name)
         if online_bank is None:
             return None
@@ -126,9 +126,9 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
     """Return the collection's online banks. Raises CollectionNotFound."""
     info = store.info(collection)
     return [
-        _status(store, info.states[each.field], each)
-        for each in info.online_banks
-        if each.field in info.states and each.profile in info.states[each.field].profiles
+        _status(store, info.states[bank.field], bank)
+        for bank in info.online_banks
+        if bank.field in info.states and bank.profile in info.states[bank.field].profiles
     ]
 
 
@@ -138,7 +138,7 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
     This writes nothing: pass `bank` to a refresh, and then the result to `drop_processed`. A second call before
     that, for example after a crash, gives the same result. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
-    info, state, name = _found(store, collection, field, profile)
+    info, state, name = _profile_of(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         return None
@@ -166,8 +166,7 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
 
 def terms_of(online_bank: OnlineBank) -> Terms:
     """Return the settings in the form that `banks.online.merge` takes."""
-    names = ("size", "seed_share", "half_life_seconds", "duplicate_cosine")
-    return Terms(**online_bank.model_dump(include=set(names)))
+    return Terms(**online_bank.model_dump(include={"size", "seed_share", "half_life_seconds", "duplicate_cosine"}))
 
 
 def origins_of(bank: StoredBank) -> Origins:
@@ -186,7 +185,7 @@ def _samples(store: Store, online_bank: OnlineBank) -> QuerySamples:
     return sampling.read_query_samples(online_bank.samples_collection, online_bank.profile)
 
 
-def _found(
+def _profile_of(
     store: Collections, collection: str, field: str | None, profile: str | None
 ) -> tuple[CollectionInfo, CollectionState, str]:
     info = store.info(collection)
@@ -197,7 +196,7 @@ def _found(
 
 def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
     own = (online_bank.field, online_bank.profile)
-    return [each for each in info.online_banks if (each.field, each.profile) != own]
+    return [bank for bank in info.online_banks if (bank.field, bank.profile) != own]
 
 
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
@@ -207,7 +206,7 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
     return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
 
 
-LOOKED_AT = 2 * AT_MOST
+MOST_COMPARED = 2 * AT_MOST
 """Maximum number of samples that drift reads; it compares those that differ from each other."""
 
 
@@ -219,15 +218,14 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
     the bank is not online, or too few samples wait, nothing has fired, and `reason` gives the cause. Raises
     NotCorrected, InvalidInput, InvalidParameter.
     """
-    info = store.info(collection)
-    state = require_state(info.state_of(field), info.name)
-    held = state.profile_of(profile)
-    online_bank = info.online_bank_of(state.field, profile or state.active)
+    info, state, name = _profile_of(store, collection, field, profile)
+    held = state.profiles[name]
+    online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
         return Drift(reason, held.bank.count, 0)
     vectors = _samples(store, online_bank).vectors
-    vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:LOOKED_AT]]
+    vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
         return Drift("no recent queries were sampled", held.bank.count, 0)
     recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]

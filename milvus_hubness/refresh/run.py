@@ -68,7 +68,7 @@ class RefreshResult:
     "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
     changed. reason: why. rows: number of rows of the collection. pending: number of rows without a bias before.
     scanned, written: numbers of rows that were read and written. bias_age_seconds: time since the biases were last
-    known to be up to date. judged: the evaluation of the new biases on held-out queries; None if there are no new
+    up to date. judged: the evaluation of the new biases on held-out queries; None if there are no new
     biases, or too little data. drift, online_banks: None and empty if they were not measured. planned: whether this is
     only a plan. write_intents: number of rows that a killed job had left in the write-intent log.
     """
@@ -218,21 +218,20 @@ class Refreshing:
     # -- rows without a bias ----------------------------------------------------------------------------
 
     def pending(self, plan: RefreshPlan, waiting: Waiting) -> RefreshResult:
-        written = sum(map(len, waiting.values()))
+        count = sum(map(len, waiting.values()))
         if not self.options.plan:
-            written = self._fill(plan, waiting)
+            count = self._fill(plan, waiting)
             fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
-        action: Action = "pending" if written else "none"
-        reason = "bank and parameters are unchanged"
-        return self._result(action, reason, scanned=written, written=written)
+        action: Action = "pending" if count else "none"
+        return self._result(action, "bank and parameters are unchanged", scanned=count, written=count)
 
     def _fill(self, plan: RefreshPlan, waiting: Waiting) -> int:
         bias_location = BiasBackend(self.store, self.info, self.state)
         # After a killed refresh, the repair may restore rows without a bias.
         was_killed = self.info.intent_log is not None
-        written = 0
+        count = 0
         with ThreadPoolExecutor(2, "refresh") as executor:
             steps: list[Future[None]] = []
             if self.state.incoming is None:
@@ -240,14 +239,14 @@ class Refreshing:
             if any(waiting.values()) or was_killed:
                 with self._rewriting() as writer:
                     renewal = self._renewal(writer, {self.state.profile.bank: plan.bank})
-                    written = renewal.fill_pending(None if was_killed else waiting)
+                    count = renewal.fill_pending(None if was_killed else waiting)
                     # This can run while the write-intent log is being closed.
                     steps.append(executor.submit(bias_location.wait_visible))
             else:
                 bias_location.wait_visible()
             for step in steps:
                 step.result()
-        return written
+        return count
 
     # -- all rows -----------------------------------------------------------------------------------------
 
@@ -281,7 +280,7 @@ class Refreshing:
             migration = begin(self.store, self.info, state, progress=options.progress)
             result = self._rebuilt(plan, migration)
         else:
-            result = self._announced(fresh)._written(plan)
+            result = self._announced(fresh)._write(plan)
         return replace(result, reason=reason, judged=judged)
 
     def _continued(self, plan: RefreshPlan) -> RefreshResult:
@@ -289,7 +288,7 @@ class Refreshing:
             action: Action = "rebuilt" if plan.rebuilding else "full"
             return self._result(action, plan.reason, written=self.info.rows)
         self.lease.check()
-        return self._rebuilt(plan, plan.rebuilding) if plan.rebuilding else self._written(plan)
+        return self._rebuilt(plan, plan.rebuilding) if plan.rebuilding else self._write(plan)
 
     def _result(
         self, action: Action, reason: str, *, scanned: int | None = None, written: int = 0, **more: Any
@@ -345,7 +344,7 @@ class Refreshing:
         Renewal.forget(self.store, self.info.name)
         return replace(self, state=state)
 
-    def _written(self, plan: RefreshPlan) -> RefreshResult:
+    def _write(self, plan: RefreshPlan) -> RefreshResult:
         """Write the announced biases, and switch to them."""
         incoming = self.state.incoming
         if incoming is None:

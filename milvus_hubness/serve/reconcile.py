@@ -41,7 +41,7 @@ class Reconciliation(BaseModel):
     """The result of one reconciliation.
 
     at: when it ended. result: "busy" if another process was working on the collection, "stopped" if the
-    service was asked to stop. action: as in `RefreshResult`, "unfinished" unless the result is "ok".
+    service was stopped. action: as in `RefreshResult`, "unfinished" unless the result is "ok".
     message: the reason or the error. oldest_seconds: the greatest age of the biases since the previous
     stored result. drift: its statistic. The other numbers are those of `RefreshResult`.
     """

@@ -61,8 +61,7 @@ class Scheduler:
             timezone=timezone.utc,
             daemon=True,
         )
-        self._scheduler.add_listener(self._submitted, EVENT_JOB_SUBMITTED)
-        self._scheduler.add_listener(self._dropped, EVENT_JOB_MAX_INSTANCES)
+        self._scheduler.add_listener(self._ticked, EVENT_JOB_SUBMITTED | EVENT_JOB_MAX_INSTANCES)
         for worker in workers:
             self._add(worker, "pending", worker.table.schedule, zone)
             self._add(worker, "full", worker.table.full_schedule, zone)
@@ -104,26 +103,17 @@ class Scheduler:
         if task != "share" and running_since is not None and now() - running_since > SAME_TIME:
             self._missed(worker, "running", 1)
 
-    def _submitted(self, event: JobSubmissionEvent) -> None:
-        """Handle a tick, and report the runs that were missed before it."""
-        self._report_late(event, self._passed(event))
-
-    def _dropped(self, event: JobSubmissionEvent) -> None:
-        """Handle a tick that the scheduler dropped because the previous tick had not ended."""
+    def _ticked(self, event: JobSubmissionEvent) -> None:
+        """Report the runs that were missed since the previous tick. Run the task if the scheduler dropped this tick
+        because the previous one had not ended."""
         worker, task = self._workers[event.job_id]
-        worker.request(task)
-        self._report_late(event, self._passed(event) + 1)
-
-    def _passed(self, event: JobSubmissionEvent) -> int:
-        """Return the number of runs that were missed since the previous tick."""
         trigger = self._scheduler.get_job(event.job_id).trigger
         at = event.scheduled_run_times[-1]
-        passed = count_between(trigger, self._expected.get(event.job_id, at), at)
+        count = count_between(trigger, self._expected.get(event.job_id, at), at)
         self._expected[event.job_id] = trigger.get_next_fire_time(at, at) or at
-        return passed
-
-    def _report_late(self, event: JobSubmissionEvent, count: int) -> None:
-        worker, task = self._workers[event.job_id]
+        if event.code == EVENT_JOB_MAX_INSTANCES:
+            worker.request(task)
+            count += 1
         if count and task != "share":
             self._missed(worker, "late", count)
 
