@@ -43,13 +43,13 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     """
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = SearchParameters(request.search_params)
+        params = SearchParameters(request.search_params, overrides)
         options = _options(request, params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
         state = cached.searched(params.value(FIELD))
         if state is None:
             return (yield from _uncorrected(cached, request))
-        question = yield from _question(operations, cached, state, request, params, params.overrides.over(overrides))
+        question = yield from _question(operations, cached, state, request, params)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
         if _reorders(rewrite, question) and params.value("iterator") is not None:
@@ -91,12 +91,7 @@ def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
 
 
 def _question(
-    operations: Operations,
-    cached: CachedState,
-    state: CollectionState,
-    request: Any,
-    params: SearchParameters,
-    overrides: Overrides,
+    operations: Operations, cached: CachedState, state: CollectionState, request: Any, params: SearchParameters
 ) -> Operation[Question]:
     if request.search_by_primary_keys:
         raise UnsupportedOperation("a search whose filter names the rows to search with: give ids instead")
@@ -114,8 +109,8 @@ def _question(
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
         round_decimal=params.number("round_decimal", -1),
-        strength=operations.searches.strength if overrides.strength is None else overrides.strength,
-        profile=overrides.profile,
+        strength=operations.searches.strength if params.overrides.strength is None else params.overrides.strength,
+        profile=params.overrides.profile,
     )
 
 
@@ -151,24 +146,26 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
     """
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = [SearchParameters(part.search_params) for part in request.requests]
-        overrides_of_parts = [part.overrides.over(overrides) for part in params]
+        params = [SearchParameters(part.search_params, overrides) for part in request.requests]
         if not cached.states:
             return (yield Send(request))
         states = [cached.searched(part.value(FIELD)) for part in params]
-        for profile in {own.profile for own in overrides_of_parts}:
+        for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
+        for state, part_params in zip(states, params, strict=True):
+            if state is None or part_params.overrides.profile not in state.profiles:
+                part_params.overrides = part_params.overrides._replace(profile=None)
         sent = deepcopy(request)
         questions: list[tuple[Rewrite, Question]] = []
         corrected: list[tuple[Any, SearchParameters]] = []
-        for state, own, part, part_params in zip(states, overrides_of_parts, sent.requests, params, strict=True):
+        for state, part, part_params in zip(states, sent.requests, params, strict=True):
             if state is not None:
-                question = yield from _question(operations, cached, state, part, part_params, _of(own, state))
+                question = yield from _question(operations, cached, state, part, part_params)
                 questions.append((rewrite_of(state, cached.reading), question))
                 corrected.append((part, part_params))
         ranker = _ranker(request)
         if ranking.must_merge(ranker, questions):
-            return (yield from _merged_here(operations, states, overrides_of_parts, ranker, request))
+            return (yield from _merged_here(operations, states, params, ranker, request))
         for (part, part_params), (rewrite, question) in zip(corrected, questions, strict=True):
             part.CopyFrom(_rewritten(part, part_params, rewrite, rewrite.ask(question)))
         response = yield from send_for_rows(cached, sent)
@@ -182,7 +179,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
 def _merged_here(
     operations: Operations,
     states: Sequence[CollectionState | None],
-    overrides_of_parts: Sequence[Overrides],
+    params_of_parts: Sequence[SearchParameters],
     ranker: ranking.Ranker,
     request: Any,
 ) -> Operation[Any]:
@@ -195,12 +192,11 @@ def _merged_here(
         )
     answers: list[Any] = []
     metrics: list[str] = []
-    for state, own, part in zip(states, overrides_of_parts, request.requests, strict=True):
-        answers.append((yield from search(operations, _alone(part, request), _of(own, state))))
+    for state, part_params, part in zip(states, params_of_parts, request.requests, strict=True):
+        answers.append((yield from search(operations, _alone(part, request), part_params.overrides)))
         if state:
             metrics.append(state.metric)
             continue
-        part_params = SearchParameters(part.search_params)
         metric = part_params.value(METRIC)
         if not metric:
             field = part_params.value(FIELD) or ""
@@ -273,11 +269,6 @@ def _rewritten(request: Any, params: SearchParameters, rewrite: Rewrite, search_
     sent.nq = len(search_request.data)
     sent.output_fields[:] = search_request.output_fields or []
     return sent
-
-
-def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
-    """Return the overrides for one of several fields, without a profile that the field does not have."""
-    return Overrides(overrides.strength, overrides.profile if state and overrides.profile in state.profiles else None)
 
 
 def _alone(part: Any, request: Any) -> Any:

@@ -9,32 +9,29 @@ For each query q the network predicts a map T of rank r for the items, and an ad
     T           Σ_j u_j v_jᵀ
     q'          decoder of the control token's output at step L
 
-The paper leaves some details open; here they are as follows. Positions are fixed sinusoids over the 2r tokens, added at
-each step. The transformer normalizes before attention and before its MLP, and its output is normalized. Queries enter
-at unit length times √d, and the outputs of the decoders are divided by √d, so that all coordinates inside are of the
-order of 1 and a step of the optimizer is small compared with the query that it moves.
+Details that the paper leaves open: positions are fixed sinusoids over the 2r tokens, added at each step; the
+transformer normalizes before attention, before its MLP and at its end; queries enter at unit length times √d, and the
+decoders' outputs are divided by √d, so that an optimizer's step is small compared with the query that it moves.
 
-The start of T. With zero tokens and random decoders, T begins as a random matrix of rank r, and the network must learn
-again what the encoder knew. The forms "residual" and "anchored" add I to T and q to q', or S and W q with S = W = I at
-first, and the last layers of the decoders of u and q' begin at zero: the network begins with the encoder's own ranking.
-The anchored form learns S and W first, the two linear maps that are best for all queries, so that the tokens express
-only the differences between queries. benchmarks/quari.py measures the value of each form.
+The start of T. With zero tokens and random decoders, T begins as a random matrix of rank r. The forms "residual" and
+"anchored" add I to T and q to q', or S and W q with S = W = I at first, and the last layers of the decoders of u and q'
+begin at zero: the network begins with the encoder's own ranking. The anchored form learns S and W first, so that the
+tokens express only the differences between queries. benchmarks/quari.py measures the value of each form.
 
 The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
 
     q'·T r    = (U q')·z  + (Sᵀq')·r                  the last terms where T = S + Σ u_j v_jᵀ
     ‖T r‖²    = zᵀ G z    + ‖S r‖² + 2 (U S r)·z
 
-An item then costs the product V r, and rank² more. With an S it costs V r and H r with H = G V + 2 U S,
-because ‖T r‖² = z·H r + ‖S r‖². G, H and Sᵀq' depend on the query alone, and ‖S r‖² is ‖r‖² for S = I, else a
-product with the eigenvectors of SᵀS.
+An item then costs the product V r, and rank² more. With an S it costs V r and H r with H = G V + 2 U S, because
+‖T r‖² = z·H r + ‖S r‖². ‖S r‖² is ‖r‖² for S = I, else a product with the eigenvectors of SᵀS.
 
 The memory. A map W that is best for all queries leaves errors; the error of a training pair (q_i, c_i) is
 
     e_i = S c_i / ‖S c_i‖ − W q_i / ‖W q_i‖
 
-with S the map of the items. Neighbouring queries have similar errors, so a query recalls the errors of the
-pairs near it, by kernel regression (Nadaraya, 1964; Watson, 1964):
+Neighbouring queries have similar errors, so a query recalls the errors of the pairs near it, by kernel regression
+(Nadaraya, 1964; Watson, 1964):
 
     recalled(q) = strength · Σ_i a_i(q) e_i       a(q) = softmax_i( q·q_i / temperature )
 
@@ -106,8 +103,7 @@ class QuariConfig:
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:
     """Return (m, t, w) the transformer's output for tokens (m, t, w) in evaluation mode, to float32 accuracy.
 
-    Its layers normalize first and have GELU between. On the CPU, torch's own path forms all t² weights of
-    attention in memory; this one uses `scaled_dot_product_attention` instead.
+    On the CPU, torch's own path forms all t² weights of attention in memory; `scaled_dot_product_attention` does not.
     """
     count, length, width = tokens.shape
     for layer in cast(list[nn.TransformerEncoderLayer], transformer.layers):
@@ -155,8 +151,7 @@ class Memory(nn.Module):
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
         """Return (m, d) the recalled errors for queries (m, d) of length 1.
 
-        hidden (m, n): True for pairs that a query must not recall, as in training its own; a query without
-        allowed pairs recalls zeros.
+        hidden (m, n): True for pairs that a query must not recall; without any pair it recalls zeros.
         """
         near = queries @ self.queries.T / self.temperature
         if hidden is not None:
@@ -316,10 +311,7 @@ TINY = 1e-12
 
 
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
-    """Return (m, c) cos(q', T r) for m queries and shared items (c, d).
-
-    An item that T maps to zero has cosine 0.
-    """
+    """Return (m, c) cos(q', T r) for m queries and shared items (c, d); 0 for an item that T maps to zero."""
     query, U, V, static = adaptation
     rank, onto = U.shape[1], torch.matmul(query[:, None], U.transpose(1, 2)) @ V
     G = torch.matmul(U, U.transpose(1, 2))
