@@ -16,7 +16,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
-from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
+from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.distributed.ray_gallery import RayBiases
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
@@ -106,7 +106,7 @@ class Correction:
     def _landmarks(self) -> tuple[Floats, Floats]:
         """Queries of the bank, and their coordinates in the locality hint columns."""
         landmarks = evenly(self.fitted.bank.vectors)
-        return landmarks, lying(landmarks, self.layout.locality_directions)
+        return landmarks, coordinates(landmarks, self.layout.locality_directions)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """Return b(r) − c of vectors (n, d), float32 (n,).

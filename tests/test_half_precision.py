@@ -13,9 +13,9 @@ from milvus_hubness.codec.arrays import (
     StorageFormat,
     decode,
     encode,
-    kept,
     returned,
     rounded,
+    rounded_to_sums,
     unpacked,
 )
 from milvus_hubness.codec.base import form_of
@@ -82,9 +82,9 @@ def test_what_does_not_fit_is_refused_and_infinity_stays(dtype, size):
 @pytest.mark.parametrize("dtype", HALVES)
 @given(numbers=hnp.arrays(np.float32, 50, elements=st.floats(-60_000, 60_000, width=32)))
 def test_two_halves_keep_twice_the_bits(dtype, numbers):
-    found = kept(numbers, dtype)
+    found = rounded_to_sums(numbers, dtype)
     assert np.all(np.abs(found - numbers) <= 2.0 ** -BITS[dtype] * np.abs(numbers) + SMALLEST[dtype] / 2)
-    assert np.array_equal(kept(found, dtype), found)
+    assert np.array_equal(rounded_to_sums(found, dtype), found)
 
 
 @st.composite
@@ -124,7 +124,7 @@ def test_rows_are_joined_to_what_was_split(case, seed):
     revert = form.joined(decode(form.encode_rows(stored), form.dtype))
     assert revert.shape == stored.shape
     assert np.array_equal(revert[:, : layout.dim], rounded(stored[:, : layout.dim], form.dtype))
-    assert np.array_equal(revert[:, layout.dim :], kept(stored[:, layout.dim :], form.dtype))
+    assert np.array_equal(revert[:, layout.dim :], rounded_to_sums(stored[:, layout.dim :], form.dtype))
     assert np.array_equal(form.joined(form.split(revert)), revert)
 
 

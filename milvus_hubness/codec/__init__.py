@@ -8,14 +8,14 @@ The width is a multiple of 16. s = 1 except under L2, and only L2 has u and v.
 Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3): IP
 unchanged, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² in its own column v.
 
-If rows are far from zero, ½‖r‖² loses the bits by which neighbours differ. So L2 measures r and q from a mean
-c of the gallery (see `codec.arrays`), queries are sent as q − c, and v = (½‖r − c‖² − m′)/4s, where m′ is a
-typical half square. Rows are stored without the numbers of the mean that can be subtracted and added back bit
-for bit; o is the rest of the mean, which stored rows contain. In the equations below r is the stored row, and
-an inner product exceeds its score by o·(q − c).
+If rows are far from zero, ½‖r‖² loses the bits by which neighbours differ. So L2 measures r and q from a mean c of the
+gallery (see `codec.arrays`), queries are sent as q − c, and v = (½‖r − c‖² − m′)/4s, where m′ is a typical half square.
+Rows are stored without the numbers of the mean that can be subtracted and added back bit for bit; o is the rest of the
+mean, which stored rows contain. In the equations below r is the stored row, and an inner product exceeds its score by
+o·(q − c).
 
-A graph index links the items by the inner products among themselves, in which v is too small to count. With h
-= ½‖r‖², a typical half square h₀, m = h₀ + s² and u = (h − m)/s these are
+A graph index links the items by the inner products among themselves, in which v is too small to count. With h = ½‖r‖²,
+a typical half square h₀, m = h₀ + s² and u = (h − m)/s these are
 
     r·r' + (h − m)(h' − m)/s²  =  −½‖r−r'‖² + (h − h₀)(h' − h₀)/s² + a constant.
 

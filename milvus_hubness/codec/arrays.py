@@ -2,23 +2,21 @@
 
 Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is 100 times
 as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of r − c and queries
-are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if
-
-    that number is so far from zero that all rows have numbers between half and twice as large, or 0,
-
-and 0 otherwise. float32 and both half precisions subtract such numbers without rounding (Sterbenz). So rows
-are read back bit for bit, except that −0 becomes 0.
+are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if that number
+is so far from zero that all rows have numbers between half and twice as large, or 0; otherwise a is 0. float32 and both
+half precisions subtract such numbers without rounding (Sterbenz). So rows are read back bit for bit, except that −0
+becomes 0.
 
 float16 and bfloat16 fields store augmented vectors in this format:
 
     vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
     query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
 
-The numbers after a vector (½‖r‖² and the biases) decide between neighbours whose scores differ by less than
-the precision of half-precision numbers. So each number is stored as two half-precision numbers, the second
-with the remainder of the first, and so is its weight: the product u(h + l) + v·h is n·w to 16 bits in
-bfloat16 and to 22 in float16. The last h is divided by 16, so that a graph, which is built on the inner
-products of stored vectors, does not count it twice.
+The numbers after a vector (½‖r‖² and the biases) decide between neighbours whose scores differ by less than the
+precision of half-precision numbers. So each number is stored as two half-precision numbers, the second with the
+remainder of the first, and so is its weight: the product u(h + l) + v·h is n·w to 16 bits in bfloat16 and to 22 in
+float16. The last h is divided by 16, so that a graph, which is built on the inner products of stored vectors, does not
+count it twice.
 """
 
 from __future__ import annotations
@@ -57,10 +55,9 @@ def _packed(vectors: Any, width: int) -> Floats | None:
 
 
 def matrix(vectors: Any, width: int, what: str) -> Floats:
-    """Return `vectors` as float32 (n, width).
+    """Return `vectors`, which messages call `what`, as float32 (n, width).
 
-    what: the name of the vectors in error messages. Raises DimensionMismatch, and InvalidInput if they are
-    not rows of real numbers.
+    Raises DimensionMismatch, and InvalidInput if they are not rows of real numbers.
     """
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
@@ -69,11 +66,11 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
             rows = np.asarray(vectors[0], np.float32)[None]  # This takes half the time.
         else:
             packed = _packed(vectors, width)
-            rows = np.asarray(vectors if packed is None else packed, np.float32)
+            rows = np.asarray(vectors, np.float32) if packed is None else packed
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
     if rows.ndim != 2:
-        raise InvalidInput(f"{what} must be of shape (n, {width}), got {rows.ndim} axes: {rows.shape}")
+        raise InvalidInput(f"{what} must be of shape (n, {width}), got {rows.shape}")
     if rows.shape[1] != width:
         raise DimensionMismatch(f"{what} must have {width} dimensions, got {rows.shape[1]}")
     return rows
@@ -88,25 +85,17 @@ def _is_complex(vectors: Any) -> bool:
 
 def lengths_of(rows: Floats) -> npt.NDArray[np.float64]:
     """Return the lengths of rows (n, d), float64 (n,)."""
-    return np.sqrt(2 * half_squares64(rows))
+    return np.sqrt(2 * half_squares(rows))
 
 
-def half_squares(rows: Floats) -> Floats:
-    """Return ½‖r‖² of rows (n, d), float32 (n,), computed in float64."""
-    return half_squares64(rows).astype(np.float32)
-
-
-def half_squares64(rows: Floats) -> npt.NDArray[np.float64]:
-    """Return ½‖r‖² of rows (n, d) as float64 (n,), unrounded."""
+def half_squares(rows: Floats) -> npt.NDArray[np.float64]:
+    """Return ½‖r‖² of rows (n, d), float64 (n,)."""
     wide = rows.astype(np.float64)
     return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))
 
 
 class Mean(NamedTuple):
-    """A mean of the gallery.
-
-    seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0.
-    """
+    """A mean of the gallery. seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0."""
 
     seen_from: Floats
     taken_off: Floats
@@ -116,36 +105,34 @@ def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
     """Return which numbers of rows (n, d) may be rounded when `taken_off` (d,) is subtracted, bool (n, d)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = rows / taken_off.astype(np.float64)
-    kept = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | ((shares >= 0.5) & (shares <= 2))
-    return np.asarray(~kept)
+    exact = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | ((shares >= 0.5) & (shares <= 2))
+    return np.asarray(~exact)
 
 
 def as_text(mean: Floats, far: npt.NDArray[np.bool_]) -> str:
-    """Return a mean as text: base64 of d float32 and d bits.
-
-    mean: (d,). far: (d,) whether rows are stored without it.
-    """
+    """Return a mean (d,) and whether rows are stored without it (d,) as text: base64 of d float32 and d bits."""
     return base64.b64encode(mean.astype("<f4").tobytes() + np.packbits(far).tobytes()).decode()
 
 
 def mean_in(text: str, dim: int) -> Mean:
-    """Read the text that `as_text` returns; zeros for an empty text.
-
-    Raises InvalidParameter for anything else.
-    """
+    """Read the text that `as_text` returns; zeros for an empty text. Raises InvalidParameter for anything else."""
     if not text:
         return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
-    try:
-        found = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise InvalidParameter(f"the mean of a layout is no base64: {error}") from None
-    if len(found) != 4 * dim + -(-dim // 8):
-        raise InvalidParameter(f"{len(found)} bytes are no mean of {dim} dimensions")
-    mean = np.frombuffer(found, "<f4", dim).astype(np.float32)
+    content = _from_base64(text, "the mean of a layout")
+    if len(content) != 4 * dim + -(-dim // 8):
+        raise InvalidParameter(f"{len(content)} bytes are no mean of {dim} dimensions")
+    mean = np.frombuffer(content, "<f4", dim).astype(np.float32)
     if not np.isfinite(mean).all():
-        raise InvalidParameter("the mean of a layout holds NaN or infinity")
-    far = np.unpackbits(np.frombuffer(found, np.uint8, offset=4 * dim), count=dim).astype(np.bool_)
+        raise InvalidParameter("the mean of a layout contains NaN or infinity")
+    far = np.unpackbits(np.frombuffer(content, np.uint8, offset=4 * dim), count=dim).astype(np.bool_)
     return Mean(mean, np.where(far, mean, np.float32(0)))
+
+
+def _from_base64(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise InvalidParameter(f"{what} is no base64: {error}") from None
 
 
 Metric = Literal["IP", "COSINE", "L2"]
@@ -156,16 +143,11 @@ UNIT_TOLERANCE = 2.5e-7
 LEAST_LENGTH = 1e-9
 
 QUERY_SCALE = 4
-"""Factor on the scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of
-what u adds beyond their distance.
-"""
+"""Scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of what u adds."""
 
 
 def as_metric(name: str) -> Metric:
-    """Return `name` as one of IP, COSINE, L2.
-
-    Case does not matter. Raises InvalidParameter for other names.
-    """
+    """Return `name`, in any case, as one of IP, COSINE, L2. Raises InvalidParameter for other names."""
     if name.upper() not in get_args(Metric):
         raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
     return cast(Metric, name.upper())
@@ -174,19 +156,14 @@ def as_metric(name: str) -> Metric:
 LARGEST_NUMBER = 127
 
 
-def directions_in(text: str, dim: int) -> Floats:
-    """Read the axes that `hint_directions` returns, (dim, c). Raises InvalidParameter for anything else."""
-    return np.asarray(direction_numbers(text, dim) / LARGEST_NUMBER, np.float32)
+def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
+    """Read the text that `hint_directions` returns: directions times LARGEST_NUMBER, int8 (dim, c).
 
-
-def direction_numbers(text: str, dim: int) -> npt.NDArray[np.int8]:
-    """Return the numbers of `directions_in` as they are stored, int8 (dim, c)."""
-    try:
-        numbers = np.frombuffer(base64.b64decode(text, validate=True), np.int8)
-    except binascii.Error as error:
-        raise InvalidParameter(f"the axes of the locality hint columns are no base64: {error}") from None
+    Raises InvalidParameter for anything else.
+    """
+    numbers = np.frombuffer(_from_base64(text, "the direction of locality hints"), np.int8)
     if len(numbers) % dim:
-        raise InvalidParameter(f"{len(numbers)} numbers are no axes of dimension {dim}")
+        raise InvalidParameter(f"{len(numbers)} numbers are no directions of dimension {dim}")
     return numbers.reshape(dim, -1)
 
 
@@ -200,9 +177,6 @@ SPACING: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat
 """Upper bound of one unit in the last place, relative to the number."""
 SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
 """Smallest difference of numbers near zero."""
-
-_UPPER_HALF = np.uint32(0xFFFF0000)
-_QUIET_NAN = np.uint32(0x7FC00000)
 
 
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
@@ -222,9 +196,9 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
-    """Return vectors (n, w) as pymilvus takes them in rows and as search data.
+    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of half-precision numbers.
 
-    These are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number does not fit.
+    Raises InvalidInput if a number does not fit.
     """
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
@@ -240,10 +214,9 @@ def returned(rows: Floats, dtype: Dtype) -> list[Any]:
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """Return one vector as numbers.
+    """Return the bytes of half-precision numbers as float32 (w,); anything else is unchanged.
 
-    The bytes of half-precision numbers become float32 (w,); anything else is unchanged. The bytes may be
-    inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
+    The bytes may be inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
     """
     if dtype == "float32":
         return value
@@ -270,12 +243,9 @@ def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
         raise InvalidInput(f"vectors must be rows of numbers, or bytes, of one length: {error}") from None
 
 
-def kept(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape.
-
-    The function is idempotent.
-    """
-    coarse, left = _halved(np.asarray(numbers, np.float32), dtype)
+def rounded_to_sums(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
+    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape; idempotent."""
+    coarse, left = _two_parts(np.asarray(numbers, np.float32), dtype)
     return cast(Floats, coarse + left)
 
 
@@ -283,9 +253,8 @@ def kept(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
 class StorageFormat:
     """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type `dtype`.
 
-    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of: the width is
-    a multiple of it. A format with room for more numbers encodes and decodes the same if its width is the
-    same. Raises InvalidParameter if the width exceeds that of Milvus's widest field.
+    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of: the width is a
+    multiple of it. Formats of one width are the same. Raises InvalidParameter if the width exceeds Milvus's limit.
     """
 
     dtype: Dtype
@@ -313,27 +282,24 @@ class StorageFormat:
         """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
         if self._is_plain:
             return encode(rows, self.dtype)
-        coarse, left = _halved(self._numbers(rows), self.dtype)
+        coarse, left = _two_parts(self._numbers(rows), self.dtype)
         return encode(self._filled(rows, coarse, coarse, DAMPING * left), self.dtype)
 
     def split(self, rows: Floats) -> Floats:
         """Return float32 (n, width): the rows in the columns of the field."""
         if self._is_plain:
             return rows
-        coarse, left = _halved(self._numbers(rows), self.dtype)
+        coarse, left = _two_parts(self._numbers(rows), self.dtype)
         return self._filled(rows, coarse, left, rounded(coarse / DAMPING, self.dtype))
 
     def joined(self, fields: Floats) -> Floats:
-        """Return the rows from which `split` made `fields` (n, width).
-
-        Vectors are rounded to the dtype, each number to the sum of two of it.
-        """
+        """Return the rows from which `split` made `fields` (n, width); they are rounded."""
         if self._is_plain:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)
         rows[:, : self.dim] = fields[:, : self.dim]
-        triples = fields[:, self.dim : self.dim + 3 * self._held]
-        rows[:, self.dim : self.dim + self._held] = triples[:, ::3] + triples[:, 1::3]
+        triples = fields[:, self.dim : self.dim + 3 * self._stored]
+        rows[:, self.dim : self.dim + self._stored] = triples[:, ::3] + triples[:, 1::3]
         return rows
 
     @property
@@ -341,18 +307,18 @@ class StorageFormat:
         return self.dtype == "float32" or not self.numbers
 
     @property
-    def _held(self) -> int:
-        """Number of columns after the vector that the field contains."""
+    def _stored(self) -> int:
+        """How many numbers after the vector the field contains."""
         return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)
 
     def _numbers(self, rows: Floats) -> Floats:
-        return rows[:, self.dim : self.dim + self._held]
+        return rows[:, self.dim : self.dim + self._stored]
 
     def _filled(self, rows: Floats, *thirds: Floats) -> Floats:
         fields = np.zeros((len(rows), self.width), np.float32)
         fields[:, : self.dim] = rows[:, : self.dim]
         for place, columns in enumerate(thirds):
-            fields[:, self.dim + place : self.dim + 3 * self._held : 3] = columns
+            fields[:, self.dim + place : self.dim + 3 * self._stored : 3] = columns
         return fields
 
     def _aligned(self, columns_of_a_number: int) -> int:
@@ -360,7 +326,7 @@ class StorageFormat:
         return math.ceil(columns / self.multiple_of) * self.multiple_of
 
 
-def _halved(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
+def _two_parts(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
     """Return each number rounded to `dtype`, and the remainder rounded to `dtype`."""
     coarse = rounded(numbers, dtype)
     with np.errstate(invalid="ignore"):
@@ -370,6 +336,6 @@ def _halved(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
 
 def _to_bfloat16(values: Floats) -> Floats:
     bits = values.view(np.uint32)
-    last_kept = (bits >> 16) & 1
-    upper = (bits + (last_kept + np.uint32(0x7FFF))) & _UPPER_HALF
-    return np.where(np.isnan(values), _QUIET_NAN, upper).view(np.float32)
+    last_bit = (bits >> 16) & 1
+    upper = (bits + (last_bit + np.uint32(0x7FFF))) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(values), np.uint32(0x7FC00000), upper).view(np.float32)

@@ -24,8 +24,8 @@ from milvus_hubness.codec.arrays import (
     Metric,
     StorageFormat,
     decode,
-    kept,
     rounded,
+    rounded_to_sums,
 )
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import StateError
@@ -45,8 +45,8 @@ PENDING = 0
 class RowBiases(NamedTuple):
     """Biases of n rows.
 
-    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c) numbers of the
-    locality hint columns; None keeps those of stored rows.
+    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c) numbers of the locality
+    hint columns; None leaves those of stored rows.
     """
 
     by_slot: Mapping[int, Floats]
@@ -77,10 +77,10 @@ def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
 class RowCodec(ABC):
     """Encodes and decodes the rows of one corrected field, its queries and its scores.
 
-    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of
-    augmented vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has.
-    side_collection: the collection that holds the biases under the keys of the rows; None if the rows hold
-    them. candidates: how many candidates a search for ten results fetches, if it needs any.
+    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of augmented
+    vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has. side_collection: the
+    collection that holds the biases under the keys of the rows; None if the rows hold them. candidates: the number of
+    candidates of a search for ten results, if it needs any.
     """
 
     field: str
@@ -144,14 +144,12 @@ class RowCodec(ABC):
         """The storage format of the searched field."""
         return form_of(self.layout, self.dtype)
 
-    def _slots(self, biases: RowBiases, slots: Floats) -> Floats:
-        """Set the columns of `slots` (n, slots) that have biases, and return it."""
+    def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
+        """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros, and return it."""
+        columns = np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
         for slot, column in biases.by_slot.items():
-            slots[:, slot] = column
-        return slots
-
-    def _new_slots(self, biases: RowBiases, rows: int) -> Floats:
-        return self._slots(biases, np.zeros((rows, self.layout.slots), np.float32))
+            columns[:, slot] = column
+        return columns
 
     @property
     def decoding_fields(self) -> tuple[str, ...]:
@@ -176,27 +174,26 @@ class RowCodec(ABC):
         width = self.layout.dim if self.leaves_vectors else self.form.width
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
-                f"field {self.field!r} holds vectors of width {stored.shape[-1]}, "
-                f"its collection state names {width}: repeat the call, or open the iterator again"
+                f"field {self.field!r} has vectors of width {stored.shape[-1]}, its collection state says {width}: "
+                f"call again, or open the iterator again"
             )
         stored = stored.reshape(-1, width)
         return stored if self.leaves_vectors else self.form.joined(stored)
 
     def pack(self, columns: Columns) -> Columns:
-        """Return columns with the augmented vectors as pymilvus stores them.
-
-        Raises InvalidInput if a number does not fit.
-        """
+        """Return columns with augmented vectors as pymilvus stores them. Raises InvalidInput for a number too large."""
         if (self.leaves_vectors and self.searched_field == self.field) or self.searched_field not in columns:
             return columns
         return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
 
-    @abstractmethod
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
         """Return the columns that are stored in place of, or in addition to, those of the user.
 
-        They are for the rows of the side collection if there is one. vectors: (n, d). Other slots are 0.
+        They are for the rows of a side collection if the codec has one. vectors: (n, d). Other slots are 0.
         """
+        slots = self._slots(biases, len(vectors))
+        stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
+        return stored | self._hidden(biases, len(vectors))
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors as the user gave them, (n, d)."""
@@ -208,9 +205,9 @@ class RowCodec(ABC):
         stored = decode([row[self.field] for row in rows], self.dtype)
         return self.decode_rows(self.columns(self.unpack(stored), rows))
 
-    @abstractmethod
     def read_biases(self, columns: Columns) -> Floats:
         """Return the biases of stored rows, (n, slots), 0 where a row has none."""
+        return self.layout.biases(columns[self.searched_field], slice(None))
 
     @abstractmethod
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
@@ -226,7 +223,7 @@ class RowCodec(ABC):
 
     def lacks_locality_hints(self, columns: Columns) -> Flags:
         """Return (n,) whether the locality hint columns of a row are empty but could be filled."""
-        return np.zeros(len(columns[self.field]), np.bool_)
+        return self.layout.lacks_locality_hints(columns[self.searched_field])
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Return (n,) whether the biases in these slots are finite and not pending."""
@@ -318,16 +315,12 @@ class VectorCodec(RowCodec):
         return (self.bias_field, self.epoch_field, *self.decoding_fields)
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        slots = self._new_slots(biases, len(vectors))
-        stored = {self.field: self.layout.augment(vectors, slots, biases.locality_hints)}
         norms = {self.norm_field: self.layout.norms(vectors).tolist()} if self.norm_field else {}
-        return stored | self._hidden(biases, len(vectors)) | norms
+        return super().encode_rows(vectors, biases) | norms
 
     def decode_rows(self, columns: Columns) -> Floats:
-        """Return the vectors, (n, d).
-
-        They are exact if the norm is 1, for IP and, except for the numbers of `lost`, for L2; otherwise within one unit
-        in the last place.
+        """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for norms of 1, and for L2
+        except for the numbers of `lost`.
         """
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
@@ -337,19 +330,13 @@ class VectorCodec(RowCodec):
             rows = np.where(taken_off == 0, rows, rows + taken_off)
         return rounded(rows, self.dtype)
 
-    def read_biases(self, columns: Columns) -> Floats:
-        return self.layout.biases(columns[self.field], slice(None))
-
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
         stored = self.layout.with_biases(columns[self.field], biases.by_slot, biases.locality_hints)
         return {self.field: stored, **self._hidden(biases, len(stored))}
 
-    def lacks_locality_hints(self, columns: Columns) -> Flags:
-        return self.layout.lacks_locality_hints(columns[self.field])
-
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Also check that one of these slots has the bias of the bias field."""
         scale = np.float32(self.layout.scale)
-        shown = kept(np.array(columns[self.bias_field], np.float32) / scale, self.dtype) * scale
+        shown = rounded_to_sums(np.array(columns[self.bias_field], np.float32) / scale, self.dtype) * scale
         same = (self.read_biases(columns)[:, list(slots)] == shown[:, None]).any(axis=1)
         return np.asarray(super().valid(columns, slots) & same, np.bool_)

@@ -24,6 +24,9 @@ class CandidateCodec(RowCodec):
     def served_metric(self) -> Metric:
         return self.layout.metric
 
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        return np.zeros(len(columns[self.field]), np.bool_)
+
     @property
     def form(self) -> StorageFormat:
         return StorageFormat(self.dtype, self.layout.dim)
@@ -58,7 +61,7 @@ class FieldsCodec(CandidateCodec):
         return (*self.slot_fields, self.epoch_field)
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        slots = self._new_slots(biases, len(vectors)).T.tolist()
+        slots = self._slots(biases, len(vectors)).T.tolist()
         epochs = [biases.epoch] * len(vectors)
         return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: epochs}
 
@@ -85,7 +88,7 @@ class SideCollectionCodec(CandidateCodec):
         return ()
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        return self._entries(self._new_slots(biases, len(vectors)), biases.epoch)
+        return self._entries(self._slots(biases, len(vectors)), biases.epoch)
 
     def read_biases(self, columns: Columns) -> Floats:
         return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)

@@ -2,18 +2,16 @@
 
 Index hints are columns that are zero in every query and place similar items near each other in the index.
 
-An index divides items into cells (IVF), or links them (HNSW), by their positions among each other. If queries
-are of another modality or language, the items that one query looks for are in many cells, and few links lead
-from one to the next. Raw searches still find the hubs, which are few; corrected searches suffer. So an item
-has, in COLUMNS further columns,
+An index divides items into cells (IVF), or links them (HNSW), by their positions among each other. If queries are of
+another modality or language, the items that one query wants are in many cells, and few links lead from one to the next.
+Raw searches still find the hubs, which are few; corrected searches suffer. So an item has, in COLUMNS further columns,
 
-    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the main axes of the bank.
+    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the principal directions of the bank.
 
-They raise the inner product of two items, and shrink their distance, the more the same queries want both. The
-query has 0 in these columns, so no score changes. RoarGraph shows that graphs for cross-modal search improve
-if the queries that they will serve take part in the construction (Chen et al., PVLDB 17, 2024); here the
-vectors bring this to an index that does not know the queries. benchmarks/locality_hints.py and
-benchmarks/graph_hint.py measure the effect of the columns.
+They raise the inner product of two items, and shrink their distance, the more the same queries want both. The query has
+0 in these columns, so no score changes. RoarGraph shows that graphs for cross-modal search improve if the queries that
+they will serve take part in the construction (Chen et al., PVLDB 17, 2024); here the vectors bring this to an index
+that does not know the queries. benchmarks/locality_hints.py and benchmarks/graph_hint.py measure the effect.
 """
 
 from __future__ import annotations
@@ -30,32 +28,22 @@ from milvus_hubness.codec.arrays import (
     Floats,
     Metric,
     as_text,
-    direction_numbers,
-    half_squares64,
+    half_squares,
+    hint_directions_in,
     lengths_of,
     lost,
 )
 from milvus_hubness.codec.layout import Layout
 
 COLUMNS, FEWEST = 13, 8
-"""Most and fewest locality hint columns.
-
-A layout has as many as its width has to spare, up to COLUMNS, and none if that is below FEWEST: fewer columns
-have little effect, more have none.
-"""
-
+"""Most and fewest locality hint columns: a layout has as many as its width has to spare, or none."""
 MOST_NUMBERS = 15_360
-"""Largest count of numbers in the axes of all columns: a migration record of at most 65,535 bytes contains
-them twice, as text.
-"""
-
+"""Most numbers in the directions of all columns: a migration record of 65,535 bytes contains them twice, as text."""
 NEAR = 32
 FEWEST_QUERIES = 4 * NEAR
 """Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
-
 LANDMARKS = 8_192
 """Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
-
 REACH = 0.5
 """`reach`, in lengths of an item."""
 
@@ -76,10 +64,9 @@ def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
 
 
 def hint_directions(bank: Floats, count: int) -> str:
-    """Return the `count` main axes of a bank (m, d) as text, the most important last.
+    """Return the `count` ≤ d principal directions of a bank (m, d), the most important last: d·count bytes in base64.
 
-    count ≤ d. The text is d·count bytes in base64. The low precision is enough: the columns need not be
-    exactly the main axes, only the same for all items.
+    The low precision is enough: the directions need not be exact, only the same for all items.
     """
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
@@ -88,20 +75,17 @@ def hint_directions(bank: Floats, count: int) -> str:
 
 
 def foremost(text: str, dim: int, count: int) -> str:
-    """Return the `count` most important axes of `text`; an empty text if count is below FEWEST."""
-    return _as_text(direction_numbers(text, dim)[:, -count:]) if count >= FEWEST else ""
+    """Return the `count` most important directions of `text`; an empty text if count is below FEWEST."""
+    return _as_text(hint_directions_in(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
-def lying(landmarks: Floats, directions: Floats) -> Floats:
-    """Return the coordinates of queries (m, d) along the axes, relative to their mean, (m, c)."""
+def coordinates(landmarks: Floats, directions: Floats) -> Floats:
+    """Return the coordinates of queries (m, d) along directions (d, c), relative to their mean, (m, c)."""
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
 def columns(near: Floats, reach: float) -> Floats:
-    """Return the locality hint columns of items, (n, c).
-
-    near: (n, NEAR, c) the coordinates of each item's nearest queries.
-    """
+    """Return the locality hint columns of items, (n, c). near: (n, NEAR, c) coordinates of their nearest queries."""
     return np.asarray(reach * _unit(near.mean(axis=1)), np.float32)
 
 
@@ -127,22 +111,14 @@ def _unit(rows: Floats) -> npt.NDArray[np.floating]:
 
 MOST_DIMENSIONS = 5_120
 """Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as text."""
-
 MEASURED_ROWS = 10_000
 """Largest number of rows, spread evenly, from which the mean is computed."""
-
 FAR = 8
-"""Least ratio of |mean| to the spread around it for a dimension that is stored without its mean: all but a
-few numbers of such a dimension are that many times farther from zero than from the mean.
-"""
-
+"""Least ratio of |mean| to the spread around it for a dimension that is stored without its mean."""
 LEAST_FAR = 2.0**-14
 """Smallest number of a mean that is subtracted: float16 may round when it subtracts smaller ones."""
-
-
 SPREADS = 3
 """s² over the range of half squares: the graph then places an item at most a third farther away than it is."""
-
 GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 """λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
@@ -158,8 +134,8 @@ def measured_on(
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
-    vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries,
-    for locality hint columns, and for IP, where their lengths may differ from those of the items.
+    vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries, for locality
+    hint columns, and for IP, where their lengths may differ from those of the items.
 
     mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of ½‖r‖² and R the
     range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds
@@ -167,19 +143,19 @@ def measured_on(
     are used because scores are rounded in proportion to s²: a single long row must not cost all others their accuracy.
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
-    multiplied by the median length of the items over that of the queries, as biases grow with the queries. There is no
-    graph hint column if `graph_hint` is false or the width has no column to spare. locality_hints, reach: the main axes
-    of the queries, and REACH times the median length of the items, if `locality_hints` is true, the width has enough
-    columns to spare, d ≤ 1,920, there are FEWEST_QUERIES queries, the metric is not L2, and the hints of neighbours
-    resemble each other: from COMPARED_ROWS rows on, `neighbour_hints` is at least NEIGHBOUR_HINTS.
+    multiplied by the median length of the items over that of the queries, as biases grow with the queries. The graph
+    hint column needs a column to spare. locality_hints, reach: the principal directions of the queries, and REACH times
+    the median length of the items; not for L2, d > 1,920, fewer than FEWEST_QUERIES queries, or too narrow a width, and
+    only if the hints of neighbours resemble each other: from COMPARED_ROWS rows on, `neighbour_hints` is at least
+    NEIGHBOUR_HINTS.
     """
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
     measured = with_mean(layout, rows, taken_off=taken_off)
-    halves = half_squares64(measured.without_mean(rows))
-    if not len(halves) or not halves.any():
+    squares = half_squares(measured.without_mean(rows))
+    if not squares.any():
         return measured
-    low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
+    low, middle, high = np.percentile(squares, [1, 50, 99]).tolist()
     least = middle + SPREADS * (high - low)
     if layout.metric == "L2" and least > 0:
         scale = 2.0 ** math.ceil(math.log2(least) / 2)
@@ -203,10 +179,9 @@ def measured_on(
 
 
 def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
-    """Return the layout with the mean of vectors (n, d) under L2, if half squares need it.
+    """Return the layout with the mean of vectors (n, d), invalid ones left out, under L2 if half squares need it.
 
-    Invalid rows are left out. taken_off: whether rows may be stored without the mean, which suits rows
-    similar to these.
+    taken_off: whether rows may be stored without the mean, which suits rows similar to these.
     """
     if layout.metric != "L2":
         return layout
@@ -217,8 +192,7 @@ def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True)
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
     """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it.
 
-    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. The mean is rounded to
-    as many bits as the rows have. taken_off: whether rows may be stored without the mean.
+    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. taken_off: see `with_mean`.
     """
     some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
     if not some.any() or some.shape[1] > MOST_DIMENSIONS:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import (
     ALIGNMENT,
+    LARGEST_NUMBER,
     MAX_WIDTH,
     QUERY_SCALE,
     UNIT_TOLERANCE,
@@ -20,9 +21,8 @@ from milvus_hubness.codec.arrays import (
     Mean,
     Metric,
     as_metric,
-    directions_in,
     half_squares,
-    half_squares64,
+    hint_directions_in,
     lengths_of,
     lost,
     matrix,
@@ -35,13 +35,12 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVecto
 class Layout:
     """The columns of augmented vectors and augmented queries of one field.
 
-    dim: the user's dimension d. metric: the user's metric. slots: columns for biases; a refresh fills a standby slot
-    and then switches to it. multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m
-    sub-vectors needs lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their
-    weights are stored and sent exactly. mean: c as `arrays.mean_of` returns it, for L2 only. anchor, pull: a and p of
-    the graph hint column, which takes the last column; the width must have one to spare; there is no such column if a
-    is 0. locality_hints, reach: the axes and the length of the locality hint columns, for IP and COSINE only; the width
-    must have these to spare too; there are none if the axes are empty.
+    dim, metric: the user's. slots: columns for biases; a refresh fills a standby slot and then switches to it.
+    multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m sub-vectors needs
+    lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their weights are stored
+    and sent exactly. mean: c as `index_hints.mean_of` returns it, for L2 only. anchor, pull: a and p of the graph hint
+    column, the last one if a is not 0. locality_hints, reach: the directions and the length of the locality hint
+    columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -74,14 +73,14 @@ class Layout:
         if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
             raise InvalidParameter(f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}")
         if bool(self.locality_hints) != (math.isfinite(self.reach) and self.reach > 0):
-            raise InvalidParameter(f"locality hint columns need axes and a length above 0, got {self.reach}")
+            raise InvalidParameter(f"locality hint columns need directions and a length above 0, got {self.reach}")
         if self.locality_hints and self.metric == "L2":
             raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
-        wanted = self.locality_hint_count + bool(self.anchor)
-        if self.spare < wanted:
+        hints = self.locality_hint_count + bool(self.anchor)
+        if self.spare < hints:
             raise InvalidParameter(
-                f"beside dimension {self.dim} and its slots a width of {self.width} has {self.spare} columns "
-                f"to spare, not {wanted}"
+                f"a width of {self.width} has {self.spare} columns to spare after dimension {self.dim} and its slots, "
+                f"not {hints}"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
@@ -106,8 +105,8 @@ class Layout:
 
     @cached_property
     def locality_directions(self) -> Floats:
-        """(d, c) axes of the c locality hint columns."""
-        return directions_in(self.locality_hints, self.dim)
+        """(d, c) directions of the c locality hint columns."""
+        return np.asarray(hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32)
 
     @property
     def locality_hint_count(self) -> int:
@@ -139,13 +138,12 @@ class Layout:
 
     def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return which numbers of vectors (n, d) would not be read back bit for bit, bool (n, d)."""
-        return lost(self.rows(vectors), self._mean.taken_off)
+        return lost(self.rows(vectors), self.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the lengths that COSINE divides by, (n,).
+        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy.
 
-        The length is exactly 1.0 if a row is a unit vector to float32 accuracy. Such rows are stored and read
-        back bit for bit.
+        Such rows are stored and read back bit for bit.
         """
         lengths = lengths_of(self.rows(vectors))
         return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
@@ -159,7 +157,7 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, half_squares(rows), np.ones(len(rows), np.float32)])
+            return np.column_stack([rows, half_squares(rows).astype(np.float32), np.ones(len(rows), np.float32)])
         return rows
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
@@ -168,17 +166,16 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows)])
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows).astype(np.float32)])
         return rows
 
     def augment(
         self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
-        """Return augmented vectors, float32 (n, width).
+        """Return augmented vectors, float32 (n, width). Rows without a direction under COSINE stay zero.
 
-        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots). locality_hints:
-        (n, c) numbers of the locality hint columns, see `Correction.locality_hints`; zeros if None. Rows
-        without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
+        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots). locality_hints: (n, c),
+        see `Correction.locality_hints`; zeros if None. Raises DimensionMismatch, InvalidInput.
         """
         rows = self.rows(vectors)
         slots = np.asarray(biases, np.float32)
@@ -190,31 +187,24 @@ class Layout:
         stored = np.zeros((len(rows), self.width), np.float32)
         stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
         if self.metric == "L2":
-            stored[:, self.dim] = (half_squares64(stored[:, : self.dim]) - self.offset) / self.scale
-            halves = half_squares64(rows - self._mean.seen_from.astype(np.float64))
-            stored[:, self.dim + 1] = (halves - self._query_offset) / (QUERY_SCALE * self.scale)
+            stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
+            squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
+            stored[:, self.dim + 1] = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
-        self._graph_hint(stored)
-        if locality_hints is not None:
-            self._set_locality_hints(stored, locality_hints)
-        return stored
+        return self._set_hints(stored, locality_hints)
 
     def with_biases(
         self, stored: Floats, biases: Mapping[int, npt.ArrayLike], locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
-        locality_hints: (n, c) other numbers of the locality hint columns; None keeps those of each vector.
+        locality_hints: (n, c) new numbers of the locality hint columns; None leaves them.
         """
         changed = stored.copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
-        if biases:
-            self._graph_hint(changed)
-        if locality_hints is not None:
-            self._set_locality_hints(changed, locality_hints)
-        return changed
+        return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
 
     def held_locality_hints(self, stored: Floats) -> Floats:
         """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
@@ -276,10 +266,7 @@ class Layout:
         return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d).
-
-        Raises DimensionMismatch, and NonFiniteVectors naming the rows.
-        """
+        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
         rows = self.rows(vectors)
         if math.isfinite(np.vdot(rows, rows)):
             return rows
@@ -289,10 +276,7 @@ class Layout:
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d), valid for insertion.
-
-        Raises as `require_finite` does, and under COSINE ZeroVectors naming the rows.
-        """
+        """Return what `require_finite` does. Raises as it does, and under COSINE ZeroVectors naming the rows."""
         rows = self.require_finite(vectors, what)
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
@@ -316,13 +300,17 @@ class Layout:
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
         seen = self._seen(queries)
-        return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
+        return half_squares(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
-    def _graph_hint(self, stored: Floats) -> None:
-        """Set the graph hint column of (n, width) stored vectors from their slots, in place."""
-        if self.anchor:
+    def _set_hints(self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True) -> Floats:
+        """Set the graph hint column, from the slots, and the locality hint columns of stored vectors, in place."""
+        if self.anchor and graph_hint:
             mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
             stored[:, -1] = self.anchor - self.pull * mean
+        if locality_hints is not None:
+            hints = matrix(locality_hints, self.locality_hint_count, "locality hint columns")
+            stored[:, self._locality_hint_columns] = hints
+        return stored
 
     @property
     def _slot_columns(self) -> slice:
@@ -332,11 +320,6 @@ class Layout:
     def _locality_hint_columns(self) -> slice:
         end = self.width - bool(self.anchor)
         return slice(end - self.locality_hint_count, end)
-
-    def _set_locality_hints(self, stored: Floats, locality_hints: npt.ArrayLike) -> None:
-        stored[:, self._locality_hint_columns] = matrix(
-            locality_hints, self.locality_hint_count, "locality hint columns"
-        )
 
     def _unit(self, rows: Floats) -> Floats:
         lengths = self.norms(rows)

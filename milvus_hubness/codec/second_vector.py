@@ -41,14 +41,6 @@ class SecondVectorCodec(RowCodec):
             stored[filled] = decode([columns[self.second][i] for i in filled], self.dtype)
         return {**columns, self.second: self.form.joined(stored)}
 
-    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        slots = self._new_slots(biases, len(vectors))
-        stored = {self.second: self.layout.augment(vectors, slots, biases.locality_hints)}
-        return stored | self._hidden(biases, len(vectors))
-
-    def read_biases(self, columns: Columns) -> Floats:
-        return self.layout.biases(columns[self.second], slice(None))
-
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
         hints = biases.locality_hints
         if hints is None:
@@ -66,6 +58,3 @@ class SecondVectorCodec(RowCodec):
         last_place = 2 * SPACING[self.dtype] * np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
         same = (np.abs(stored - expected) <= last_place) | (np.isnan(stored) & np.isnan(expected))
         return np.asarray(~same.all(axis=1), np.bool_)
-
-    def lacks_locality_hints(self, columns: Columns) -> Flags:
-        return self.layout.lacks_locality_hints(columns[self.second])
