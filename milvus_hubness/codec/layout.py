@@ -79,8 +79,8 @@ class Layout:
         hints = self.locality_hint_count + bool(self.anchor)
         if self.spare < hints:
             raise InvalidParameter(
-                f"a width of {self.width} has {self.spare} columns to spare after dimension {self.dim} and its slots, "
-                f"not {hints}"
+                f"after dimension {self.dim} and its slots, a width of {self.width} has {self.spare} columns "
+                f"to spare, not {hints}"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
