@@ -139,7 +139,7 @@ def test_what_is_no_layout_is_refused():
     directions = hint_directions(next(sets(items=40)), 9)
     for options, match in [
         ({"locality_hints": directions}, "a length above 0, got 0"),
-        ({"reach": 0.5}, "need axes"),
+        ({"reach": 0.5}, "need directions"),
         ({"locality_hints": directions, "reach": float("nan")}, "got nan"),
         ({"locality_hints": directions, "reach": 0.5, "metric": "L2"}, "not for L2"),
         ({"locality_hints": directions, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),

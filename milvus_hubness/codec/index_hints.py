@@ -92,7 +92,7 @@ def columns(near: Floats, reach: float) -> Floats:
 def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
     """Return the mean cosine between the locality hints of items (n, d) and those of their nearest neighbours."""
     items, queries = evenly(rows, COMPARED_ROWS), evenly(bank, COMPARED_ROWS)
-    positions = lying(queries, direction_numbers(directions, rows.shape[1]).astype(np.float32))
+    positions = coordinates(queries, hint_directions_in(directions, rows.shape[1]).astype(np.float32))
     nearest = np.argpartition(-(items @ queries.T), NEAR, axis=1)[:, :NEAR]
     hints = columns(positions[nearest], 1.0)
     cosines = items @ items.T
