@@ -116,8 +116,8 @@ class Overrides(NamedTuple):
 class SearchParameters:
     """Parameters of a search, without the correction settings, which are in `overrides`."""
 
-    def __init__(self, pairs: Iterable[Any]) -> None:
-        """Parse key-value pairs. Raises InvalidParameter for invalid parameters."""
+    def __init__(self, pairs: Iterable[Any], default: Overrides | None = None) -> None:
+        """Parse key-value pairs. default: settings where the pairs have none. Raises InvalidParameter."""
         self._pairs = dict(pairs_of(pairs))
         text = self._pairs.get(_PARAMS)
         try:
@@ -127,7 +127,7 @@ class SearchParameters:
         if not isinstance(self._inner, dict):
             raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
         strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
-        self.overrides = Overrides.parsed(strength, profile)
+        self.overrides = Overrides.parsed(strength, profile).over(default or Overrides())
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
