@@ -30,16 +30,8 @@ DTYPES: dict[int, Dtype] = {
 """The vector types that can be corrected."""
 _BYTE_VECTORS = {DataType.BINARY_VECTOR, DataType.INT8_VECTOR, DataType.FLOAT16_VECTOR, DataType.BFLOAT16_VECTOR}
 """Vectors that a query returns as lists of bytes."""
-_INDEX_STATUS = {
-    "field_name",
-    "index_name",
-    "index_type",
-    "metric_type",
-    "total_rows",
-    "indexed_rows",
-    "pending_index_rows",
-    "state",
-}
+_INDEX_IDENTITY = {"field_name", "index_name", "index_type", "metric_type"}
+_INDEX_PROGRESS = {"total_rows", "indexed_rows", "pending_index_rows", "state"}
 
 
 def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -105,7 +97,7 @@ def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> l
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of describe_index other than status, type and metric."""
-    params = {name: value for name, value in index.items() if name not in _INDEX_STATUS}
+    params = {name: value for name, value in index.items() if name not in _INDEX_IDENTITY | _INDEX_PROGRESS}
     nested = params.pop("params", None)
     return {**params, **nested} if isinstance(nested, dict) else params
 
