@@ -175,10 +175,7 @@ def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
 
 
 def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
-    """Reduce a target bank to inner products.
-
-    Raises DimensionMismatch, and EmptyBank if it has no valid row.
-    """
+    """Reduce a target bank to inner products. Raises DimensionMismatch, and EmptyBank if it has no valid row."""
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     rows = _valid(layout, bank.vectors)
@@ -254,8 +251,10 @@ def load_correction(
     *,
     checked: bool = True,
 ) -> Correction:
-    """Return the correction of a profile, without a read of the gallery: the potentials are stored with the
-    bank. checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do."""
+    """Return the correction of a profile from its stored bank and potentials.
+
+    checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do.
+    """
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
     return on_engine(correction, engine, store, profile.bank, bank.targets)
@@ -269,8 +268,10 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """Return the corrections of all profiles and of biases that are being added or removed, by bias slot.
-    unchecked: profiles whose bank is used even if it was edited by hand."""
+    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias slot.
+
+    unchecked: profiles whose bank is used even if it was edited by hand.
+    """
     corrections: dict[int, Correction] = {}
     load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
@@ -284,10 +285,9 @@ def load_corrections(
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
-    """Store the keys of the raw nearest rows of each bank query for every profile with a gate, and of each
-    target if the gate uses targets.
+    """Store the keys of the raw nearest rows of bank queries, and of targets, that the gates of the profiles use.
 
-    Return the state that names them. Clients read the former keys until that state is written.
+    Return the state that names them. Clients read the former keys until that state is stored.
     """
     for name, profile in state.profiles.items():
         if profile.gate is None:

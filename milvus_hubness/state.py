@@ -116,7 +116,7 @@ class Profile(FrozenModel):
 class CandidateReranking(FrozenModel):
     """Candidate re-ranking of the bias locations `fields` and `side_collection`.
 
-    Vectors are stored as the user gave them; searches fetch `candidates` rows and subtract the biases from
+    Vectors are stored as the user gave them; searches read `candidates` rows and subtract the biases from
     their scores. side: the collection that holds the biases under the same keys; None if fields of the
     collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
     averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
@@ -130,10 +130,10 @@ class CandidateReranking(FrozenModel):
 
 
 class Incoming(FrozenModel):
-    """A change of a profile's biases: a refresh writes a slot that searches do not read yet.
+    """A change of a profile's biases: a refresh fills a slot that searches do not read yet.
 
-    name: of the profile. profile: its value after the change; its slot is the one that is being written. Rows
-    written meanwhile get both biases: the old one in the old slot, the new one in the new slot.
+    name: of the profile. profile: its value after the change, with the slot that the refresh fills. Rows inserted
+    meanwhile get both biases: the old one in the old slot, the new one in the new slot.
     """
 
     name: str
@@ -239,10 +239,7 @@ class CollectionState(FrozenModel):
 
     @property
     def shown_slot(self) -> int:
-        """The slot whose bias new rows show in `bias_field`.
-
-        It is the slot of the active profile, or of its next value while a refresh is changing it.
-        """
+        """The slot whose bias `bias_field` shows: of the active profile, or of its next value during a refresh."""
         if self.incoming is not None and self.incoming.name == self.active:
             return self.incoming.profile.slot
         return self.profile.slot

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from milvus_hubness.banks.generations import QUERIES, TARGETS, StoredBank
-from milvus_hubness.client.state_cache import BankCache, BankSummary, Name, StateCache
+from milvus_hubness.client.state_cache import BankCache, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import PENDING, RowBiases
@@ -34,6 +34,18 @@ WHOLE = 2**20
 
 NUMBERS_PER_PAGE = 2**20
 """Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
+
+
+class BankSummary(NamedTuple):
+    """The values that the estimator needs of a bank that is searched on the server instead of read.
+
+    mean: (d,) float64, of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of the
+    columns of potentials. targets: number of rows of the target bank.
+    """
+
+    mean: Doubles | None
+    masses: Doubles
+    targets: int
 
 
 def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
@@ -168,6 +180,7 @@ class Biases:
     def __init__(self, states: StateCache, bank_budget: int) -> None:
         self._states = states
         self._banks = BankCache(bank_budget)
+        self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
     def bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         """Return the bank of a profile, from the cache or the database."""
@@ -301,9 +314,9 @@ class Biases:
         self, name: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
     ) -> Operation[BankSummary]:
         """Return the part of the whole bank that the estimator needs, read once, page by page."""
-        cached = self._banks.summary(name, profile)
-        if cached is not None:
-            return cached
+        summarised, summary = self._summaries.get(name, (None, None))
+        if summary is not None and summarised == profile:
+            return summary
         bank = profile.bank
         yield from _expect_queries(bank, timeout)
         total: Doubles | None = None
@@ -326,5 +339,5 @@ class Biases:
             if not targets:
                 raise _empty(bank, "targets")
         summary = BankSummary(None if total is None else total / bank.count, mass, targets)
-        self._banks.keep_summary(name, profile, summary)
+        self._summaries[name] = (profile, summary)
         return summary

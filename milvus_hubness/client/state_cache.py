@@ -23,7 +23,6 @@ from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.estimators import from_dict
-from milvus_hubness.estimators.nearest import Doubles
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
 from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
@@ -34,19 +33,6 @@ Name = tuple[str, str, int]
 A refresh switches the profile to another slot and announces it before, so the client has the data of the new
 slot in time.
 """
-
-
-@dataclass(frozen=True, eq=False)
-class BankSummary:
-    """The part of a bank that the estimator needs, if the bank is searched on the server instead of read.
-
-    mean: (d,) float64, of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of
-    each column of potentials. targets: number of rows of the target bank.
-    """
-
-    mean: Doubles | None
-    masses: Doubles
-    targets: int
 
 
 @dataclass(eq=False)
@@ -62,16 +48,14 @@ class _CachedBank:
 
 
 class BankCache:
-    """Banks by profile, up to `budget` bytes, and summaries of larger banks.
+    """Banks by profile, up to `budget` bytes.
 
-    The cache drops the least recently used bank first; it never drops the bank in use, whatever its size. It
-    has one summary per name, of the latest profile.
+    The cache drops the least recently used bank first; it never drops the bank in use, whatever its size.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._cached: OrderedDict[Name, _CachedBank] = OrderedDict()
-        self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
     def bank(self, name: Name, profile: Profile) -> StoredBank | None:
         """Return the bank of exactly this profile; None if it is not in the cache."""
@@ -88,15 +72,6 @@ class BankCache:
         self._cached[name] = _CachedBank(profile, bank)
         while len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget:
             self._cached.popitem(last=False)
-
-    def summary(self, name: Name, profile: Profile) -> BankSummary | None:
-        """Return the summary of exactly this profile's bank; None if it is not in the cache."""
-        cached = self._summaries.get(name)
-        return cached[1] if cached is not None and cached[0] == profile else None
-
-    def keep_summary(self, name: Name, profile: Profile, summary: BankSummary) -> None:
-        """Add a summary; it replaces the summary of an earlier profile."""
-        self._summaries[name] = (profile, summary)
 
     def correction(self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank) -> Correction:
         """Return the fitted estimator of a bank, restored once per layout."""
@@ -386,12 +361,12 @@ class StateCache:
 
     def metric(self, collection: str, field: str, timeout: float | None) -> Operation[str]:
         """Return the metric of a field's index."""
-        of = (collection, field)
-        if of not in self._metrics:
-            names = yield Ask("list_indexes", of)
+        key = (collection, field)
+        if key not in self._metrics:
+            names = yield Ask("list_indexes", key)
             index = yield Ask("describe_index", (collection, names[0], timeout))
-            self._metrics[of] = str(index["metric_type"]).upper()
-        return self._metrics[of]
+            self._metrics[key] = str(index["metric_type"]).upper()
+        return self._metrics[key]
 
 
 def _code(error: Exception) -> Any:

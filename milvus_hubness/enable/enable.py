@@ -89,10 +89,9 @@ def _undone() -> Iterator[ExitStack]:
     stack = ExitStack()
     try:
         yield stack
-    except LeaseLost:
-        raise
-    except BaseException:
-        stack.close()
+    except BaseException as error:
+        if not isinstance(error, LeaseLost):
+            stack.close()
         raise
 
 
