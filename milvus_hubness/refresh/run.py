@@ -24,7 +24,7 @@ from milvus_hubness.operations.inputs import read_gallery
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
-from milvus_hubness.operations.row_writer import RowWriter, rewriting
+from milvus_hubness.operations.row_writer import rewriting
 from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.refresh.biases import (
     RefreshEvaluation,
@@ -228,7 +228,7 @@ class Refreshing:
         return self._result(action, "bank and parameters are unchanged", scanned=count, written=count)
 
     def _fill(self, plan: RefreshPlan, waiting: Waiting) -> int:
-        bias_location = BiasBackend(self.store, self.info, self.state)
+        backend = BiasBackend(self.store, self.info, self.state)
         # After a killed refresh, the repair may restore rows without a bias.
         was_killed = self.info.intent_log is not None
         count = 0
@@ -237,13 +237,12 @@ class Refreshing:
             if self.state.incoming is None:
                 steps.append(executor.submit(Renewal.forget, self.store, self.info.name))
             if any(waiting.values()) or was_killed:
-                with self._rewriting() as writer:
-                    renewal = self._renewal(writer, {self.state.profile.bank: plan.bank})
+                with self._renewing({self.state.profile.bank: plan.bank}) as renewal:
                     count = renewal.fill_pending(None if was_killed else waiting)
                     # This can run while the write-intent log is being closed.
-                    steps.append(executor.submit(bias_location.wait_visible))
+                    steps.append(executor.submit(backend.wait_visible))
             else:
-                bias_location.wait_visible()
+                backend.wait_visible()
             for step in steps:
                 step.result()
         return count
@@ -349,8 +348,7 @@ class Refreshing:
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput(f"{self.info.name!r} has no announced biases: refresh it again")
-        with self._rewriting() as writer:
-            renewal = self._renewal(writer)
+        with self._renewing() as renewal:
             filled = renewal.fill_pending()
             scanned, written = renewal.run()
             BiasBackend(self.store, self.info, self._searchable(self.state)).wait_visible()
@@ -392,21 +390,19 @@ class Refreshing:
     # -- helpers ------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _rewriting(self) -> Iterator[RowWriter]:
+    def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:
+        """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
         ttl, stop = self.options.client_ttl, self.options.stop
         with rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer, self.lease.explained():
-            yield writer
-
-    def _renewal(self, writer: RowWriter, banks: Banks = NONE_READ) -> Renewal:
-        return Renewal(
-            lease=self.lease,
-            info=self.info,
-            state=self._searchable(self.state),
-            names_epoch=self.state.active == self.active,
-            writer=writer,
-            options=self.options,
-            banks=banks,
-        )
+            yield Renewal(
+                lease=self.lease,
+                info=self.info,
+                state=self._searchable(self.state),
+                names_epoch=self.state.active == self.active,
+                writer=writer,
+                options=self.options,
+                banks=banks,
+            )
 
     def _write_state(self, state: CollectionState) -> None:
         self.lease.check()
