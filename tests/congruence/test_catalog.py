@@ -182,7 +182,7 @@ def test_corrected_collections_stay_in_their_database(corrected, side_biases, ca
         client.restore_snapshot("s", source, "restored", target_db_name=target_db)
     with pytest.raises(UnsupportedOperation, match="cannot move to database 'elsewhere'"):
         client.rename_collection(name, "renamed", target_db="elsewhere")
-    with pytest.raises(UnsupportedOperation, match="its bank is not there"):
+    with pytest.raises(UnsupportedOperation, match="which lacks its bank"):
         client.restore_snapshot("s", name, "restored", target_db_name="elsewhere")
     with pytest.raises(UnsupportedOperation, match="would share the biases"):
         client.restore_snapshot("s", side_biases[1], "restored")
