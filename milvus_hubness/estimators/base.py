@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.primitives import positive_number
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 does not have it.
 
 TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
 """The parameter in units of the spread, by the parameter in units of the score."""
@@ -113,8 +116,7 @@ class Estimator(ABC):
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
 
-        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises BankTooSmall if
-        there are fewer nearest rows than the formula takes, InvalidInput without targets if `needs` asks for some.
+        Raises BankTooSmall for fewer nearest rows than the formula takes, InvalidInput for missing targets.
         """
 
     def _fitted(
@@ -185,10 +187,9 @@ class Estimator(ABC):
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
-    """Return the standard deviation of a bank query's scores over the items.
+    """Return the standard deviation of a bank query's scores over the items; 0 if all items score alike.
 
-    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly;
-    0 if all items score alike.
+    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly.
     """
     queries, items = _evenly(bank.vectors, QUERIES), _evenly(gallery, ITEMS)
     centred = items - items.mean(0)
@@ -226,10 +227,9 @@ class FittedBias:
         return self._evaluated(self.formula, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
-        """Return biases as `bias` does, of items that were added together after the fit.
+        """Return biases as `bias` does, of items that were added together after the fit, in any order.
 
-        For an estimator that balances the bank against its items, the new items leave room for each other, in
-        any order.
+        For an estimator that balances the bank against its items, the new items leave room for each other.
         """
         return self._evaluated(self.new_formula or self.formula, vectors)
 
@@ -264,7 +264,7 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     """
     name = type(estimator).__name__
     if ESTIMATORS.get(name) is not type(estimator):
-        raise InvalidParameter(f"{name} cannot be kept with a collection; use one of {', '.join(ESTIMATORS)}")
+        raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
     values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
     optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items"}
     return {"name": name} | {
@@ -291,7 +291,7 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
     parameters = dict(values)
     name = parameters.pop("name", None)
     if name not in ESTIMATORS:
-        raise InvalidParameter(f"no estimator is named {name!r}; there are {', '.join(ESTIMATORS)}")
+        raise InvalidParameter(f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}")
     allowed = _parameters(ESTIMATORS[name])
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
@@ -339,10 +339,7 @@ class TargetBank(QueryBank):
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
-    """Return `potentials` as float32 (|bank|, columns).
-
-    Raises InvalidInput for another shape, NonFiniteVectors.
-    """
+    """Return `potentials` as float32 (|bank|, columns). Raises InvalidInput for another shape, NonFiniteVectors."""
     shape = np.shape(potentials)
     if shape != (len(bank), columns):
         raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")

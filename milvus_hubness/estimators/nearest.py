@@ -30,12 +30,8 @@ ROUNDS = 5
 ROUNDING = 1e-9
 """Smallest share of Σ exp(f_i/τ) assumed for the unseen rows: the share is a difference of float64 sums."""
 
-
 ACCURACY = 1 / 300
-"""Error of a bias from the nearest rows, as a share of tau.
-
-It equals the relative error of the sum whose logarithm is the bias.
-"""
+"""Error of a bias from the nearest rows, as a share of tau: the relative error of the sum in its logarithm."""
 
 
 class Needs(NamedTuple):
@@ -54,10 +50,7 @@ class Needs(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """Biases (m,) and errors (m,), both float64.
-
-    An error is the amount by which a bias is at most too small: 0 if it is exact.
-    """
+    """Biases (m,), and errors (m,) by which they are at most too small, both float64."""
 
     biases: Doubles
     errors: Doubles
@@ -102,7 +95,7 @@ def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
     """Return the mean of the k largest scores, float64 (m,). Raises BankTooSmall if fewer were seen."""
     seen = nearest.scores.shape[1]
     if seen < k:
-        raise BankTooSmall(f"the {k} nearest are needed, and {seen} were found")
+        raise BankTooSmall(f"the {k} nearest bank rows are needed, and the search returned {seen}")
     means: Doubles = nearest.scores[:, :k].mean(1)
     return means
 

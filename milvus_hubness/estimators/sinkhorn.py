@@ -109,10 +109,7 @@ def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, sha
 
 
 def cached_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype) -> tuple[Step, Step]:
-    """Return the two steps over every pair, with stored scores.
-
-    The scores are in float32 or, with an error of up to 2^-12 of each, in float16.
-    """
+    """Return the two steps over every pair, with scores stored in float32 or, with errors up to 2^-12, in float16."""
     scores = cached_scores(bank, items, dtype)
     return (lambda g: -cached_logsumexp(scores, tau, g), lambda f: -cached_logsumexp(scores.T, tau, f))
 
@@ -160,11 +157,11 @@ def _grouped_logsumexp(values: torch.Tensor, group: torch.Tensor, groups: int, t
 
 
 NEIGHBORS = 64
-KEPT = {"float32": torch.float32, "float16": torch.float16}
+STORED = {"float32": torch.float32, "float16": torch.float16}
 
 
 class SinkhornDiagnostics(NamedTuple):
-    """The end of the iteration; all of it None for a fit restored from its potentials.
+    """The end of the iteration; all of it None for a fit from its stored potentials.
 
     items: gallery items (and target bank) of the iteration. marginal_error: Σ_i |marginal of bank query i −
     1/m|, between 0 and 2. converged: whether that is at most tol. scores: how the iteration got its scores.
@@ -258,12 +255,12 @@ class Sinkhorn(Estimator, alias="sn"):
         return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
     def _steps(self, bank: QueryBank, items: Vectors) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
-        """Return bank and items on the device, the way to get their scores, and the steps over all of these."""
+        """Return bank and items on the device, how their scores are provided, and the steps over all of them."""
         device, tau = resolve_device(self.device), self.tau_of()
         queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
         scores: Scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
-        if scores in KEPT:
-            return queries, columns, scores, cached_steps(queries, columns, tau, KEPT[scores])
+        if scores in STORED:
+            return queries, columns, scores, cached_steps(queries, columns, tau, STORED[scores])
         return queries, columns, scores, dense_steps(queries, columns, tau, self.device)
 
     @property

@@ -139,7 +139,7 @@ def test_from_dict_sets_the_device():
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"name": "MMM"}, "no estimator is named 'MMM'; there are NNN"),
+        ({"name": "MMM"}, "no estimator is named 'MMM': use one of NNN"),
         ({}, "no estimator is named None"),
         ({"name": "NNN", "kk": 3}, "NNN has no parameter 'kk': use one of k, alpha, kernel"),
         ({"name": "NNN", "device": "cpu"}, "no parameter 'device'"),
@@ -228,7 +228,7 @@ def test_to_dict_of_a_stranger():
     class Mine(NNN):
         """Not in the registry."""
 
-    with pytest.raises(InvalidParameter, match="Mine cannot be kept"):
+    with pytest.raises(InvalidParameter, match="Mine cannot be stored"):
         to_dict(Mine())
 
 

@@ -179,7 +179,7 @@ def test_what_estimators_need():
 def test_what_is_missing_is_named():
     few = nearest(np.ones((2, 3)), 3, np.empty((3, 0)), ())
     for estimator in (NNN(4), CSLS(4)):
-        with pytest.raises(BankTooSmall, match="4 nearest are needed, and 3"):
+        with pytest.raises(BankTooSmall, match="4 nearest bank rows are needed, and the search returned 3"):
             estimator.from_nearest(few)
     with pytest.raises(InvalidInput, match="target"):
         DualInvertedSoftmax().from_nearest(few)
