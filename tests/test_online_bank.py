@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
 from milvus_hubness.banks.bank import Origins, QueryBank
-from milvus_hubness.banks.online import Terms, merge, unlike_each_other
+from milvus_hubness.banks.online import Terms, merge, distinct_vectors
 
 DRAWS = 1_500
 
@@ -168,8 +168,8 @@ def test_a_smaller_bank_lets_go_of_the_rest():
 
 def test_one_of_each_kind_of_alike_vectors():
     rows = np.array([[1, 0], [2, 0.001], [0, 1], [0.001, 5], [1, 1]], np.float32)
-    assert unlike_each_other(rows, 0.99).tolist() == [True, False, True, False, True]
+    assert distinct_vectors(rows, 0.99).tolist() == [True, False, True, False, True]
     steps = np.radians([0, 7, 14])
-    assert unlike_each_other(np.column_stack([np.cos(steps), np.sin(steps)]), 0.99).tolist() == [True, False, True]
+    assert distinct_vectors(np.column_stack([np.cos(steps), np.sin(steps)]), 0.99).tolist() == [True, False, True]
     many = np.repeat(np.eye(300, dtype=np.float32), 3, 0)
-    assert unlike_each_other(many, 0.99).reshape(300, 3).sum(1).tolist() == [1] * 300
+    assert distinct_vectors(many, 0.99).reshape(300, 3).sum(1).tolist() == [1] * 300

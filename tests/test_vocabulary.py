@@ -64,8 +64,11 @@ PLAIN = {
 }  # fmt: skip
 """Words that plain English needs in sentences, and that say nothing in a name: refused in identifiers alone."""
 
-PYTHON = re.compile(r"(text)?wraps?|r?l?strip|append|(Named|frozen)set|isfinite")
-"""Names of Python and NumPy, which are no words of ours where they are attributes."""
+ELSEWHERE = {"axes": ("charts.py",), "written": ("refresh/", "serve/")}
+"""Where a word has its ordinary meaning: charts have axes, and a refresh counts the rows it has written."""
+
+LIBRARIES = re.compile(r"(text)?wraps?|wrap_future|r?l?strip|append(_row)?|repeat(_interleave)?|tell|isfinite")
+"""Methods of Python, NumPy, torch and pymilvus."""
 
 
 def _parts(name):
@@ -86,9 +89,9 @@ def _texts(path, modules):
             first = first or token.string
             after = tokens[number + 1].string
             is_module = token.string in modules and (first in ("from", "import") or after == ".")
-            is_pythons = before == "." and PYTHON.fullmatch(token.string)
-            if not is_module and not is_pythons:
-                yield token.start[0], True, _parts(token.string)
+            is_librarys = before == "." and LIBRARIES.fullmatch(token.string)
+            if not is_module and not is_librarys:
+                yield token.start[0], True, _parts(re.sub(r"NotFound|NOT_FOUND", "", token.string))
         elif token.type in (tokenize.STRING, tokenize.COMMENT):
             yield token.start[0], False, re.sub(r"[\w./]+/[\w./]+|\w+\.py\b", "", token.string)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
@@ -96,7 +99,7 @@ def _texts(path, modules):
 
 
 def _uses(package):
-    """Return for each replaced word the places that use it, as file:line. Charts have axes."""
+    """Return for each replaced word the places that use it, as file:line."""
     files = sorted(package.rglob("*.py"))
     modules = {path.stem for path in files} | {path.parent.name for path in files}
     patterns = {
@@ -105,12 +108,13 @@ def _uses(package):
     }
     uses = {word: [] for word in WORDS}
     for path in files:
+        place = path.relative_to(package).as_posix()
         for line, is_name, text in _texts(path, modules):
             for word, pattern in patterns.items():
-                if word == "axes" and path.name == "charts.py":
+                if place.startswith(ELSEWHERE.get(word, "/")):
                     continue
                 if (is_name or word not in PLAIN) and pattern.search(" ".join(text.split())):
-                    uses[word].append(f"{path.relative_to(package)}:{line}")
+                    uses[word].append(f"{place}:{line}")
     return uses
 
 

@@ -110,7 +110,7 @@ def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins,
     )
 
 
-def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
+def distinct_vectors(vectors: Vectors, duplicate_cosine: float) -> Flags:
     """Return which rows are no duplicates of an earlier one that is none, bool (n,)."""
     return _unlike(_units(vectors), np.arange(0), np.arange(len(vectors)), duplicate_cosine)
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.banks.online import Merged, Terms, merge, safe_seeds, unlike_each_other
+from milvus_hubness.banks.online import Merged, Terms, merge, safe_seeds, distinct_vectors
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
@@ -228,7 +228,7 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
         return Drift("no recent queries were sampled", held.bank.count, 0)
-    recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]
+    recent = vectors[distinct_vectors(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
     bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank))
     if (~safe).sum() >= AT_LEAST:
