@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
 from milvus_hubness.banks.bank import Origins, QueryBank
-from milvus_hubness.banks.online import Terms, merge, distinct_vectors
+from milvus_hubness.banks.online import Terms, distinct_vectors, merge
 
 DRAWS = 1_500
 

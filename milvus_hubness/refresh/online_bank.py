@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.banks.online import Merged, Terms, merge, safe_seeds, distinct_vectors
+from milvus_hubness.banks.online import Merged, Terms, distinct_vectors, merge, safe_seeds
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
