@@ -23,8 +23,6 @@ from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Labels, Live, Refresh
 from milvus_hubness.stores.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_INTERVAL = re.compile(r"(\d+)\s*([smhd])")
-_LONGEST = timedelta(days=366)
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,9 @@ class Timing:
         """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron, where weekday 0 is
         Sunday. Raises InvalidParameter."""
         text = text.strip()
-        if interval := _INTERVAL.fullmatch(text):
+        if interval := re.fullmatch(r"(\d+)\s*([smhd])", text):
             every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
-            if not timedelta(seconds=1) <= every < _LONGEST:
+            if not timedelta(seconds=1) <= every < timedelta(days=366):
                 raise InvalidParameter(f"the interval {text!r} must be from a second to a year")
             return cls(text, every)
         if len(text.split()) != 5:
@@ -75,9 +73,7 @@ class CronTrigger(BaseTrigger):  # type: ignore[misc]
         self._expression, self._zone = expression, zone
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """Return the first time after the previous one or, without one, after now."""
-        after = (previous_fire_time or now).astimezone(self._zone)
-        return next(CronSim(self._expression, after), None)
+        return next(CronSim(self._expression, (previous_fire_time or now).astimezone(self._zone)), None)
 
 
 def count_between(trigger: BaseTrigger, first: datetime, last: datetime) -> int:
@@ -87,9 +83,6 @@ def count_between(trigger: BaseTrigger, first: datetime, last: datetime) -> int:
         count += 1
         at = trigger.get_next_fire_time(at, last)
     return count
-
-
-DEFAULT_LISTEN = "127.0.0.1:9108"
 
 
 def _from_folder(path: str, info: ValidationInfo) -> str:
@@ -124,10 +117,10 @@ def _zone(name: str) -> str:
     return name
 
 
-def _timing(value: Any) -> Any:
-    if not isinstance(value, str | Timing):
+def _timing(value: object) -> Timing:
+    if not isinstance(value, str):
         raise ValueError(f'must be a text, such as "60s" or "30 4 * * *", not {value!r}')
-    return Timing.parse(value) if isinstance(value, str) else value
+    return Timing.parse(value)
 
 
 Name = Annotated[str, Field(min_length=1)]
@@ -148,10 +141,9 @@ class ServerTable(_Table):
 
 
 class HttpTable(_Table):
-    """The HTTP endpoint. listen: HOST:PORT of the page, the metrics and the probes; by default on this
-    machine's loopback."""
+    """The HTTP endpoint. listen: HOST:PORT of the page, the metrics and the probes."""
 
-    listen: Annotated[str, AfterValidator(_address)] = DEFAULT_LISTEN
+    listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9108"
 
 
 class CollectionTable(_Table):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -41,10 +41,7 @@ _TABLES: dict[str, type[BaseModel]] = {"server": ServerTable, "http": HttpTable,
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """A fault in the configuration. path: to the key."""
-
+class Fault(NamedTuple):
     path: KeyPath
     message: str
 
@@ -66,7 +63,9 @@ class ConfigFile:
         except UnicodeDecodeError:
             raise InvalidConfig(f"{path}: is not UTF-8") from None
         except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig(_syntax(path, self._text, str(error))) from None
+            place = _AT_LINE.search(str(error))
+            line = place[1] if place and place[1] else self._text.rstrip("\n").count("\n") + 1
+            raise InvalidConfig(f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}") from None
         folder = path.resolve().parent
         self.faults: list[Fault] = []
         try:
@@ -102,12 +101,9 @@ def _statements(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     first line at which the file so far parses."""
     lines, first = text.split("\n"), 1
     for end in range(1, len(lines) + 1):
-        try:
-            data = tomllib.loads("\n".join(lines[:end]))
-        except tomllib.TOMLDecodeError:
-            continue
-        yield first, data
-        first = end + 1
+        with suppress(tomllib.TOMLDecodeError):
+            yield first, tomllib.loads("\n".join(lines[:end]))
+            first = end + 1
 
 
 def _line(statements: Sequence[tuple[int, dict[str, Any]]], path: KeyPath) -> int:
@@ -141,12 +137,6 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
         elif isinstance(table, dict):
             table.pop(key, None)
     return rest
-
-
-def _syntax(path: Path, text: str, message: str) -> str:
-    place = _AT_LINE.search(message)
-    line = int(place[1]) if place and place[1] else text.rstrip("\n").count("\n") + 1
-    return f"{path}:{line}: is not TOML: {_AT_LINE.sub('', message)}"
 
 
 def _named(path: KeyPath) -> str:
@@ -189,21 +179,19 @@ def file_faults(file: ConfigFile) -> list[Fault]:
     if token is not None and not Path(token).is_file():
         faults.append(Fault(("server", "token_file"), f"there is no file {token}"))
     for number, table in enumerate(file.config.collection):
-        for key, read in _readers(table):
+        readers: dict[str, Callable[[], object]] = {
+            key: partial(QueryBank.load, bank, column)
+            for key, bank, column in _banks(table)
+            if not bank.startswith(COLLECTION_PREFIX)
+        }
+        if table.pairs is not None:
+            readers["pairs"] = partial(read_pairs, table.pairs)
+        for key, read in readers.items():
             try:
                 read()
             except InvalidInput as error:
                 faults.append(Fault(("collection", number, key), str(error)))
     return faults
-
-
-def _readers(table: CollectionTable) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield a reader for each file of the table, with the key that names the file."""
-    for key, bank, column in _banks(table):
-        if not bank.startswith(COLLECTION_PREFIX):
-            yield key, partial(QueryBank.load, bank, column)
-    if table.pairs is not None:
-        yield "pairs", partial(read_pairs, table.pairs)
 
 
 def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:

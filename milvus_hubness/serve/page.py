@@ -15,12 +15,13 @@ from typing import Any
 
 from jinja2 import Template
 from markupsafe import Markup
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
 
 from milvus_hubness.charts import TIME_UNITS, Line, Mark, number, page_template, span, timeline
 from milvus_hubness.operations.http_server import RedactedResponse, get
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
-from milvus_hubness.serve.worker import CONTENT_TYPE, CollectionView, ServiceMetrics, ServiceView
+from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServiceView
 
 
 def ago(moment: datetime, now: datetime) -> str:
@@ -197,7 +198,7 @@ def service_routes(
         return RedactedResponse({"status": "ready"})
 
     def measured() -> RedactedResponse:
-        return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE)
+        return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE_LATEST)
 
     return [
         get("/", lambda: RedactedResponse(render(view()), headers=HEADERS, media_type="text/html")),

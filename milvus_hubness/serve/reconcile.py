@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Literal, Protocol
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,7 +25,6 @@ from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import Record
 
 Result = Literal["ok", "busy", "failed", "stopped"]
-RESULTS: tuple[Result, ...] = ("ok", "busy", "failed", "stopped")
 ACTIONS: dict[str, str] = {
     "none": "nothing was due",
     "pending": "new rows got their bias",
@@ -99,19 +98,11 @@ def now() -> datetime:
 
 
 OpenStore = Callable[[], Store]
-
+Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
 Task = Literal["share", "pending", "full"]
 """The task of a reconciliation: "share" fills rows without a bias if there are enough of them, "pending"
 fills them in any case, and "full" also checks for another bank or method."""
-
-
 SERVICE_LEASE_SECONDS = 90.0
-
-
-class Refresh(Protocol):
-    """A function with the signature of `refresh`."""
-
-    def __call__(self, store: Store, collection: str, options: RefreshOptions) -> RefreshResult: ...
 
 
 class Reconciler:
@@ -128,8 +119,7 @@ class Reconciler:
     @property
     def store(self) -> Store:
         """The store, opened when needed. Raises ServerUnavailable."""
-        if self._opened is None:
-            self._opened = self._open_store()
+        self._opened = self._opened or self._open_store()
         return self._opened
 
     @property
@@ -246,14 +236,10 @@ class History:
         """Write the results that were added since the last write. Raises StoreError."""
         if not self._unwritten:
             return
-        records = [
-            Record(
-                f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}",
-                self._group,
-                outcome.model_dump_json(exclude_defaults=True),
-            )
-            for outcome in self._unwritten
-        ]
+        records = []
+        for outcome in self._unwritten:
+            key = f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}"
+            records.append(Record(key, self._group, outcome.model_dump_json(exclude_defaults=True)))
         store.put_records(LEDGER, records)
         self._unwritten = ()
         self._unchecked += len(records)

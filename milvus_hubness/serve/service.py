@@ -39,8 +39,7 @@ SAME_TIME = timedelta(seconds=1)
 """A reconciliation that began at most this long ago also serves another schedule of the same moment."""
 
 Missed = Callable[[Worker, str, int], None]
-"""A callback for missed runs of a worker: the reason ("late": this process was delayed; "running": the
-previous reconciliation was not over) and their number."""
+"""A callback for missed runs of a worker: "late" (this process was delayed) or "running", and their number."""
 
 
 class Scheduler:
@@ -53,7 +52,6 @@ class Scheduler:
 
     def __init__(self, workers: Iterable[Worker], zone: tzinfo, missed: Missed) -> None:
         self._missed = missed
-        self._workers: dict[str, tuple[Worker, Task]] = {}
         self._expected: dict[str, datetime] = {}
         self._scheduler = BackgroundScheduler(
             executors={"default": ThreadPoolExecutor(1)},
@@ -63,11 +61,12 @@ class Scheduler:
         )
         self._scheduler.add_listener(self._ticked, EVENT_JOB_SUBMITTED | EVENT_JOB_MAX_INSTANCES)
         for worker in workers:
-            self._add(worker, "pending", worker.table.schedule, zone)
-            self._add(worker, "full", worker.table.full_schedule, zone)
+            timings: dict[Task, Timing] = {"pending": worker.table.schedule, "full": worker.table.full_schedule}
             if worker.table.pending_share is not None:
-                every = Timing(f"{SHARE_SECONDS}s", timedelta(seconds=SHARE_SECONDS))
-                self._add(worker, "share", every, zone)
+                timings["share"] = Timing.parse(f"{SHARE_SECONDS}s")
+            for task, timing in timings.items():
+                name = f"{worker.table.label} {task}"
+                self._scheduler.add_job(self._tick, timing.trigger(zone), id=name, args=[worker, task])
 
     def start(self) -> None:
         self._scheduler.start()
@@ -86,17 +85,8 @@ class Scheduler:
         """Return the next time at which the worker will check its rows; None before the start."""
         if not self.is_running:
             return None
-        times = [
-            job.next_run_time
-            for job in self._scheduler.get_jobs()
-            if self._workers[job.id][0] is worker and self._workers[job.id][1] != "share"
-        ]
-        return min((time for time in times if time is not None), default=None)
-
-    def _add(self, worker: Worker, task: Task, timing: Timing, zone: tzinfo) -> None:
-        name = f"{worker.table.label} {task}"
-        self._workers[name] = worker, task
-        self._scheduler.add_job(self._tick, timing.trigger(zone), id=name, args=[worker, task])
+        jobs = [job for job in self._scheduler.get_jobs() if job.args[0] is worker and job.args[1] != "share"]
+        return min((job.next_run_time for job in jobs if job.next_run_time), default=None)
 
     def _tick(self, worker: Worker, task: Task) -> None:
         running_since = worker.request(task)
@@ -106,8 +96,8 @@ class Scheduler:
     def _ticked(self, event: JobSubmissionEvent) -> None:
         """Report the runs that were missed since the previous tick. Run the task if the scheduler dropped this tick
         because the previous one had not ended."""
-        worker, task = self._workers[event.job_id]
-        trigger = self._scheduler.get_job(event.job_id).trigger
+        job = self._scheduler.get_job(event.job_id)
+        (worker, task), trigger = job.args, job.trigger
         at = event.scheduled_run_times[-1]
         count = count_between(trigger, self._expected.get(event.job_id, at), at)
         self._expected[event.job_id] = trigger.get_next_fire_time(at, at) or at
@@ -135,7 +125,7 @@ class Service:
         refresh: Refresh = refresh,
     ) -> None:
         self._file, self._database, self._open_store = file, database, open_store
-        self._stop = threading.Event()
+        self._stop = stop = threading.Event()
         self._events = Events([*listeners, self._heard])
         self._metrics = ServiceMetrics()
         self._started_at = now()
@@ -143,13 +133,7 @@ class Service:
         self._is_keeping = self._was_ready = False
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
-            Worker(
-                Reconciler(table, open_store, refresh, self._stop),
-                self._events,
-                self._metrics,
-                locks[table.name],
-                self._stop,
-            )
+            Worker(Reconciler(table, open_store, refresh, stop), self._events, self._metrics, locks[table.name], stop)
             for table in file.config.collection
         ]
         self._scheduler = Scheduler(self._workers, ZoneInfo(file.config.timezone), self._missed)
@@ -172,7 +156,14 @@ class Service:
             self._events.report("started", url=server.url)
             self._await_database()
             if not self._stop.is_set():
-                self._keep_up()
+                self._is_keeping = True
+                for worker in self._workers:
+                    worker.start()
+                self._scheduler.start()
+                self._stop.wait()
+                self._scheduler.stop()
+                for worker in self._workers:
+                    worker.join()
         self._events.report("stopped")
 
     def once(self) -> list[Reconciliation]:
@@ -222,16 +213,6 @@ class Service:
     def _check(self, store: Store) -> None:
         if faults := database_faults(self._file, store):
             raise self._file.refusal(faults)
-
-    def _keep_up(self) -> None:
-        self._is_keeping = True
-        for worker in self._workers:
-            worker.start()
-        self._scheduler.start()
-        self._stop.wait()
-        self._scheduler.stop()
-        for worker in self._workers:
-            worker.join()
 
     def _missed(self, worker: Worker, reason: str, count: int) -> None:
         self._metrics.missed(worker.table, reason, count)

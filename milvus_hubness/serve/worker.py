@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic_core import to_jsonable_python
 
 from milvus_hubness.errors import HubnessError
@@ -17,28 +17,23 @@ from milvus_hubness.operations.progress import Events
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.reconcile import (
     ACTIONS,
-    RESULTS,
     UNFINISHED,
     Course,
     History,
     Reconciler,
     Reconciliation,
+    Result,
     Task,
     now,
 )
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 LABELS = ("collection", "field", "profile")
 
 
 class ServiceMetrics:
-    """Prometheus metrics in a registry of their own. All names begin with milvus_hubness_, and all except
-    ready have the labels collection, field and profile, as in the configuration.
-
-    Further labels: biases ("raw", "old" and "new") of skewness, action and result of refreshes_total, and
-    reason ("late" or "running") of missed_runs_total.
-    """
+    """Prometheus metrics in a registry of their own. All except ready have the labels collection, field and profile, as
+    in the configuration. biases is "raw", "old" or "new", reason is "late" or "running"."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -76,7 +71,7 @@ class ServiceMetrics:
             metric.labels(*labels)
         for action in ACTIONS:
             self._refreshes.labels(*labels, action, "ok")
-        for result in RESULTS[1:]:
+        for result in get_args(Result)[1:]:
             self._refreshes.labels(*labels, UNFINISHED, result)
         for reason in ("late", "running"):
             self._missed.labels(*labels, reason)
@@ -135,9 +130,6 @@ class ServiceMetrics:
 
 def _labels(table: CollectionTable) -> tuple[str, ...]:
     return table.name, table.field or "", table.profile or ""
-
-
-STRONGEST_FIRST: tuple[Task, ...] = ("full", "pending", "share")
 
 
 @dataclass(frozen=True)
@@ -213,11 +205,11 @@ class Worker:
             if self._stop.is_set():
                 self._stand(running=None)
                 return None
-            began = now()
-            self._stand(running=Course(began))
+            course = Course(now())
+            self._stand(running=course)
             self._metrics.refreshing(self.table, True)
             try:
-                outcome = self._reconciler.reconcile(task, partial(self._progress, began), alone=alone)
+                outcome = self._reconciler.reconcile(task, partial(self._progress, course), alone=alone)
             finally:
                 self._stand(running=None)
                 self._metrics.refreshing(self.table, False)
@@ -235,7 +227,7 @@ class Worker:
             self._woken.wait()
             with self._lock:
                 self._woken.clear()
-                task = next((task for task in STRONGEST_FIRST if task in self._requested), None)
+                task = max(self._requested, key=get_args(Task).index, default=None)
                 self._requested.clear()
                 if task is not None:
                     self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
@@ -264,8 +256,8 @@ class Worker:
         succeeded = [outcome.at for outcome in self.history.stored if outcome.result == "ok"]
         self._stand(last_success=succeeded[-1] if succeeded else None)
 
-    def _progress(self, began: datetime, doing: str, done: int, total: int) -> None:
-        self._stand(running=Course(began, doing, done, total))
+    def _progress(self, course: Course, doing: str, done: int, total: int) -> None:
+        self._stand(running=replace(course, doing=doing, done=done, total=total))
 
     def _stand(self, **changes: Any) -> None:
         with self._lock:
@@ -304,7 +296,6 @@ class CollectionView:
     outcomes: tuple[Reconciliation, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that JSON can carry."""
         table = self.table
         return {
             "collection": table.name,
@@ -331,7 +322,6 @@ class ServiceView:
     collections: tuple[CollectionView, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that JSON can carry."""
         return {
             **to_jsonable_python({name: value for name, value in vars(self).items() if name != "collections"}),
             "ready": not self.waiting_for,
