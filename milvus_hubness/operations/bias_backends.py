@@ -25,11 +25,10 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows and their biases.
+    """Rows as read, `columns` that the codec reads of them, vectors (n, d) as users see them, and biases (n, slots).
 
-    batch: the rows as read. columns: what the codec reads of them. vectors: (n, d), as users see them. biases: (n,
-    slots), 0 where a row has none. stale: (n,), whether they are those of another vector. unbiased: (n,), whether a row
-    has no bias for its vector. pending: (n,), whether it is unbiased or lacks its locality hints.
+    stale: the biases are those of another vector. unbiased: a row has no bias for its vector. pending: it is unbiased
+    or lacks its locality hints. All (n,).
     """
 
     batch: Batch
@@ -53,11 +52,7 @@ class BiasedRows:
 
 @dataclass(frozen=True)
 class BiasBackend:
-    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only.
-
-    The codec declares where the biases are: in the rows, which the writer rewrites or updates in place, or in a side
-    collection, which has rows of its own.
-    """
+    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only."""
 
     store: Store
     info: CollectionInfo
@@ -96,8 +91,7 @@ class BiasBackend:
     def write(
         self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return the number of
-        rows. Change nothing else.
+        """Compute and write the biases of these slots for the rows that still exist; return the number of rows.
 
         epoch: None keeps the epoch of each row. Raises NotCaughtUp for rows that change faster than this.
         """
@@ -131,10 +125,9 @@ class BiasBackend:
     def repair(
         self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> None:
-        """Give rows whose vector a client has changed since the read fresh biases in these slots.
+        """Give rows whose vector a client has changed since the read fresh biases in these slots; call it after `put`.
 
-        Call this after `put`, with the rows as read. Raises NotCaughtUp for rows that change faster than
-        this. Where the writer rewrites whole rows, it repairs them itself, and this does nothing.
+        Raises NotCaughtUp for rows that change faster than this. A writer of whole rows repairs them itself.
         """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return

@@ -22,8 +22,6 @@ from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.operations.progress import LIMITS, PHASES, Event, Events, Throttle, checked_limit, polling
 
 CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-
-
 COUNTERS = {
     "rows_copied_total": "Rows copied.",
     "bytes_copied_total": "Bytes copied.",
@@ -39,11 +37,9 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics in a registry of its own. All metrics begin with
-    milvus_hubness_migration_ and have the labels source and target.
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source and target.
 
-    COUNTERS, GAUGES, chunk_seconds (a histogram), and phase (1 for the value of the further label phase that
-    is current, 0 for others). Safe to use from any thread.
+    Besides COUNTERS and GAUGES: chunk_seconds, and phase, 1 for the current one. Safe to use from any thread.
     """
 
     def __init__(self, source: str, target: str) -> None:
@@ -120,8 +116,7 @@ SETTINGS = ("paused", *LIMITS, "cutover")
 class Controls:
     """The controls of one operator, `name`, over a running migration. They report changes to `events`.
 
-    release: set while the cutover may take place. Pauses count per name: a migration continues when every operator that
-    paused it has resumed it.
+    release: set while the cutover may take place. A migration continues when every operator that paused it resumed it.
     """
 
     def __init__(self, name: str, throttle: Throttle, release: threading.Event, events: Events) -> None:
@@ -129,9 +124,8 @@ class Controls:
         self._throttle, self._release, self._events = throttle, release, events
 
     def apply(self, settings: Mapping[str, Any]) -> None:
-        """Change the named settings: paused (true or false), rows_per_second, bytes_per_second, chunk_seconds
-        (a positive number, or None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter,
-        and then changes nothing."""
+        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a positive number, or
+        None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter, and then changes nothing."""
         check_settings(settings)
         limits = {name: settings[name] for name in LIMITS if name in settings}
         if limits:
@@ -154,7 +148,7 @@ class Controls:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Check that all of `settings` can be applied. Raises InvalidParameter."""
+    """Raise InvalidParameter unless all of `settings` can be applied."""
     for name, value in settings.items():
         if name in LIMITS:
             checked_limit(name, value)
@@ -173,12 +167,10 @@ POLL_SECONDS = 0.5
 
 @contextmanager
 def following_control_file(path: Path, controls: Controls, events: Events) -> Iterator[None]:
-    """Apply the settings in a JSON file, and later changes to the file, while this context is open.
+    """Apply the settings in a JSON file now, and later changes to the file while this context is open.
 
-    The settings that are in the file at the start apply from the first line of the `with` body. When the file
-    changes, only settings with a changed value are applied, so that settings made in other ways stay. A file
-    that does not exist, or no longer exists, changes nothing. If the file is invalid, `events` gets one
-    warning and the former settings stay.
+    Only settings with a changed value are applied, so that settings made in other ways stay. A missing file changes
+    nothing. If the file is invalid, `events` gets one warning and the former settings stay.
     """
     former: bytes | None = None
     applied: dict[str, Any] = {}
@@ -204,9 +196,10 @@ def following_control_file(path: Path, controls: Controls, events: Events) -> It
 
 
 def write_control(path: Path, **changes: Any) -> dict[str, Any]:
-    """Change these settings in the control file at `path`, keep its others, and return all settings. Create
-    the file if it does not exist, and replace it atomically. Raises InvalidParameter, and UnreadableFile if
-    the file is invalid or cannot be written."""
+    """Change these settings in the control file at `path` atomically, create it if needed, and return all settings.
+
+    Raises InvalidParameter, and UnreadableFile if the file is invalid or cannot be written.
+    """
     content = _content(path)
     settings = {**(_parsed(path, content) if content is not None else {}), **changes}
     check_settings(settings)

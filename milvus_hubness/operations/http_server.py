@@ -31,10 +31,8 @@ from milvus_hubness.operations.control import Controls, MigrationMetrics
 from milvus_hubness.operations.progress import LIMITS, LatestEvents
 
 LARGEST_BODY = 65_536
-REQUEST_SECONDS = 5.0
-"""Time that a client has to send the head of a request, and again to send its body, in seconds."""
-RESPONSE_SECONDS = 2.0
-"""Time that a client has to receive the response, in seconds."""
+REQUEST_SECONDS, RESPONSE_SECONDS = 5.0, 2.0
+"""Time that a client has to send the head of a request, and again its body; and to receive the response."""
 
 Json = dict[str, Any]
 
@@ -51,8 +49,7 @@ class RedactedResponse(Response):
 
 
 def get(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route for GET and HEAD. `respond` runs in a thread and may raise the exceptions that
-    `HttpServer` lists."""
+    """Return a route for GET and HEAD. `respond` runs in a thread and may raise InvalidParameter."""
 
     async def endpoint(request: Request) -> Response:
         return await asyncio.to_thread(respond)
@@ -72,9 +69,8 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
 class HttpServer:
     """Serves `routes` while this context is open. A route may raise InvalidParameter, which becomes a status of 400.
 
-    address: HOST:PORT, or [::1]:PORT; port 0 selects a free port, see `url`. On a loopback address the server refuses
-    requests that name another host (403), so that no page in this machine's browsers can use it. name: the name of the
-    thread. Raises InvalidParameter for an address of another form, or for a port in use.
+    address: HOST:PORT; port 0 selects a free port, see `url`. On a loopback address the server refuses requests that
+    name another host (403), so that no page in this machine's browsers can use it. Raises InvalidParameter.
     """
 
     def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
@@ -141,7 +137,7 @@ class _Protocol(H11Protocol):
 
 
 class _LoopbackOnly:
-    """Middleware that refuses requests whose Host header is not a loopback address."""
+    """Refuses requests whose Host header is not a loopback address."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -178,7 +174,6 @@ def _error(status: int, message: str, **more: str) -> RedactedResponse:
 
 
 async def _respond(request: Request, error: Exception) -> Response:
-    """Return the response for an exception of a route or of Starlette."""
     if isinstance(error, InvalidParameter):
         return _error(400, str(error), type=type(error).__name__)
     if isinstance(error, ClientDisconnect):
@@ -219,11 +214,9 @@ def is_loopback(address: str) -> bool:
 
 
 def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
-    """Return the control server of a migration. Every program on this machine can use it, but no page in its
-    browsers: it refuses requests that name another host (403), and posts that are not application/json (415).
+    """Return the control server of a migration, for every program on this machine.
 
-    address: as in `HttpServer`. Raises InvalidParameter for a host that is not a loopback address, or for a
-    port in use.
+    Raises InvalidParameter for a host that is not a loopback address, or for a port in use.
     """
     host, _ = parse_address(address)
     if not is_loopback(address):

@@ -31,8 +31,8 @@ WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank from a file or a collection. column: the array, column or vector field, required if there are
-    several. Raises as QueryBank.load and the store do."""
+    """Read a query bank from a file or a collection. column: required if there are several. Raises as QueryBank.load
+    and the store do."""
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
     collection = spec.removeprefix(COLLECTION_PREFIX)
@@ -56,8 +56,7 @@ QUERY_COLUMN, KEY_COLUMN = "query", "key"
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Read the arrays `query` (n, d) and `key` (n,) of an .npz file, or the columns of these names of a
-    .parquet or .arrow file.
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
 
     Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
     """
@@ -84,11 +83,8 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector.
-
-    vectors: (n, d), as inserted. fields: the scalar fields of each row. biases: (n,), those that searches use
-    now; None if the collection is not corrected.
-    """
+    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of rows.
+    biases: (n,), those that searches use now; None if the collection is not corrected."""
 
     layout: Layout
     keys: list[Key]

@@ -1,23 +1,17 @@
 """The lease: a lock in the database that lets one job at a time change a collection.
 
-Milvus has no compare-and-set. Two mechanisms replace it.
+Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the records, writes its own
+with the next token, and reads them again. If two write the same token, at least the one that reads last sees the other
+and withdraws (Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9). The highest token holds
+the lease, and a holder renews only its own record, so a renewal that arrives late changes nothing.
 
-*Flags decide which process holds the lease.* A process reads the lease records, writes its own record with the next
-token, and reads the records again. If two processes write the same token, at least the one that reads last sees the
-other and withdraws (the flag principle: Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9).
-The result depends on no clock and no speed. The highest token holds the lease. A holder renews only its own record, so
-a renewal that arrives late changes nothing.
+*Fencing aliases stop late writes.* A holder writes by an alias, `<collection>__lease_<token>_<digits>`, never by the
+name (`Lease.store`). The next holder first drops this alias, so that the database refuses delayed writes. A holder does
+the same to its own failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
+again afterwards, so that at least one of a holder and its successor sees the other.
 
-*Fencing aliases stop late writes.* A request that was sent cannot be recalled. A holder therefore never writes by the
-name of the collection: it creates an alias, `<collection>__lease_<token>_<digits>`, and sends all writes by that alias
-(`Lease.store`). The next holder drops this alias before it does anything else. A delayed write of the former holder
-then names no collection, and the database refuses it. A holder does the same to its own failed writes that may still
-arrive: it drops the alias and sends the write again by another alias (`Lease.renew_fences`). A holder records an alias
-before it creates it, and reads the lease again afterwards, so that at least one of a holder and its successor sees the
-other.
-
-Clocks: machines compare the time at which a lease expires, and their clocks may differ by `skew` seconds. If the clocks
-differ by more, a holder can lose its lease too early and then stops with LeaseLost; its writes are fenced all the same.
+The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its lease too early and
+then stops with LeaseLost; its writes are fenced all the same.
 """
 
 from __future__ import annotations
@@ -38,13 +32,10 @@ from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence
 from milvus_hubness.stores.protocols import Ledger, Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
-RENEWALS = 3
-"""Number of renewals within the lifetime of a lease."""
-CHECKS = 30
-"""Maximum number of reads of the records within the lifetime of a lease."""
-ATTEMPTS = 10
-LONGEST_PAUSE = 0.2
-"""Upper bound of the random pause before the second attempt, in seconds; it grows with every further attempt."""
+RENEWALS, CHECKS = 3, 30
+"""Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
+ATTEMPTS, LONGEST_PAUSE = 10, 0.2
+"""The random pause before the second attempt, in seconds, grows with every further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
@@ -54,9 +45,8 @@ _RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
 
-    collections: their real names; a collection that does not exist yet can be leased too. fenced: False for a
-    lease on something that is not a collection. store: the store, with fenced writes to the leased collections and to
-    the ledger. Raises LeaseHeld, which names the holder.
+    collections: their real names; they need not exist yet. fenced: False for a lease on something else. store: the
+    store, with fenced writes. Raises LeaseHeld, which names the holder.
     """
 
     def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
@@ -94,8 +84,7 @@ class Lease:
         return self._entries[self._names[0]].token
 
     def fence(self, collection: str) -> None:
-        """Create a fencing alias of a leased collection that was just created, and write by it from now on.
-        Raises LeaseLost."""
+        """Write by a fencing alias of a leased collection that was just created. Raises LeaseLost."""
         made = self._make_fence(collection)
         self.check_now()
         self._fences[collection] = made
@@ -121,11 +110,10 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists.
+        """Drop a leased collection if it exists. Raises LeaseLost.
 
-        A call that drops a collection cannot be fenced: it may arrive when another job uses the name. This
-        method therefore renames the collection first, and drops it by its new name if the lease is still held
-        then. If the rename arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
+        A call that drops a collection cannot be fenced: it may arrive when another job uses the name. This therefore
+        renames the collection first, and drops it by its new name if the lease is still held then.
         """
         self.include(collection)
         store, token = self.store, self._entries[collection].token
@@ -148,10 +136,9 @@ class Lease:
         store.drop(dropped)
 
     def check(self) -> None:
-        """Check that the lease is still held; call this before every write.
+        """Raise LeaseLost if another process holds the lease; call this before every write.
 
-        A read of the records stays valid for 1/`CHECKS` of the lease's lifetime, because no other process can
-        take the lease sooner. Raises LeaseLost if another process holds the lease.
+        A read of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner.
         """
         if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
             self.check_now()
@@ -172,8 +159,7 @@ class Lease:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn an error within the block into LeaseLost if another process holds the lease: that process may
-        have dropped the objects that this one works with."""
+        """Turn an error within the block into LeaseLost if another process holds the lease: it may have dropped things."""
         try:
             yield
         except LeaseLost:
@@ -233,8 +219,7 @@ class Lease:
     def _wins(
         self, former: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
     ) -> bool:
-        """Write this process's records and create its aliases; return whether it wins. It wins if it alone
-        has written the highest token of every collection."""
+        """Write this process's records and aliases; return whether it alone wrote the highest token of all collections."""
         self._put([*mine.values(), *planned])
         self._drop_former_fences(former)
         for fence in planned:
@@ -292,8 +277,7 @@ class Lease:
             self._forget(name, [entry, *(fence for fence in planned if fence.collection == name)])
 
     def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
-        """Drop the aliases that former holders left, so that later reads include all their writes. If this
-        process does not get the lease, the next holder would have dropped them anyway."""
+        """Drop the aliases that former holders left, so that later reads include all their writes."""
         records = [record for group in former.values() for record in group]
         released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
         left = {record.alias for record in records if isinstance(record, Fence) and record.owner_id not in released}
@@ -346,10 +330,9 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
 def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
-    """Hold the lease on the collection that `name` leads to; yield the lease and the collection's current info.
+    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the lease and current info.
 
-    Another process may move an alias before the lease is held: the lease is then taken on the new collection. validate:
-    checks the collection before the lease is taken, and raises if the collection is not valid. Raises LeaseHeld.
+    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld.
     """
     while True:
         before = store.info(name, counted=False)

@@ -41,8 +41,7 @@ def process_start(pid: int) -> str:
 class Owner(FrozenModel):
     """A process. started: its start time, in the kernel's ticks since boot.
 
-    Process numbers are unique only within one boot of one kernel and one PID namespace: two containers with
-    the same host name may both have a process of the same number.
+    Process numbers are unique only within one boot and one PID namespace: two containers may share a host name.
     """
 
     host: str
@@ -53,7 +52,6 @@ class Owner(FrozenModel):
 
     @classmethod
     def here(cls) -> Owner:
-        """Return the owner that stands for this process."""
         pid = os.getpid()
         return cls(
             host=socket.gethostname(),
@@ -65,8 +63,7 @@ class Owner(FrozenModel):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has certainly ended: it ran in this boot and this PID namespace, and no process
-        here has its number and its start time."""
+        """Whether the process has certainly ended: this boot and PID namespace have no such number and start time."""
         this, seen = Owner.here(), self.boot_id and self.pid_namespace and self.started
         if not seen or (self.boot_id, self.pid_namespace) != (this.boot_id, this.pid_namespace):
             return False
@@ -90,8 +87,7 @@ class LeasePolicy:
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the default policy. The environment variable MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`, 30
-        by default; `skew` is a sixth of it. Raises InvalidParameter."""
+        """Return the default policy; MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises InvalidParameter."""
         text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
         try:
             seconds = float(text)
@@ -121,8 +117,7 @@ class Entry(_LeaseRecord):
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder may still be working: it has not released the lease, the lease has not expired
-        by any clock, and the process has not certainly ended."""
+        """Whether the holder may still work: it has not released the lease, which has not expired by any clock."""
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
         return not self.owner.is_dead

@@ -92,8 +92,7 @@ class Event:
     time: datetime
 
     def to_dict(self) -> dict[str, Any]:
-        """Return name, time (ISO 8601) and facts as JSON-compatible data. Numbers that JSON lacks, such as an
-        infinite remaining time, become None."""
+        """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN become None."""
         facts = to_jsonable_python(self.facts, fallback=_plain, inf_nan_mode="null")
         return {"name": self.name, "time": self.time.isoformat(), "facts": facts}
 
@@ -106,10 +105,9 @@ Listener = Callable[[Event], None]
 
 
 class Events:
-    """Passes each event to every listener, in order, in the thread that reports it.
+    """Passes each event to every listener, in order, one at a time, in the thread that reports it.
 
-    Listeners get one event at a time, even if several threads report. Hooks run after the listeners and block
-    only the thread that reports: they may take long, and may control the migration themselves.
+    Hooks run after the listeners and block only the thread that reports: they may control the migration themselves.
     """
 
     def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
@@ -193,10 +191,9 @@ Wait = Callable[[threading.Condition, float], object]
 class Throttle:
     """Limits the pace of a job: a writer calls `admit` before each request and `took` after it.
 
-    rows_per_second, bytes_per_second: token buckets that hold at most the tokens of one second; a larger
-    request is admitted from a full bucket, and the next request waits longer. chunk_seconds: the target
-    duration of one request. None means no limit. clock: returns seconds. wait: waits on a condition for a
-    number of seconds or until it is notified. Safe to use from any thread. Raises InvalidParameter.
+    rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger request is admitted
+    from a full bucket, and the next waits longer. chunk_seconds: the target duration of a request. None means no limit.
+    clock, wait: time.monotonic and Condition.wait. Safe to use from any thread. Raises InvalidParameter.
     """
 
     def __init__(
@@ -280,9 +277,8 @@ class Throttle:
             yield
 
     def set_rate(self, **limits: float | None) -> None:
-        """Change the named limits among rows_per_second, bytes_per_second and chunk_seconds; None removes a
-        limit. A changed limit starts from an empty bucket, without the debt of the former bucket. Raises
-        InvalidParameter, and then changes nothing."""
+        """Change the named limits; None removes one. A changed limit starts from an empty bucket, without the former
+        debt. Raises InvalidParameter, and then changes nothing."""
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
             self._rows = self._rows.at(limits.get("rows_per_second", self._rows.rate), self._clock())
@@ -291,9 +287,8 @@ class Throttle:
             self._changed.notify_all()
 
     def rows_per_request(self, default: int, ceiling: int) -> int:
-        """Return the number of rows for the next request. It is `default` at first and while chunk_seconds is
-        None. Later it is the number that takes about chunk_seconds, at most the rates for one second, at
-        least 16, and never more than `ceiling`."""
+        """Return the number of rows for the next request: `default` at first and while chunk_seconds is None; later the
+        number that takes about chunk_seconds, at most the rates for one second, from 16 to `ceiling`."""
         with self._changed:
             rows = float(default)
             if self._chunk_seconds is not None:
@@ -305,9 +300,8 @@ class Throttle:
             return min(max(int(rows), SMALLEST_REQUEST), ceiling)
 
     def took(self, rows: int, seconds: float) -> None:
-        """Record the duration of a request, so that the next request takes closer to chunk_seconds. One call
-        changes the number of rows by at most a factor of two. A request with fewer rows than planned, for
-        example the last of a partition, counts only if it was slow."""
+        """Record the duration of a request, so that the next takes closer to chunk_seconds, by at most a factor of two.
+        A request with fewer rows than planned counts only if it was slow."""
         with self._changed:
             if self._chunk_seconds is None or self._adapted_rows is None:
                 return
@@ -317,8 +311,7 @@ class Throttle:
             self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return running; paused_by, the reasons; the three limits; rows_per_request, None if it was never
-        adapted; stopped, the message of the error that was passed to `stop`."""
+        """Return running, paused_by, the three limits, rows_per_request (None if never adapted), and stopped (a text)."""
         with self._changed:
             return {
                 "running": not self._paused_by and self._error is None,

@@ -1,24 +1,18 @@
 """The row writer: every job uses it to rewrite rows of a live collection, and to repair the writes that this undoes.
 
-A job reads rows and writes them back with other biases. This would undo a client's change in between: an update would
-be lost, and a deleted row would return. `rewriting` therefore asks all clients, by a collection property, to note their
-writes in the write-intent log before they make them. For each batch of rows the job does three things:
+A job reads rows and writes them back with other biases, which would undo a client's change in between. `rewriting`
+therefore asks all clients to note their writes in the write-intent log before they make them. For each batch, the job
+records the keys and a digest of each row's content, field by field and without biases; writes the rows by the fencing
+alias of its lease; and repairs them: it replays the noted writes of rows that still have the content that it wrote.
 
-    1. It records the keys and a digest of each row's content, field by field.
-    2. It writes the rows by the fencing alias of its lease.
-    3. It repairs them: it replays the noted writes of rows that still have the content that the job wrote.
-
-A client's note precedes its write. If the client writes before the job, the note exists at step 3; if it writes after
-the job, its write stays. A repair is a write too, so the job reads the log again until there is no newer note. The
-repair leaves rows alone that another client has changed since: their content has another digest. Digests cover the
-content that users wrote, and no biases.
-
-A job that is killed leaves its last batch record. The next holder of the lease first drops the former holder's alias,
-so that none of its writes can arrive any more, and then repairs the rows that the record names.
+If a client writes before the job, its note exists at the repair; if it writes after the job, its write stays. A repair
+is a write too, so the job reads the log until there is no newer note. It leaves rows alone that another client has
+changed since: their digest differs. A job that is killed leaves its last batch record; the next holder of the lease
+first drops the former holder's alias, and then repairs the rows that the record names.
 
 The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the log as on the
-collection. If another client writes a row between the job's read and write of it, that write is undone. A repair may
-also replay the note of a failed write: the database may have applied such a write anyway.
+collection. A write of another client between the job's read and write is undone. A repair may also replay the note of
+a failed write: the database may have applied such a write anyway.
 """
 
 from __future__ import annotations
@@ -60,9 +54,8 @@ Rows = dict[Key, set[Digest]]
 
 
 class RowContent(FrozenModel):
-    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields
-    except those in `hidden`. A job that rewrites biases changes none of it. epoch: the name of the field that
-    is 0 or missing in rows without a bias."""
+    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields not `hidden`.
+    epoch: the name of the field that is 0 or missing in rows without a bias."""
 
     field: str
     dim: int
@@ -130,11 +123,9 @@ class RowWriter:
         self.repaired = 0
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        """Read rows that the job will rewrite, as Store.get does.
+        """Read rows that the job will rewrite, as Store.get does, with all writes that were noted and made before.
 
-        The rows include all writes that were noted and made before, and the repair does not replay those. If
-        a client is between its note and its write, this waits for the write up to VISIBLE_SECONDS. After that
-        time another client must have written the row since.
+        The repair does not replay those. This waits up to VISIBLE_SECONDS for a client between its note and its write.
         """
         store = self._lease.store
 
@@ -190,7 +181,6 @@ class RowWriter:
         self._drop_parts(len(records))
 
     def _drop_parts(self, start: int) -> None:
-        """Drop the parts of the record from `start` on."""
         if self._parts > start:
             keys = [self._key(part) for part in range(start, self._parts)]
             self._lease.store.drop_records(LEDGER, _group(self._info.name), keys)
@@ -223,14 +213,12 @@ def _group(collection: str) -> str:
 
 
 def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
-    """Return the batch records of a collection, including those that killed jobs left."""
     return [BatchRecord.model_validate_json(record.body) for record in store.records(LEDGER, _group(collection))]
 
 
 @dataclass
 class _Repair:
-    """Replays client writes that were noted for rows that a job has rewritten. applied: notes whose writes
-    precede the job's read of the rows."""
+    """Replays client writes that were noted for rewritten rows. applied: notes whose writes precede the job's read."""
 
     store: Store
     collection: str
@@ -239,8 +227,7 @@ class _Repair:
     applied: set[Note]
 
     def wait_applied(self, keys: Sequence[Key], partition: str | None) -> bool:
-        """Wait until the rows show their noted writes, and add the notes to the applied ones. Return whether there were
-        new notes."""
+        """Wait until the rows show their noted writes, now applied ones. Return whether there were new notes."""
         before = len(self.applied)
         until = time.monotonic() + VISIBLE_SECONDS
         while notes := self._notes(keys, partition, self.applied):
@@ -258,8 +245,10 @@ class _Repair:
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
-        """Repair the rows, and return the number of repaired rows. The digests of replayed rows are added to `rows`.
-        record: stores `rows` before the replay. Raises NotCaughtUp."""
+        """Repair the rows, and return the number of repaired rows. Raises NotCaughtUp.
+
+        record: stores `rows`, with the digests of the rows to replay, before the replay.
+        """
         keys = list(rows)
         seen = set(self.applied)
         repaired: set[Key] = set()
@@ -328,8 +317,7 @@ def _without(digest: Digest, names: Iterable[str]) -> Digest:
 
 
 def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Return whether a row still has the job's content: exactly, or an earlier content that a client noted,
-    or the job's content apart from the fields of later partial updates."""
+    """Return whether a row still has the job's content, or an earlier noted one, apart from later partial updates."""
     if current in by_job or (current and current in earlier):
         return True
     if not (current and note.changed):
@@ -353,9 +341,8 @@ def rewriting(
 ) -> Iterator[RowWriter]:
     """Have all clients note their writes to `info` within the block, and yield the writer of its rows.
 
-    state: the state of the field whose biases are written. New biases must be announced before this call, so that every
-    noted row has them. client_ttl: the longest state_ttl of a client that writes, in seconds; this waits that long
-    before the first row may be read. stop: an event that ends the wait with Cancelled.
+    state: of the field whose biases are written; new biases must be announced before this call. client_ttl: the longest
+    state_ttl of a client that writes, in seconds; this waits that long. stop: ends the wait with Cancelled.
 
     If the block fails or is stopped, this repairs the last batch before clients stop noting; after a job is killed,
     they continue, and the next job repairs it. If all biases are in side collections, clients note nothing.
@@ -401,7 +388,7 @@ def rewriting(
 
 def _repair_left(store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None) -> int:
     """Repair the batches that killed jobs left, and remove their records. Return the number of repaired rows.
-    store: the store of the lease, which has fenced the former holders. intent_log: None for that of `info`."""
+    store: of the lease, which has fenced the former holders. intent_log: None for that of `info`."""
     intent_log = intent_log or info.intent_log
     if intent_log is None or not store.exists(intent_log.collection):
         return 0

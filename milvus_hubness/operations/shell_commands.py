@@ -25,19 +25,14 @@ LINE_LENGTH = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a command.
-
-    exit_code: negative for a signal; None if the command was ended because it took too long or was cancelled.
-    last_line: the last line of its standard error, or else of its standard output, with secrets replaced by
-    ***.
-    """
+    """The outcome of a command. exit_code: negative for a signal; None if the command took too long or was cancelled.
+    last_line: of its standard error, or else of its standard output, with secrets replaced by ***."""
 
     exit_code: int | None
     last_line: str
 
     @property
     def complaint(self) -> str:
-        """The reason why the command failed, for an error message."""
         how = "did not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
         return f"{how}: {self.last_line}" if self.last_line else how
 
@@ -51,8 +46,7 @@ def run_command(
 ) -> Outcome:
     """Run `command` through the shell and wait for it, at most `timeout` seconds or until `cancelled` is set.
 
-    variables: added to its environment. The environment lacks the variables that hold the token, and all
-    variables whose value contains a secret.
+    variables: added to its environment, which lacks the token and all variables whose value contains a secret.
     """
     secrets = all_secrets()
     environment = {
@@ -100,11 +94,10 @@ log = logging.getLogger("milvus_hubness")
 
 
 class Hooks:
-    """A listener that runs the user's commands for an event, one after the other, through the shell.
+    """A listener that runs the user's commands for an event, lists by event name, through the shell.
 
-    A command gets the event's name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: a text or number
-    as it is, None as an empty value, and other values as JSON. commands: lists of commands, by event name. A command
-    that still runs when `cancelled` is set is killed and counts as failed. Raises InvalidParameter for unknown events.
+    A command gets $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON.
+    If it still runs when `cancelled` is set, it is killed and has failed. Raises InvalidParameter for unknown events.
     """
 
     def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
@@ -113,8 +106,7 @@ class Hooks:
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
-        """Run the commands of the event. Raises HookFailed if a command of a before-* event fails; other
-        failures are logged."""
+        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are logged."""
         for command in self._commands.get(event.name, ()):
             outcome = run_command(command, variables=self._variables(event), cancelled=self._cancelled)
             if outcome.exit_code == 0:
@@ -132,8 +124,7 @@ class Hooks:
 
 
 def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
-    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises
-    InvalidParameter for unknown events and for specs of another form."""
+    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises InvalidParameter."""
     commands: dict[str, list[str]] = {}
     for spec in specs:
         name, _, command = spec.partition("=")
@@ -168,12 +159,10 @@ def watching_load(
     critical_load: str | None = None,
     every: float = 5.0,
 ) -> Iterator[None]:
-    """Run two shell commands of the user every `every` seconds while this context is open.
+    """Run two shell commands of the user once before the body of `with`, and every `every` seconds within it.
 
-    max_load: `throttle` is paused while this command exits with a code other than 0. critical_load: once this command
-    exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the exit code and the
-    last line of output; the caller reports it. A command that takes more than 30 s counts as failed. Both commands run
-    once before the body of `with`, so that no write goes to a busy server.
+    max_load: `throttle` is paused while this exits with a code other than 0. critical_load: once this does, `throttle`
+    is stopped with CriticalLoad, which the caller reports. A command that takes more than 30 s counts as failed.
     """
     over = threading.Event()
 
