@@ -21,16 +21,15 @@ from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
-"""Seconds to wait before the further reads of a row that differs: a client may be between its two writes. One read is
-enough if no client writes."""
+"""Seconds before the further reads of a row that differs: a client may be between its two writes."""
 
 REPAIR_ROUNDS = 20
 WARMING_SEARCHES = 100
 
 
 def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False) -> Pair:
-    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is
-    the origin, and the source must equal it. Raises as `load_corrections` does."""
+    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is the origin.
+    Raises as `load_corrections` does."""
     state, before = migration.corrected(), migration.rebuilds
     former = load_corrections(store, before, unchecked=before.profiles) if before else {}
     source = Endpoint(migration.source_now, before, former)
@@ -40,8 +39,8 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison of all rows. rows, fields: number of compared rows of the origin and of their field
-    values. differing: number of rows that still differed when read again; after the pass none of them differs."""
+    """The result of one comparison of all rows. rows, fields: number of compared rows of the origin and of their
+    values. differing: number of rows that still differed when read again; after the pass none does."""
 
     rows: int
     fields: int
@@ -51,10 +50,10 @@ class Pass:
 def run_pass(
     pair: Pair, partitions: Sequence[str | None], migration: Migration, options: MigrationOptions, *, number: int
 ) -> Pass:
-    """Compare all rows once, and carry over the rows of the copy that differ.
+    """Compare all rows once, and carry over the rows of the copy that differ. number: from 1; 0 writes nothing.
 
-    number: of the pass, from 1; 0 for a pass that writes nothing. Raises NotCaughtUp for a row that changes
-    faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows that differ.
+    Raises NotCaughtUp for a row that changes faster than it can be carried over, and, if number is 0,
+    VerificationFailed, which names rows that differ.
     """
     throttle, rows_total = options.throttle, migration.rows
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
@@ -81,7 +80,6 @@ def run_pass(
 
 
 def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
-    """Return the rows that differ at every further read."""
     broken: dict[Key, str] = {}
     for seconds in delays:
         time.sleep(seconds)
@@ -95,9 +93,8 @@ def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays:
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
     """Carry these rows over until the copy holds the rows of the origin.
 
-    A client may write a row meanwhile, first to the origin and then to the copy, and this method may undo the
-    second write. If the client wrote to the origin before the next read of it, that read shows the write. If
-    it writes to the origin after that read, its write to the copy follows this method's write, and stays.
+    A client writes first to the origin and then to the copy, and this may undo the second write. The next read of the
+    origin shows such a write; a later write to the copy follows this one, and stays.
     """
     store, field = pair.store, pair.state.field
     for _ in range(REPAIR_ROUNDS):
@@ -140,12 +137,9 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a verification.
-
-    rows, fields: number compared one by one. biases: number of biases that were computed again and are equal.
-    searched: number of rows whose own vector was searched for. in_source, in_copy: number of those rows that were among
-    the ten best there.
-    """
+    """The result of a verification. rows, fields: number compared one by one. biases: number of biases that were
+    computed again. searched: number of rows whose own vector was searched for; in_source, in_copy: those among the ten
+    best."""
 
     rows: int
     fields: int
@@ -156,11 +150,8 @@ class Verification:
 
 
 def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
-    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is doubled, the biases
-    of a sample equal those that the bank gives now, and searches return rows of the copy as of the source.
-
-    Raises VerificationFailed, and StateError if the ledger has lost the chunks of the migration.
-    """
+    """Check what the comparison of rows, `equal`, does not show: no row is doubled, sampled biases equal those that the
+    bank gives now, and searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
     if not chunks:
         raise StateError(
             f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
@@ -186,8 +177,8 @@ def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chun
 
 
 def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
-    """Check that the copy has the planned index, as far as the database shows it. Skip the check if the copy
-    has taken over: its owner may have created another index. Raises VerificationFailed."""
+    """Check that the copy has the planned index, unless it has taken over: its owner may have created another index.
+    Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
     planned = migration.indexed(source).vector_fields[migration.field]
@@ -208,8 +199,8 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled. While clients write, only a stable count is meaningful, and a count
-    may also seem stable because inserts and deletes balance: so this counts several times."""
+    """Check that no row is doubled. While clients write, only a stable count means anything, and inserts may balance
+    deletes: so this counts several times."""
     store, copy = pair.store, pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)
@@ -253,14 +244,12 @@ def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floa
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
-    """Compare every row and field of a migration's two collections, and check the other parts of
-    `Verification`. Write nothing.
+    """Compare every row and field of a migration's two collections, and check the rest of `Verification`. Read only.
 
-    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are
-    not unit may differ by one unit in the last place of the field's type. Rows that clients are writing at
-    this moment are read again. After the cutover, rows that the application changed since then differ. Raises
-    VerificationFailed, which names the first rows that differ or an index that is not as planned,
-    NoMigration, and WrongPhase before the copy exists or after the source is dropped.
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are not unit
+    may differ by one unit in the last place. After the cutover, rows that the application changed since then differ.
+    Raises VerificationFailed, which names the first rows that differ or an index that is not as planned, NoMigration,
+    and WrongPhase before the copy exists or after the source is dropped.
     """
     options, ledger = options or MigrationOptions(), Ledger(store)
     migration = ledger.find(name)

@@ -13,9 +13,9 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
     """Drop one side of a migration for good.
 
-    name: its source, target or alias. drop: the source, once the application reads the copy, which finishes
-    the migration; or the copy, while the application reads the source, which undoes the migration. target:
-    the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
+    name: its source, target or alias. drop: the source, which finishes the migration; or the copy, while the
+    application reads the source, which undoes it. target: the copy, if the source has several. Raises LeaseHeld, and as
+    `would_drop` does.
     """
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
@@ -31,7 +31,7 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return the names that `clean` would drop, by kind. Read only; no index and no load is required.
+    """Return the names that `clean` would drop, by kind. Read only.
 
     Raises InvalidInput if `drop` does not belong to this migration, NoMigration, WrongPhase, CollectionExists
     if another collection has the name, and StoreError if an alias leads to it.
@@ -99,7 +99,6 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def _is_copy(store: Collections, migration: Migration) -> bool:
-    """Return whether the collection with the target's name is the copy that this migration created."""
     copy = store.info(migration.target, counted=False).states.get(migration.field)
     return copy is not None and copy.migration == migration.id
 

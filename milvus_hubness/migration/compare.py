@@ -28,10 +28,8 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of the two collections of a migration, and the form of its rows.
-
-    state, corrections: the collection state and the corrections by bias slot; None and empty for plain rows.
-    """
+    """One of the two collections of a migration, with its state and corrections by bias slot; None and empty if
+    plain."""
 
     collection: str
     state: CollectionState | None = None
@@ -50,10 +48,8 @@ class Endpoint:
         return Batch(stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows)
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Return stored rows of this collection, from rows as users see them.
-
-        Raises CannotMigrate for a row that could not be read back bit for bit.
-        """
+        """Return stored rows of this collection. Raises CannotMigrate for a row that would not be read back bit for
+        bit."""
         if self.codec is None or self.state is None:
             return rows
         if problem := self.state.unreadable(rows.vectors, rows.keys):
@@ -62,8 +58,8 @@ class Endpoint:
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
-        """Return rows of this collection from stored rows of the origin. Vectors of another corrected
-        collection stay equal bit for bit."""
+        """Return rows of this collection from stored rows of the origin; already corrected vectors stay equal bit for
+        bit."""
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)
@@ -92,11 +88,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two collections of which one copies the other.
-
-    origin: the collection that holds the correct rows. copy: the collection that must equal it. state: the
-    state of the corrected one of the two.
-    """
+    """Two collections: `copy` must equal `origin`. state: of the corrected one of the two."""
 
     store: Store
     origin: Endpoint
@@ -104,9 +96,8 @@ class Pair:
     state: CollectionState
 
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
-        """Return the current rows of these keys in the origin and in the copy. This reads the copy first:
-        clients write to the origin first, so a row that appears in the copy was written to the origin, and
-        perhaps deleted from it, before."""
+        """Return the current rows of these keys in the origin and in the copy. This reads the copy first: clients write
+        to the origin first, so a row that appears in the copy was in the origin before."""
         copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
         return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
 
@@ -184,10 +175,9 @@ class Pair:
         return defects
 
     def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
-        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may
-        differ by one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near
-        zero). If the database normalizes vectors, it may have done so in either collection: they may differ
-        by the number of units that the store states."""
+        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may differ by
+        one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near zero), or by the units
+        that the store states where the database normalizes vectors."""
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)

@@ -1,8 +1,7 @@
 """The preparation of a migration, and the copy: by chunks of rows, or by files to import.
 
-An import always inserts, so a repeated import doubles its rows. The ledger therefore names the file of a
-chunk before the database is to import it. A later run that finds such a name waits until no import is
-running, and then imports only the rows that are missing.
+A repeated import doubles its rows. The ledger therefore names the file of a chunk before its import; a later run waits
+until no import is running, and then imports only the rows that are missing.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
-    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused if the plan
-    differs from the unfinished migration's arguments."""
+    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused."""
     former = ledger.of_target(plan.target)
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
@@ -53,8 +51,7 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the state and the chunks. After an interruption this
-    starts again from the beginning."""
+    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption, once more."""
     correction = fit_measured(
         store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
         plan.target_bank,
@@ -90,8 +87,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
 
 
 def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
-    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread evenly over
-    the keys."""
+    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
     source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
         parts = [scan_chunk(store, source, field, chunk) for chunk in plan.survey.chunks]
@@ -152,7 +148,6 @@ class Recorder:
 
 
 def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
-    """Return the chunk with the keys of its rows that have no usable vector. rows: of the origin."""
     invalid = pair.state.layout.invalid(pair.origin.decode_rows(rows).vectors)
     keys = tuple(rows.keys[i] for i in np.flatnonzero(invalid))
     return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": keys[:KEYS_NAMED]})
@@ -168,16 +163,15 @@ def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -
 
 
 BEGUN_AT_MOST = 4
-"""Number of chunks after the last recorded chunk that a killed run may have begun to write: one chunk is written while
-the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk that was just recorded."""
+"""Number of chunks after the last recorded one that a killed run may have begun: one is written while the one before
+is recorded, and a busy Milvus 2.3 may still show a former record."""
 
 _Copied = tuple[list[Chunk], int, float]
-"""The arguments of `Recorder.done`."""
 
 
 def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
-    """Copy the chunks that are not recorded as done, in a pipeline: read the next chunk and record the last
-    one while a chunk is written. alone: no client has ever written to the copy."""
+    """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
+    alone: no client has ever written to the copy."""
     todo = recorder.todo
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
@@ -217,8 +211,8 @@ LONGEST_PAUSE = 2.0
 
 
 def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Throttle) -> None:
-    """Complete the imports of an earlier run: wait until no import into `target` is running, record imported
-    chunks as done, and delete the target's rows of all other chunks."""
+    """Complete an earlier run: wait until no import into `target` is running, record imported chunks as done, and
+    delete the target's rows of all other chunks."""
     imports = capability(store, BulkImport)
     jobs = _ended(
         lambda: imports.import_jobs(target), lambda jobs: any(job.state == "running" for job in jobs), throttle
@@ -237,10 +231,9 @@ def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Th
 
 
 class Importer:
-    """Copies the chunks that are not recorded as done, through files that the database imports.
+    """Copies the chunks that are not recorded as done, through files; the copy shows them after `Store.show_imported`.
 
-    The copy must hold none of their rows; it shows them only after `Store.show_imported`. No client may write
-    to it: the import of a key that was upserted before would double that key.
+    The copy must hold none of their rows, and no client may write to it: an import would double upserted keys.
     """
 
     def __init__(self, pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
@@ -252,8 +245,7 @@ class Importer:
         self._bytes_per_row = BYTES_PER_NUMBER * pair.state.codec.form.width
 
     def run(self) -> None:
-        """Read chunks ahead, and write a file while the one before is imported. Raises StoreError with the database's
-        reason if the database cannot import a file."""
+        """Read ahead, and write a file while the one before is imported. Raises StoreError with the reason."""
         shutil.rmtree(self._folder, ignore_errors=True)
         todo = self._recorder.todo
         with ThreadPoolExecutor(2, "importing") as pool:
@@ -284,8 +276,7 @@ class Importer:
             yield group
 
     def _write(self, group: list[Chunk], batches: Iterator[Batch]) -> tuple[str | None, list[Chunk], int]:
-        """Write a file for the group. Return the file, None if the group has no rows left; its chunks; and
-        the number of rows."""
+        """Write a file for the group. Return the file, None without rows; its chunks; and the number of rows."""
         pair = self._pair
         copied: list[Chunk] = []
         rows = 0

@@ -22,16 +22,13 @@ Phase = Literal[
     "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
     "finished",
 ]  # fmt: skip
-"""The phases of a migration. preparing: the fit is running, and only the bank may exist. verified: the copy
-may take over. switching: the name is being moved. finished: the source is dropped."""
+"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is being moved. finished:
+the source is dropped."""
 
 
 class Switch(FrozenModel):
-    """The move of the application's name to the copy.
-
-    name: the alias, or the source's own name, which became an alias. source_renamed: the new name of the source, if
-    any. window: duration of the step in seconds; if the source was renamed, the name led nowhere during that time.
-    """
+    """The move of the application's name, the alias or the source's own name, to the copy. source_renamed: the new name
+    of the source, if any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
 
     name: str
     source_renamed: str | None = None
@@ -40,12 +37,8 @@ class Switch(FrozenModel):
 
 
 class Migration(FrozenModel):
-    """The record of one migration.
-
-    id: random; the copy carries it, and it identifies the chunks. rebuilds: the former state of a source that is
-    already corrected and whose copy gets other biases. arguments: those of MigrationPlan; every further run must have
-    the same. source_identity: see CollectionInfo.
-    """
+    """The record of one migration. id: random; the copy carries it. rebuilds: the former state of a corrected source
+    whose copy gets other biases. arguments: those of MigrationPlan; every further run must have the same."""
 
     version: Literal[1] = 1
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -135,18 +128,15 @@ class Ledger:
         return self._up_to_date(migration) if migration else None
 
     def reread(self, former: Migration) -> Migration:
-        """Read a migration again, once its lease is held. Raises NoMigration."""
+        """Read a migration again under its lease. Raises NoMigration."""
         migration = self.of_target(former.target)
         if migration is None or migration.id != former.id:
             raise NoMigration(f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command")
         return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration that this collection or alias belongs to. If there are several, prefer a migration to it
-        over one from it, then one that is not over. target: select the migration to this copy.
-
-        Raises NoMigration, and InvalidInput if several remain.
-        """
+        """Return the migration of this collection or alias. If there are several, prefer one to it, then one that is
+        not over. target: select the migration to this copy. Raises NoMigration, and InvalidInput if several remain."""
         migrations = self.migrations()
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
@@ -206,9 +196,8 @@ RENAMED = "{}__before_hubness"
 
 
 def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
-    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an
-    alias of target. Raises InvalidInput if that is not possible, and CollectionExists if the new name of the
-    source is in use."""
+    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an alias of
+    target. Raises InvalidInput, and CollectionExists if the new name of the source is in use."""
     if (alias is None) == (not rename):
         raise InvalidInput("one name moves: pass either the alias that the application uses, or rename")
     if rename and not isinstance(store, Renaming):

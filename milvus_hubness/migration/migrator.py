@@ -36,15 +36,13 @@ def migrate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Migration:
-    """Copy, catch up, verify, and cut over if the plan names an alias or a rename; continue an earlier run of
-    the same plan where it stopped.
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename; continue an earlier run of the plan.
 
     changes: fields of `MigrationOptions`, in place of those of `options`. After a failure or an interruption,
     call it again to continue, or use `clean` to undo it.
 
     Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
-    NotCaughtUp, VerificationFailed, CannotMigrate if the database cannot import files, InvalidParameter if the engine
-    does not support the estimator or the server does not support the copy's index, and the exceptions of the store.
+    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
     if progress is not None:
         changes["events"] = as_events(progress)
@@ -63,10 +61,10 @@ def migrate(
 def resume(
     store: Store, name: str, options: MigrationOptions | None = None, *, alias: str | None = None, rename: bool = False
 ) -> Migration:
-    """Resume the unfinished migration of this source or to this target, with its original arguments. alias,
-    rename: as in `cutover`; with neither, a verified copy does not take over.
+    """Resume the unfinished migration of this source or to this target, with its original arguments.
 
-    Raises NoMigration, and the exceptions of `migrate`.
+    alias, rename: as in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as
+    `migrate` does.
     """
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
@@ -80,10 +78,9 @@ def cutover(
 ) -> Migration:
     """Let the application read the copy: catch up once more, then move the name that the application uses.
 
-    name: the source, the copy or the alias. alias: the alias that is moved or created, in one step of the
-    database. rename: the application uses the source's own name: the source gets a new name, and its own name
-    becomes an alias of the copy. In between, for some milliseconds, the name leads nowhere; a HubnessClient
-    waits that out. An interrupted step is finished with its original arguments.
+    name: the source, the copy or the alias. alias: the alias that is moved or created, in one step of the database.
+    rename: the source gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the
+    name leads nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments.
 
     Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
@@ -97,8 +94,8 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is the source's own name. carried: number of
-    rows that clients wrote to the corrected collection since the cutover and that were carried back."""
+    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows that
+    clients wrote since the cutover and that were carried back."""
 
     alias: str
     source: str
@@ -107,10 +104,10 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, after the source has caught up with writes since the cutover.
+    """Let the application read the source again, once it has caught up with writes since the cutover.
 
-    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound
-    if the source no longer exists, NotCaughtUp, and the exceptions of the store.
+    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound,
+    NotCaughtUp, and the exceptions of the store.
     """
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
@@ -122,8 +119,8 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 def opened(
     store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Migrator]:
-    """Yield the migrator of a migration, under its lease. lease: a lease that the caller holds, extended to
-    the migration's collections; None for a new one. Raises LeaseHeld, NoMigration."""
+    """Yield the migrator of a migration under its lease: `lease`, extended to its collections, or a new one. Raises
+    LeaseHeld, NoMigration."""
     with _leased(store, (migration.source_now, migration.target, migration.source), options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
@@ -132,8 +129,7 @@ def opened(
 def _leased(
     store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Lease]:
-    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle raise LeaseLost once it is
-    lost."""
+    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the lease."""
     try:
         with nullcontext(lease) if lease else Lease(store, *names) as held, options.throttle.guarded(held.check):
             held.include(*names)
@@ -155,8 +151,8 @@ class Migrator:
         self._store, self._ledger = lease.store, Ledger(lease.store)
 
     def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
-        """Run every step that no earlier run has completed. plan: needed until the bank is saved. alias,
-        rename: the name that moves to the copy; with neither, the run ends before the cutover."""
+        """Run every step that no earlier run has completed. plan: needed until the bank is saved. alias, rename: with
+        neither, the run ends before the cutover."""
         migration = self.migration
         if migration.phase == "rolling back":
             self.roll_back()
@@ -252,7 +248,6 @@ class Migrator:
             self._write(announced_at=now())
 
     def _wait_for_clients(self) -> None:
-        """Wait until every client has read the announcement."""
         announced_at = self.migration.announced_at
         if announced_at is not None and not self._options.no_writers:
             time.sleep(max(0.0, self._options.client_ttl - (now() - announced_at).total_seconds()))
@@ -264,8 +259,8 @@ class Migrator:
         return done
 
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
-        """Run passes until one finds no difference. Return that pass, and the number of rows that earlier
-        passes carried over. Raises NotCaughtUp if every pass finds differences."""
+        """Run passes until one finds no difference. Return it, and the number of rows that were carried over. Raises
+        NotCaughtUp."""
         carried = 0
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)
@@ -279,8 +274,7 @@ class Migrator:
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
-        """Catch up while writes fail if they do not reach both collections. Return the number of rows that
-        were carried over."""
+        """Catch up while writes fail if they do not reach both collections. Return the number of carried rows."""
         origin, copy = pair.origin.collection, pair.copy.collection
         self._announce(origin, copy, required=True)
         self._wait_for_clients()

@@ -43,10 +43,8 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class BulkTarget:
-    """A folder that this process writes to and the database reads from.
-
-    remote: the folder's name in the database, a path or a prefix in its bucket; None if both names are equal.
-    """
+    """A folder that this process writes to and the database reads from, there by the name `remote`; None if it is
+    equal."""
 
     folder: Path
     remote: str | None = None
@@ -63,8 +61,7 @@ class BulkTarget:
         return f"{remote.rstrip('/')}/{file}" if remote else file
 
     def require(self, store: Store, source: CollectionInfo) -> None:
-        """Check that rows of `source` can be copied through this folder. Raises InvalidInput if the folder
-        does not exist, and CannotMigrate if files cannot hold rows of `source`."""
+        """Raise InvalidInput if the folder does not exist, and CannotMigrate if files cannot hold rows of `source`."""
         if not self.folder.is_dir():
             raise InvalidInput(f"no folder {self.folder} for files to import: create it")
         if reasons := capability(store, BulkImport).import_obstacles(source):
@@ -72,7 +69,6 @@ class BulkTarget:
 
 
 CLIENT_TTL = STATE_TTL
-"""Default value of the longest state_ttl of the clients that write, in seconds."""
 
 
 def default_client_ttl() -> float:
@@ -83,12 +79,11 @@ def default_client_ttl() -> float:
 class MigrationOptions:
     """Options of a run.
 
-    no_writers: no client writes to the source during the run, so clients need no announcement, and one pass carries
-    over the rows that differ after the copy. client_ttl: the longest state_ttl of a HubnessClient that writes, in
-    seconds. release: the cutover waits until it is set; the copy catches up meanwhile. bulk: the folder for files that
-    the database imports, in place of upserts; only with no_writers, because an import does not replace a client's
-    earlier write. engine: computes the biases of the copied rows: "server" uses the database's own search over the bank
-    (NNN and CSLS), "ray" uses a Ray cluster. Raises InvalidParameter.
+    no_writers: no client writes to the source, so clients need no announcement, and one pass follows the copy.
+    client_ttl: the longest state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is
+    set; the copy catches up meanwhile. bulk: the folder for files that the database imports, in place of upserts; only
+    with no_writers. engine: computes the biases: "server" uses the database's own search over the bank (NNN and CSLS),
+    "ray" uses a Ray cluster. Raises InvalidParameter.
     """
 
     no_writers: bool = False
@@ -111,11 +106,9 @@ class MigrationOptions:
 class MigrationPlan(Fitting):
     """The plan of a migration: copy `source` to `target`, with `field` in augmented form.
 
-    alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name instead,
-    which becomes an alias. seconds, memory_bytes: see `estimates`. waits: seconds that the run waits for clients.
-    recall: the recall that the index loses with the augmented form, if measured. resolution: the precision that an
-    exact search loses, if any. restart: the run drops an unfinished target first. index: the copy's index, if it
-    differs from the source's; `source` then describes it too.
+    alias: the alias that the cutover moves. rename: it moves the source's own name instead. seconds, memory_bytes: see
+    `estimates`. waits: seconds that the run waits for clients. recall, resolution: what the index and an exact search
+    lose, if measured. restart: the run drops an unfinished target first. index: the copy's, if it differs.
     """
 
     schema: dict[str, Any]
@@ -144,7 +137,7 @@ class MigrationPlan(Fitting):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that a further run must repeat, as plain data: the copy depends on all of them."""
+        """The arguments that a further run must repeat, as plain data."""
         return {
             "schema": self.schema,
             "field": self.field,
@@ -160,7 +153,6 @@ class MigrationPlan(Fitting):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, for people and for --json."""
         vector, arguments = self.vector, self.arguments
         return {
             "source": self.source.name,
@@ -194,7 +186,6 @@ class MigrationPlan(Fitting):
 
 
 def bank_facts(bank: QueryBank, target_bank: QueryBank | None, collection: str) -> dict[str, Any]:
-    """Return the banks of a plan as plain data. collection: where they are saved."""
     return {
         "collection": collection,
         "source": bank.source,
@@ -231,14 +222,12 @@ def plan_migration(
     estimator: by default the one that tuning on this bank chose, with its strength; else Blend(), the best known choice
     without labelled pairs. force: plan even if tuning advises against correction. gate: see DynamicGate; by default
     every query is corrected. With gate_targets, see DualDynamicGate. profiles: the minimum number of bias profiles with
-    room in the vectors; `refresh` adds those after the first. index_type, index_params: of the copy's index on the
-    field; if the type is unchanged, unnamed parameters are the source's. measure: measure the recall that such an index
-    loses with the augmented form, in some 10 s. client_ttl: seconds until writing clients have read a new collection
-    state; a run waits this long once while it copies and once before the cutover. 0 if no client writes.
+    room in the vectors. index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are
+    the source's. measure: measure the recall that such an index loses with the augmented form, in some 10 s.
+    client_ttl: seconds until writing clients have read a new collection state; 0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate,
-    which names every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall,
-    InvalidParameter, and InvalidInput if gate_targets is given without a gate or a target bank.
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
+    every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
     gate, gate_targets = checked_gates(gate, gate_targets, target_bank)
@@ -315,7 +304,6 @@ def plan_migration(
 def _index(
     info: CollectionInfo, field: str, index_type: str | None, index_params: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the argument of `CollectionInfo.with_index`; None if no index was requested."""
     if index_type is None and not index_params:
         return None
     vector = info.vector_fields[field]
@@ -327,8 +315,7 @@ def _index(
 def checked_gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
-    """Return the valid k of a DynamicGate, None for no gate, or those of a DualDynamicGate. Raises InvalidParameter,
-    InvalidInput."""
+    """Return the valid k of a DynamicGate or of a DualDynamicGate. Raises InvalidParameter, InvalidInput."""
     try:
         if gate_targets is None:
             return None if gate is None else DynamicGate(gate).k, None
@@ -345,9 +332,8 @@ def checked_gates(
 def chosen(
     info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
 ) -> tuple[Estimator, float]:
-    """Return the estimator to fit and the search strength: `estimator`, at strength 1; else the
-    choice of tuning for this bank; else Blend(). Raises CorrectionNotRecommended if tuning advises against
-    this bank, unless `force`."""
+    """Return the estimator to fit and the search strength: `estimator`, at strength 1; else the choice of tuning for
+    this bank; else Blend(). Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
         return estimator or Blend(), 1.0
@@ -361,9 +347,8 @@ def chosen(
 
 
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
-    """Return the unfinished migration to this target, which a run would continue. Raises CollectionExists if
-    the name belongs to another collection, and AlreadyCorrected if the application already uses the target.
-    """
+    """Return the unfinished migration to this target, which a run would continue. Raises CollectionExists,
+    AlreadyCorrected."""
     migration = Ledger(store).of_target(target)
     if migration is not None and migration.source == info.name:
         if migration.phase in {"switching", "switched", "rolling back"}:

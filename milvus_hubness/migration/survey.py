@@ -48,8 +48,8 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
     """Return a key that is at least the greatest current key, searched from `key` up; None if there is no such key.
 
-    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads pages. A page
-    with fewer rows than requested does not show the end: Milvus 2.3 returns some rows one by one.
+    A reader that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than
+    requested does not show the end: Milvus 2.3 returns some rows one by one.
     """
     for step in count():
         above = store.above(key, step)
@@ -62,12 +62,9 @@ SAMPLE_ROWS = 4_096
 
 
 class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto.
-
-    rows: their number when the chunk was fixed. seconds: duration of their write; None until it is done.
-    invalid: number of rows without a usable vector. invalid_keys: the first of these. importing: the file
-    that the database is to import, by its name in the database.
-    """
+    """The rows of a partition with after < key ≤ upto. rows: their number when the chunk was fixed. seconds: duration
+    of their write; None until it is done. invalid: number of rows without a usable vector. importing: the file that the
+    database is to import, by its name there."""
 
     number: int = Field(ge=0)
     partition: str | None
@@ -81,14 +78,12 @@ class Chunk(FrozenModel):
 
 
 def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int | None = None) -> Batch:
-    """Return the rows of a collection in a chunk."""
     return store.scan(collection, field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All chunks of a collection, in key order within each partition, and the keys of a sample of rows,
-    spread evenly over each partition."""
+    """All chunks of a collection in key order within each partition, and the keys of rows spread over each one."""
 
     chunks: list[Chunk]
     sample: dict[str | None, list[Key]]
@@ -158,8 +153,7 @@ class Fitting:
 
 def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     """Return the seconds of copy and verification, if a write and a comparison take as long as a read; and the bytes of
-    memory of the loaded source and of its target: vectors, graph links, other fields. Also check on a sample that the
-    estimator can be fitted on this bank."""
+    memory of the loaded source and target. Also check on a sample that the estimator can be fitted on this bank."""
     chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
@@ -175,8 +169,7 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
-    """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS
-    rows and queries of the bank; see `measure_recall`."""
+    """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS rows."""
     info, field, vector = fitting.source, fitting.field, fitting.vector
     parts, left = [], ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
@@ -204,17 +197,14 @@ MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
 LEAST_IN_ORDER, REMARKED = 0.5, 0.99
-"""Minimum shares of queries that keep their order: below the first, float32 does not distinguish rows under L2;
-below the second, the plan has a remark."""
+"""Minimum shares of queries that keep their order: under L2, and for a plan without a remark."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the scores of the augmented form keep the raw order, on so many rows and queries.
-
-    in_order: the share of queries whose ten nearest rows keep the raw order at strength 0. gap: the median score
-    difference of neighbours among those ten (L2: squared distance). error: the median error of the augmented form.
-    """
+    """How well the augmented form keeps the raw order, on so many rows and queries. in_order: the share of queries
+    whose ten nearest rows keep it at strength 0. gap: the median score difference of neighbours among those ten (L2:
+    squared distance). error: the median error of the augmented form."""
 
     rows: int
     queries: int
@@ -223,7 +213,7 @@ class Resolution:
     error: float
 
     def require(self, field: str) -> None:
-        """Check that the augmented form distinguishes rows under L2. Raises CannotMigrate."""
+        """Raise CannotMigrate unless the augmented form distinguishes rows under L2."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
                 f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest of a query differ by "
@@ -233,7 +223,6 @@ class Resolution:
             )
 
     def remark(self, dtype: Dtype) -> list[str]:
-        """Return the remarks of a plan about the resolution."""
         if self.in_order >= REMARKED:
             return []
         reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
@@ -244,9 +233,8 @@ class Resolution:
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, on at most MEASURED_ROWS vectors (n, d) and
-    MEASURED_QUERIES queries (m, d), spread evenly. Return None if there are fewer than a dozen usable rows,
-    or no query."""
+    """Measure the resolution in float32, as a server computes, on some vectors (n, d) and queries (m, d). Return None
+    if there are fewer than a dozen usable rows, or no query."""
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
@@ -295,8 +283,8 @@ def resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype
 
 
 def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
-    """Measure how well the augmented form distinguishes rows, on rows spread over the collection and queries of the
-    bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not distinguish them."""
+    """Measure the resolution on rows spread over the collection and queries of the bank; None if the augmented form is
+    as good as the vectors. Raises CannotMigrate if it does not distinguish them."""
     layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None

@@ -83,8 +83,8 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of rows.
-    biases: (n,), those that searches use now; None if the collection is not corrected."""
+    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of
+    rows. biases: (n,), those that searches use now; None if the collection is not corrected."""
 
     layout: Layout
     keys: list[Key]

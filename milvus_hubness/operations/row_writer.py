@@ -54,8 +54,8 @@ Rows = dict[Key, set[Digest]]
 
 
 class RowContent(FrozenModel):
-    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields not `hidden`.
-    epoch: the name of the field that is 0 or missing in rows without a bias."""
+    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields not
+    `hidden`. epoch: the name of the field that is 0 or missing in rows without a bias."""
 
     field: str
     dim: int
