@@ -28,8 +28,7 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of the two collections of a migration, with its state and corrections by bias slot; None and empty if
-    plain."""
+    """One of the two collections of a migration, with its state and corrections by bias slot; plain if None."""
 
     collection: str
     state: CollectionState | None = None
@@ -48,8 +47,7 @@ class Endpoint:
         return Batch(stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows)
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Return stored rows of this collection. Raises CannotMigrate for a row that would not be read back bit for
-        bit."""
+        """Return stored rows of this collection. Raises CannotMigrate for a row that could not be read back exactly."""
         if self.codec is None or self.state is None:
             return rows
         if problem := self.state.unreadable(rows.vectors, rows.keys):
@@ -58,8 +56,7 @@ class Endpoint:
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
-        """Return rows of this collection from stored rows of the origin; already corrected vectors stay equal bit for
-        bit."""
+        """Return rows of this collection from stored rows of the origin; already corrected vectors stay the same."""
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)

@@ -259,8 +259,7 @@ class Migrator:
         return done
 
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
-        """Run passes until one finds no difference. Return it, and the number of rows that were carried over. Raises
-        NotCaughtUp."""
+        """Run passes until one finds no difference. Return it, and the number of carried rows. Raises NotCaughtUp."""
         carried = 0
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)

@@ -43,8 +43,7 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class BulkTarget:
-    """A folder that this process writes to and the database reads from, there by the name `remote`; None if it is
-    equal."""
+    """A folder that this process writes to and the database reads from, as `remote` if its name differs there."""
 
     folder: Path
     remote: str | None = None
@@ -347,8 +346,7 @@ def chosen(
 
 
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
-    """Return the unfinished migration to this target, which a run would continue. Raises CollectionExists,
-    AlreadyCorrected."""
+    """Return the unfinished migration that a run would continue. Raises CollectionExists, AlreadyCorrected."""
     migration = Ledger(store).of_target(target)
     if migration is not None and migration.source == info.name:
         if migration.phase in {"switching", "switched", "rolling back"}:

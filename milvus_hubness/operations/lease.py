@@ -159,8 +159,7 @@ class Lease:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn an error within the block into LeaseLost if another process holds the lease: it may have dropped
-        things."""
+        """Turn an error within the block into LeaseLost if another process holds the lease."""
         try:
             yield
         except LeaseLost:
@@ -220,8 +219,7 @@ class Lease:
     def _wins(
         self, former: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
     ) -> bool:
-        """Write this process's records and aliases; return whether it alone wrote the highest token of all
-        collections."""
+        """Write this process's records and aliases; return whether it alone wrote the highest token of every one."""
         self._put([*mine.values(), *planned])
         self._drop_former_fences(former)
         for fence in planned:

@@ -311,8 +311,7 @@ class Throttle:
             self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return running, paused_by, the three limits, rows_per_request (None if never adapted), and stopped (a
-        text)."""
+        """Return running, paused_by, the limits, rows_per_request (None if never adapted), and stopped (a text)."""
         with self._changed:
             return {
                 "running": not self._paused_by and self._error is None,
