@@ -129,8 +129,7 @@ COMMANDS = {
         "DualInvertedSoftmax needs reference items: pass target_bank= (--target-bank)"
     ),
     "migrate rollback products": (
-        "no migration of 'products' in this database (there are: books -> books_hubness, "
-        "songs -> songs_hubness): check the name"
+        "no migration of 'products' in this database; its migrations: books -> books_hubness, songs -> songs_hubness"
     ),
     "migrate run --alias live": ("several unfinished migrations (books, songs) in this database: name a collection"),
     "migrate run books --bank bank.npy --k 8 --gate 1": (

@@ -280,7 +280,7 @@ class BankGenerations(ABC):
         width, is_bank = self._describe_bank(collection)
         if not is_bank:
             raise CollectionExists(
-                f"collection {collection!r} exists and is no query bank: choose another name with --bank-name"
+                f"collection {collection!r} exists and is not a query bank: choose another name with --bank-name"
             )
         if dim is not None and width != dim:
             raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")

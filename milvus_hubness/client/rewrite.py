@@ -263,7 +263,9 @@ class Rewrite:
         params = copied(requested)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
-            raise InvalidParameter(f"metric type not match: expected {self.state.metric}, search_params say {metric}")
+            raise InvalidParameter(
+                f"metric type not match: expected {self.state.metric}, not {metric} of search_params"
+            )
         for place in places(params):
             for name in RANGE_BOUNDS:
                 if place.get(name) is not None and queries is not None:

@@ -132,7 +132,7 @@ def _from_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise InvalidParameter(f"{what} is no base64: {error}") from None
+        raise InvalidParameter(f"{what} is not base64: {error}") from None
 
 
 Metric = Literal["IP", "COSINE", "L2"]

@@ -233,7 +233,7 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
         raise VerificationFailed(
-            f"biases in {pair.copy.collection!r} are not what its bank gives: rows {name_some(broken)}"
+            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}"
         )
 
 

@@ -146,7 +146,7 @@ class Ledger:
         if not matching:
             to = "" if target is None else f" to {target!r}"
             all_names = ", ".join(sorted(f"{m.source} -> {m.target}" for m in migrations)) or "none"
-            raise NoMigration(f"no migration of {name!r}{to} in this database (there are: {all_names}): check the name")
+            raise NoMigration(f"no migration of {name!r}{to} in this database; its migrations: {all_names}")
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching

@@ -247,7 +247,7 @@ def plan_migration(
     if obstacles := store.obstacles(info, field, suffix):
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
-        raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
+        raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
     schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
     former = info.vector_fields[field]
     info = info.with_index(field, **index) if index else info

@@ -39,7 +39,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     info = store.info(collection)
     if column is None and len(info.users_fields) != 1:
         names = ", ".join(map(repr, info.users_fields)) or "none"
-        raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
+        raise InvalidInput(f"{collection!r} does not have one vector field to read: choose one of {names}")
     field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
@@ -145,7 +145,7 @@ def read_gallery(
             if backend and state:
                 biases.append(biased_rows.biases[valid, state.profile.slot])
     if not keys:
-        raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
+        raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
     rows = np.concatenate(vectors)
     layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)

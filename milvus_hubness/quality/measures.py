@@ -312,9 +312,9 @@ def checked_positives(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return all positives, sorted by query and without duplicates, and the start of each query's positives."""
     if len(positives) != n_queries:
-        raise InvalidInput(f"positives are for {len(positives)} queries and there are {n_queries}")
+        raise InvalidInput(f"positives cover {len(positives)} queries, but {n_queries} queries were passed")
     if n_queries == 0 or n_items == 0:
-        raise InvalidInput("there is no query, or no gallery item")
+        raise InvalidInput("queries or gallery items are missing")
     sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
     missing = [query for query, one in enumerate(sets) if not one]
     if missing:

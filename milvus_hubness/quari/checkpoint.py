@@ -142,7 +142,7 @@ class Checkpoint:
                 header = (file.metadata() or {}).get(HEADER)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, ValueError) as error:
-            raise UnreadableFile(f"{path} is no readable safetensors file: {error}") from None
+            raise UnreadableFile(f"{path} is not a readable safetensors file: {error}") from None
         try:
             facts = json.loads(header or "")
             if facts["format"] != FORMAT:
@@ -160,7 +160,7 @@ class Checkpoint:
                 {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)} or None,
             )
         except (json.JSONDecodeError, KeyError, TypeError, InvalidParameter) as error:
-            raise UnreadableFile(f"{path} holds no QuARI network: {error}") from None
+            raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
         checkpoint.network()
         return checkpoint
 

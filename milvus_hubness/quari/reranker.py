@@ -68,8 +68,8 @@ class QuariReranker:
         """
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
-            trained = f"was trained for {checkpoint.encoder!r}" if checkpoint.encoder else "does not say for which"
-            raise EncoderMismatch(f"the network {trained}, and is to be used with vectors of {encoder!r}")
+            trained = repr(checkpoint.encoder) if checkpoint.encoder else "an encoder that it does not name"
+            raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
         return cls(checkpoint.network(), **options)
 
     @property

@@ -269,7 +269,7 @@ def _validate_anchors_and_memory(config: QuariConfig, settings: TrainingSettings
     if config.memory > len(pairs):
         raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}")
     if config.memory and settings.anchor_epochs == settings.epochs:
-        raise InvalidParameter("a memory is filled after the anchor epochs, and there are no others")
+        raise InvalidParameter("a memory is filled after the anchor epochs: raise epochs or lower anchor_epochs")
     if config.memory and config.form == "anchored" and not settings.anchor_epochs:
         raise InvalidParameter("the memory of an anchored form needs anchor_epochs: it stores their errors")
 

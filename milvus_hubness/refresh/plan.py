@@ -235,7 +235,7 @@ def plan_refresh(
 def _plan_revert(store: Banks, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     former = state.profile.former
     if former is None:
-        raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
+        raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
     bank = store.load_bank(former.bank)
     return RefreshPlan(
         from_dict(former.estimator), bank, former.strength, "the last refresh is taken back",

@@ -50,7 +50,7 @@ class Timing:
         try:
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=timezone.utc)))
         except CronSimError as error:
-            raise InvalidParameter(f"{text!r} is no cron schedule: {str(error).lower()}") from None
+            raise InvalidParameter(f"{text!r} is not a cron schedule: {str(error).lower()}") from None
         except StopIteration:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
         return cls(text, None)

@@ -151,7 +151,7 @@ def _message(error: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         return _unknown(path)
     if kind == "missing":
-        return "is missing" if path != ("collection",) else "there is none: add a [[collection]]"
+        return "is missing" if path != ("collection",) else "is missing: add a [[collection]]"
     if path == ("collection",):
         return "must be written [[collection]], in double brackets, with a name in it"
     context = error.get("ctx", {})
@@ -177,7 +177,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
     faults = []
     token = file.config.server.token_file
     if token is not None and not Path(token).is_file():
-        faults.append(Fault(("server", "token_file"), f"there is no file {token}"))
+        faults.append(Fault(("server", "token_file"), f"file {token} does not exist"))
     for number, table in enumerate(file.config.collection):
         readers: dict[str, Callable[[], object]] = {
             key: partial(QueryBank.load, bank, column)
@@ -231,7 +231,7 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         yield "name", f"{info.name!r} is unfinished: continue its migration first"
     if table.profile is not None and table.profile not in state.profiles and table.bank is None:
         profiles = ", ".join(state.profiles)
-        yield "profile", f"no profile {table.profile!r} (there are: {profiles}): a new one needs the key bank"
+        yield "profile", f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank"
     for key, bank, column in _banks(table):
         try:
             read_bank(store, bank, column).expect_dim(state.dim, f"field {state.field!r} of {info.name!r}")

@@ -185,7 +185,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             properties = self.client.describe_collection(side)["properties"]
         used = any(state.codec.side_collection == side for state in source.states.values())
         if properties.get(SIDE_PROPERTY) != source.name or used:
-            raise CollectionExists(f"collection {side!r} exists and holds no biases: rename or drop it")
+            raise CollectionExists(f"collection {side!r} exists and has no biases: rename or drop it")
         return True
 
     def create_side(self, source: CollectionInfo, side: str) -> None:

@@ -152,7 +152,7 @@ class MilvusWriteIntents(MilvusRequests):
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if WRITE_INTENTS_OF_PROPERTY not in properties:
-                raise CollectionExists(f"{collection!r} exists already and is no write-intent log: rename it")
+                raise CollectionExists(f"{collection!r} exists and is not a write-intent log: rename it")
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
         for collection in collections:

@@ -93,7 +93,7 @@ def test_a_training_is_taken_up_where_it_was_ended(run, folder):
     assert [each["epoch"] for each in json.loads(again.stdout)["quari"]["history"]] == [0, 1, 2]
     other = run("quari", "train", *options, "--param", "noise=0", "--out", "net.safetensors", "--resume")
     assert_fails(other, 1, "started with other noise")
-    assert_fails(run("quari", "train", *options, "--out", "none", "--resume"), 1, "no readable safetensors")
+    assert_fails(run("quari", "train", *options, "--out", "none", "--resume"), 1, "not a readable safetensors")
 
 
 def test_rows_of_a_corrected_collection_are_the_gallery(run, files):
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
     (folder / "broken").write_bytes(b"no network")
-    assert_fails(run("quari", "show", "broken"), 1, "no readable safetensors")
+    assert_fails(run("quari", "show", "broken"), 1, "not a readable safetensors")
     assert run("quari", "train", "--pairs", "pairs.npz").returncode == 2
     run(*train, "--pairs", "pairs.npz", *SMALL)
     rng = np.random.default_rng(2)

@@ -104,7 +104,7 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
         assert words in fault.replace(f"{os.getcwd()}/", "")
     done = run("serve", "--config", configured(COLLECTION + 'profile = "image"\n'), "--check")
     assert (done.returncode, done.stderr.split(":")[1]) == (2, "7")
-    assert "no profile 'image' (there are: default)" in done.stderr
+    assert "no profile 'image'; profiles: default" in done.stderr
 
 
 def test_without_a_database_the_configuration_is_neither_right_nor_wrong(files, run):

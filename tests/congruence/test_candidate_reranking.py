@@ -417,7 +417,7 @@ class TestWhatIsRefused:
     def test_a_side_name_that_is_taken(self, plain, lite):
         store, name, bank = plain
         plain_collection(lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP")
-        with pytest.raises(CollectionExists, match="holds no biases: rename or drop it"):
+        with pytest.raises(CollectionExists, match="has no biases: rename or drop it"):
             enable(store, plan_enable(store, name, bank, estimator=NNN(4), where="side"))
         assert not store.exists(f"{name}__bank")
 

@@ -337,7 +337,7 @@ def test_refreshes_that_cannot_be(corrected):
     state = corrected.state
     never = state.with_profile(state.profile.model_copy(update={"former": None}))
     write_state(corrected.store, corrected.name, never)
-    with pytest.raises(InvalidInput, match="nothing to go back to"):
+    with pytest.raises(InvalidInput, match="has no earlier biases"):
         refresh(corrected.store, corrected.name, revert=True)
     for change, error in (
         ({"revert": True, "refit": True}, InvalidParameter),

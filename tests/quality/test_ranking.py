@@ -82,7 +82,7 @@ def test_positives_as_an_array_and_several_per_query():
 @pytest.mark.parametrize(
     ("positives", "complaint"),
     [
-        ([0, 1], "positives are for 2 queries and there are 3"),
+        ([0, 1], "positives cover 2 queries, but 3"),
         ([0, 9, 1], "positives of query 1 are not among the 9 gallery items"),
         ([{0, 12}, -1, 1], "positives of query 0, 1 are not"),
         ([0, [], 1], "no positive for query 1"),
@@ -111,7 +111,7 @@ def test_bad_vectors():
             call(queries, gallery, np.full(9, np.nan))
         with pytest.raises(InvalidInput, match="2-D"):
             call(queries[0], gallery)
-    with pytest.raises(InvalidInput, match="no query, or no gallery item"):
+    with pytest.raises(InvalidInput, match="queries or gallery items are missing"):
         ranks(queries[:0], gallery, [])
     with pytest.raises(InvalidParameter, match=r"k is 10 and the gallery has 9 items"):
         nearest(queries, gallery, 10)

@@ -192,7 +192,7 @@ def test_lazy_fields_are_read_only_where_shown():
         ({"strength": -1}, InvalidParameter, "at least 0"),
         ({"strengths": [float("nan")]}, InvalidParameter, "finite"),
         ({"k": N_ITEMS + 1}, InvalidParameter, "gallery has 150 items"),
-        ({"positives": POSITIVES[:5]}, InvalidInput, "positives are for 5"),
+        ({"positives": POSITIVES[:5]}, InvalidInput, "positives cover 5"),
         ({"queries": QUERIES[:1], "positives": POSITIVES[:1]}, InvalidInput, "at least two queries"),
     ],
 )

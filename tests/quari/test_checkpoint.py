@@ -40,7 +40,7 @@ def test_a_network_is_for_one_encoder(kept, tmp_path):
     with pytest.raises(EncoderMismatch, match=r"'mini-lm 6'.*'mini-lm 12'"):
         QuariReranker.load(path, encoder="mini-lm 12")
     dataclasses.replace(kept, encoder=None).save(path)
-    with pytest.raises(EncoderMismatch, match="does not say"):
+    with pytest.raises(EncoderMismatch, match="does not name"):
         QuariReranker.load(path, encoder="mini-lm 12")
 
 
@@ -87,7 +87,7 @@ def test_a_pickle_is_never_opened(tmp_path):
 def test_other_safetensors_are_refused(kept, tmp_path):
     path = tmp_path / "network"
     save_file({"x": torch.zeros(3)}, path)
-    with pytest.raises(UnreadableFile, match="no QuARI network"):
+    with pytest.raises(UnreadableFile, match="not a QuARI network"):
         Checkpoint.load(path)
     rewritten(kept, path, format=99)
     with pytest.raises(UnreadableFile, match="format 99"):

@@ -98,7 +98,7 @@ params = { kk = 3 }
             "server.token: secrets are not allowed here",
             'write "127.0.0.1:9108" for this machine only',
             "collection 1, name: is missing",
-            "schedule: '61 * * * *' is no cron schedule: bad minute",
+            "schedule: '61 * * * *' is not a cron schedule: bad minute",
             "did you mean 'schedule'?",
             "no method 'nnm': use one of nnn",
             "collection 2, params: needs a method",

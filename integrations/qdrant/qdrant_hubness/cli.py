@@ -110,7 +110,7 @@ def migrate(
     Continues an interrupted run; without --bank, with its own options.
     """
     if correcting.bank and source is None:
-        raise typer.BadParameter("no collection: name the one that --bank is for")
+        raise typer.BadParameter("--bank needs a collection: name one")
     store = connection.open()
     resumed = None
     if not (correcting.bank and restart):

@@ -79,7 +79,7 @@ def _carry_out(
 ) -> tuple[MilvusStore, Migration]:
     """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
     if planning.bank and source is None:
-        raise typer.BadParameter("no collection: name the one that --bank is for")
+        raise typer.BadParameter("--bank needs a collection: name one")
     store, name = connection.open(), switching or options.Switching()
     resumed = None
     if not (planning.bank and planning.restart):

@@ -254,8 +254,8 @@ class Rewriting:
         )
         if not (is_average or is_nearest):
             raise UnsupportedOperation(
-                f"a {type(query).__name__} whose biases lie in payloads: ask for the nearest, recommend by "
-                "the average vector, or ask with strength=0"
+                f"a {type(query).__name__} with biases in payloads is not supported: search for the nearest, "
+                "recommend by the average vector, or pass strength=0"
             )
         candidates = models.Prefetch(
             prefetch=request.prefetch,
@@ -328,7 +328,7 @@ def as_vector(value: Any) -> Floats:
         found = np.empty((0, 0), np.float32)
     if found.ndim != 1:
         raise UnsupportedOperation(
-            f"a corrected vector is asked for by a list of numbers or a point's id, not by {type(value).__name__}"
+            f"a corrected vector is searched with a list of numbers or a point's id, not with {type(value).__name__}"
         )
     return found
 

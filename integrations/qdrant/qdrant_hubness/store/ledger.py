@@ -68,7 +68,7 @@ class QdrantLedger(QdrantPoints):
             if not self.is_local:
                 self.ask("create_payload_index", ledger, field_name="group", field_schema="keyword")
         elif LEDGER_PROPERTY not in self._properties(ledger, self.ask("get_collection", ledger)):
-            raise CollectionExists(f"{ledger!r} exists already and is no ledger: rename it first")
+            raise CollectionExists(f"{ledger!r} exists and is not a ledger: rename it first")
 
 
 def _of(group: str) -> models.Filter:

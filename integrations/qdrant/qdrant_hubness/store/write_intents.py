@@ -95,7 +95,7 @@ class QdrantWriteIntents(QdrantBanks):
         if not self.exists(name):
             return
         if WRITE_INTENTS_OF_PROPERTY not in self._properties(name, self.ask("get_collection", name)):
-            raise CollectionExists(f"{name!r} exists already and is no write-intent log: rename it")
+            raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
         self.drop(name)
 
     def notes(
