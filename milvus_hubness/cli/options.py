@@ -48,11 +48,8 @@ EngineName = Annotated[
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` for typer: with the fields of a dataclass in place of each parameter of its type, and with an
-    option for each parameter that is annotated with its help. The options of the connection and --json are last.
-
-    Annotations of parameters come from `inspect.signature`: on Python 3.10, `get_type_hints` makes those with the
-    default None Optional, which hides the content of Annotated.
-    """
+    option for each parameter that is annotated with its help. The options of the connection and --json are last."""
+    # On Python 3.10, get_type_hints makes annotations of the default None Optional, which hides Annotated.
     parameters = inspect.signature(command, eval_str=True).parameters
     annotations = {name: parameter.annotation for name, parameter in parameters.items()}
     groups: dict[str, Any] = {name: group for name, group in annotations.items() if is_dataclass(group)}

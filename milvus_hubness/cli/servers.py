@@ -28,8 +28,6 @@ from milvus_hubness.serve import ACTIONS, ConfigFile, OpenStore, Service, databa
 from milvus_hubness.state import STATE_TTL
 
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
-
-
 LINES = {
     "started": "page and metrics at {url}",
     "waiting": "waiting for the database: {message}",
@@ -38,7 +36,6 @@ LINES = {
     "stopping": "stopping after the current batch",
     "stopped": "stopped",
 }
-"""The lines printed for events, with their facts."""
 
 
 def print_event(event: Event) -> None:
@@ -124,8 +121,7 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 
 
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
-    """Return the address of the database, and a function that opens it. Raises InvalidParameter for an
-    address in the environment that holds a password, because it would be shown."""
+    """Return the address of the database and a function that opens it. Raises InvalidParameter for a password in it."""
     table = file.config.server
     uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:

@@ -124,11 +124,8 @@ Positions = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Retriever:
-    """Unit vectors of the test queries, the gallery and the query bank, all in the gallery's space.
-
-    queries (n, 256) and gallery (n, 256): gallery[i] is the one right answer to queries[i]. bank (m, 256): docstrings
-    of functions that are neither in the gallery nor were trained on. names, docstrings: of the n test pairs.
-    """
+    """Unit vectors: gallery[i] (n, 256) is the one right answer to queries[i] (n, 256); bank (m, 256): docstrings of
+    functions that are neither in the gallery nor were trained on. names, docstrings: of the n test pairs."""
 
     queries: Vectors
     gallery: Vectors
@@ -144,10 +141,7 @@ def split_pairs(count: int, seed: int) -> list[Positions]:
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None) -> Retriever:
     """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors.
-
-    progress: called with a line of text at the start of each stage. No fit uses a test docstring. Raises
-    InvalidInput for fewer than 1000 pairs.
-    """
+    progress: called with a line of text at each stage. Raises InvalidInput for fewer than 1000 pairs."""
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
     report = progress or (lambda stage: None)
@@ -201,12 +195,10 @@ EXAMPLES = 5
 def run(
     uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Build the retriever, load its gallery into the Milvus at `uri`, measure before and after, and return the result
-    as plain data.
+    """Load the retriever's gallery into the Milvus at `uri`, measure before and after, and return plain data.
 
-    raw, corrected: r1, r5 and r10 (Recall@k in percent), skewness of N_10, and the seconds to search all queries.
-    examples: questions, each with the wrong answer before and the right one after. keep: leave the collections in the
-    database. Raises ServerUnavailable, StoreError, UnreadableFile.
+    raw, corrected: r1, r5 and r10 in percent, skewness of N_10, and the seconds to search all queries. keep: leave the
+    collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
     connect(uri, token, db_name).close()

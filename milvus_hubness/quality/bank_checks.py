@@ -1,10 +1,4 @@
-"""Checks of a bank: signs of an unfit bank, coverage of the gallery, and drift of recent queries.
-
-The drift statistic is the unbiased estimate of the squared maximum mean discrepancy under a Gaussian kernel whose width
-is the median distance. Its p-value comes from permutations of the rows of the two samples (Gretton et al., JMLR 2012,
-eq. 3 and section 8). With enough queries any shift becomes significant, so the shift must also be large: a minimum
-share of the variance of both samples in the kernel's space, with equal weights, must be between the samples.
-"""
+"""Checks of a bank: signs of an unfit bank, coverage of the gallery, and drift of recent queries."""
 
 from __future__ import annotations
 
@@ -28,12 +22,9 @@ SAMPLE = 10_000
 
 
 class Reach(NamedTuple):
-    """The number of items that are the nearest item of some query.
-
-    reached: that number. share: `reached` as a share of the number that as many queries would reach if all items were
-    equally likely, N·(1 − exp(−n/N)). once: the share of queries whose nearest item is not the nearest of another
-    query; it estimates the probability that the next query reaches a new item (Good, Biometrika 1953).
-    """
+    """The number of items that are the nearest item of some query. share: `reached` as a share of N·(1 − exp(−n/N)),
+    the number if all items were equally likely. once: the share of queries whose nearest item is not the nearest
+    of another query, an estimate of the probability that the next query reaches a new item (Good, Biometrika 1953)."""
 
     queries: int
     items: int
@@ -69,13 +60,9 @@ def shift(bank: Vectors, queries: Vectors) -> float:
 def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0) -> list[Suspicion]:
     """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
 
-    A bank is narrow if its queries reach fewer than `NARROW` of the items that evenly spread queries would
-    reach or, if real queries are known, fewer than `NARROWER` of the items that as many real queries reach. A
-    narrow bank is chosen, not drawn, if fewer than `CHOSEN` of its queries have a nearest item of their own:
-    a bank drawn from a stream of queries has rare ones. A bank is shifted if its `shift` from the queries
-    exceeds `SHIFTED`. On eight real tasks, the first share is at least 0.52 for their own banks, and at most
-    0.35 for half a bank picked to crowd few items and for banks of other data sets; the second share is at
-    least 0.68 and at most 0.49; the shift is at most 0.002, and at least 1.7 for other data sets.
+    On eight real tasks, the share compared with `NARROW` is at least 0.52 for their own banks and at most 0.35 for
+    banks that are picked or of other data sets; that compared with `NARROWER` is at least 0.68 and at most 0.49;
+    the shift compared with `SHIFTED` is at most 0.002, and at least 1.7 for other data sets.
     """
     order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
     seen = reach(bank[order], gallery)
@@ -114,12 +101,8 @@ ROUNDS = 10
 
 
 class Coverage(NamedTuple):
-    """The coverage of a gallery by a bank.
-
-    counts: (n_items,) N_k over the bank, 0 for an item that no bank query reaches. similarity: (n_items,) the
-    largest inner product of each item with a bank query. region, central: (n_items,) the number of each
-    item's region; (n_regions,) the most central item of each region.
-    """
+    """counts: (n_items,) N_k over the bank. similarity: (n_items,) the largest inner product of each item with a bank
+    query. region: (n_items,) the number of each item's region. central: (n_regions,) its most central item."""
 
     counts: Counts
     similarity: Vectors
@@ -128,12 +111,8 @@ class Coverage(NamedTuple):
 
 
 def bank_coverage(bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10) -> Coverage:
-    """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases.
-
-    Regions are clusters of gallery items. A bank reaches a region through its k nearest items, so a gap
-    between the modalities, with bank queries far from every item, does not count as a gap in the coverage.
-    Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
-    """
+    """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases; regions
+    are clusters of items. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
     query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
     counts = k_occurrence(nearest(query_vectors, items, k), len(items), k)
     similarity: Vectors = np.asarray(topk_mean(items, query_vectors, 1), np.float32)
@@ -154,8 +133,7 @@ def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int6
 
 
 THRESHOLD = 0.002
-"""Share from which drift counts: banks this far from the queries lose one point of R@1 on real data, see
-benchmarks/online_bank.py."""
+"""Share from which drift counts: it costs one point of R@1 on real data, see benchmarks/online_bank.py."""
 LEVEL = 0.001
 AT_LEAST = 50
 AT_MOST = 1_000
@@ -168,10 +146,9 @@ Squares = npt.NDArray[np.float64]
 class Drift:
     """The drift between a bank and recent queries.
 
-    reason: the figures, or why nothing was compared. bank, recent: numbers of compared queries. statistic:
-    the share of the variance that is between bank and recent queries, on average 0 for equal distributions,
-    at most 1. p: the probability of such a statistic between two samples of one distribution. mmd2: the
-    unbiased squared discrepancy. fired: whether the statistic reaches THRESHOLD and p is at most LEVEL.
+    reason: the figures, or why nothing was compared. bank, recent: numbers of compared queries. statistic: the share
+    of the variance that is between the two, at most 1. p: the probability of such a statistic between two samples
+    of one distribution. mmd2: the unbiased squared discrepancy.
     """
 
     reason: str
@@ -183,7 +160,7 @@ class Drift:
     fired: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
+        """Return the result as plain data."""
         return asdict(self)
 
 
@@ -200,8 +177,7 @@ def drift_between(
     With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
     InvalidParameter.
     """
-    at_most = whole_number("at_most", at_most)
-    permutations = whole_number("permutations", permutations)
+    at_most, permutations = whole_number("at_most", at_most), whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (
         vectors[rng.permutation(len(vectors))[:at_most]]
@@ -224,7 +200,8 @@ def drift_between(
 def _compared(
     first: Vectors, second: Vectors, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return MMD², the share of the variance, and the p-value."""
+    """Return the unbiased MMD², the share of the variance between the samples, which tells a large shift from one
+    that is merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
     n, m = len(first), len(second)
     kernel = _kernel(np.concatenate([first, second]))
     own = np.zeros((n + m, 1 + permutations), np.float32)  # A column marks the rows of the first sample.
@@ -236,11 +213,9 @@ def _compared(
     others = kernel.sum() - within - 2 * across
     means = within / (n * (n - 1)), others / (m * (m - 1)), across / (n * m)
     mmd2 = means[0] + means[1] - 2 * means[2]
-    inside = (2 - means[0][0] - means[1][0]) / 2
     between = mmd2[0] / 4
-    p = float((mmd2 >= mmd2[0]).mean())
-    total = inside + between
-    return float(mmd2[0]), float(between / total) if total > 0 else 0.0, p
+    total = (2 - means[0][0] - means[1][0]) / 2 + between
+    return float(mmd2[0]), float(between / total) if total > 0 else 0.0, float((mmd2 >= mmd2[0]).mean())
 
 
 def _kernel(rows: Vectors) -> Squares:
@@ -248,7 +223,7 @@ def _kernel(rows: Vectors) -> Squares:
     centred = rows.astype(np.float64) - rows.mean(0, dtype=np.float64)
     lengths = (centred**2).sum(1)
     squares: Squares = np.maximum(lengths[:, None] + lengths[None, :] - 2 * centred @ centred.T, 0)
-    width = float(np.median(squares[np.triu_indices(len(rows), 1)]))
+    width = np.median(squares[np.triu_indices(len(rows), 1)])
     kernel: Squares = np.exp(-squares / (2 * width)) if width > 0 else (squares == 0).astype(np.float64)
     np.fill_diagonal(kernel, 0)
     return kernel

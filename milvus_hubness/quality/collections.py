@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from functools import cache
 
 import numpy as np
-from jinja2 import Template
 
 from milvus_hubness import charts
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.charts import page_template
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
@@ -26,14 +23,9 @@ from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 LONGEST = 160
 
 
-@cache
-def _template() -> Template:
-    return page_template(__package__, "report.html", LONGEST)
-
-
 def render(diagnosis: Diagnosis) -> str:
     """Return the HTML page in UTF-8; write it with encoding="utf-8"."""
-    return _template().render(d=diagnosis, charts=charts)
+    return charts.page_template(__package__, "report.html", LONGEST).render(d=diagnosis, charts=charts)
 
 
 def diagnose(

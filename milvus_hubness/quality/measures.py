@@ -29,18 +29,14 @@ class Interval(NamedTuple):
 
 
 def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean of per-query values (n,), n ≥ 2, with its 95% bootstrap interval.
-
-    Raises InvalidInput for fewer than two values or values that are not finite, InvalidParameter.
-    """
+    """Return the mean of per-query values (n,), n ≥ 2, with its 95% bootstrap interval. Raises InvalidInput for fewer
+    than two values or values that are not finite, InvalidParameter."""
     return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
 def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean of `after` minus that of `before`, for two systems on the same queries, with joint resampling.
-
-    before, after: per-query values (n,) in the same order. Raises as `confidence_interval`, and DimensionMismatch.
-    """
+    """Return the mean of `after` minus that of `before`, per-query values (n,) of the same queries, with joint
+    resampling. Raises as `confidence_interval`, and DimensionMismatch."""
     first, second = _checked(before), _checked(after)
     if len(first) != len(second):
         raise DimensionMismatch(f"{len(first)} queries before and {len(second)} after; they must be the same")
@@ -87,8 +83,7 @@ def nearest(
 
 
 def with_bias(queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None) -> tuple[Vectors, Vectors]:
-    """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias return the
-    vectors unchanged."""
+    """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias the vectors."""
     query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
     if query_vectors.shape[1] != stored.shape[1]:
         raise DimensionMismatch(
@@ -106,12 +101,8 @@ Counts = npt.NDArray[np.int64]
 
 
 class HubnessSummary(NamedTuple):
-    """Measures of one k-occurrence distribution.
-
-    skewness, robin_hood: see the functions of these names. kurtosis: E(N_k − μ)⁴ / σ⁴ − 3, 0 for a normal distribution
-    or equal counts. largest: the largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR
-    2010).
-    """
+    """Measures of one k-occurrence distribution. kurtosis: E(N_k − μ)⁴ / σ⁴ − 3, 0 for equal counts. largest: the
+    largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR 2010)."""
 
     skewness: float
     kurtosis: float
@@ -122,11 +113,7 @@ class HubnessSummary(NamedTuple):
 
 def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = 10) -> Counts:
     """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
-    al., JMLR 2010).
-
-    retrieved: (n_queries, ≥ k) numbers, 0 … n_items − 1, of each query's results, best first. Raises InvalidInput,
-    InvalidParameter.
-    """
+    al., JMLR 2010). retrieved: (n_queries, ≥ k) numbers of items, best first. Raises InvalidInput, InvalidParameter."""
     k, n_items, results = whole_number("k", k), whole_number("n_items", n_items), np.asarray(retrieved)
     if results.ndim != 2 or results.shape[1] < k or len(results) == 0:
         raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {results.shape}")
@@ -177,10 +164,8 @@ Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 
 
 class PositiveRanks(NamedTuple):
-    """The ranks of all positives. ranks: (p,), from 1; those of query i are ranks[starts[i]:starts[i + 1]].
-
-    Ranks rise within a query, so the first is that of its best positive. starts: (n_queries + 1,).
-    """
+    """The ranks of all positives. ranks: (p,), from 1; those of query i are ranks[starts[i]:starts[i + 1]], best first.
+    starts: (n_queries + 1,)."""
 
     ranks: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -200,12 +185,9 @@ def ranks(
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 
-    queries (n_queries, d); gallery (n_items, d); positives: for each query the number of its gallery item, or
-    several; bias (n_items,). A score that differs from a positive's score by at most float32 rounding counts
-    as equal, and equal items rank behind the positive. Memory: a tile of at least one row of scores.
-
-    Raises InvalidInput (no query, no item, positives that name no item or do not match the number of
-    queries), DimensionMismatch, NonFiniteVectors.
+    queries (n_queries, d); gallery (n_items, d); positives: for each query the number of its gallery item, or several;
+    bias (n_items,). Scores that are equal up to float32 rounding rank behind the positive's. Memory: a tile of at least
+    one row of scores. Raises InvalidInput (no query, no item, wrong positives), DimensionMismatch, NonFiniteVectors.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
@@ -224,8 +206,7 @@ def ranks(
 
 
 def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows and in full
-    precision."""
+    """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     operands = Operands.of(queries, gallery, "auto")
     rows, _ = operands.tile_shape(columns=len(gallery))
     with full_precision(operands.device):
@@ -237,11 +218,8 @@ DEPTH = 10
 
 
 class Outcome(NamedTuple):
-    """The outcome of searches under several biases.
-
-    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `ranks`; (n_biases, 0) without
-    positives. retrieved: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery has fewer.
-    """
+    """The outcome of searches under several biases. ranks: (n_biases, n_queries) of each query's best positive, as in
+    `ranks`; (n_biases, 0) without positives. retrieved: (n_biases, n_queries, at most 10) the first items."""
 
     ranks: npt.NDArray[np.int32]
     retrieved: npt.NDArray[np.int32]
@@ -316,15 +294,13 @@ def checked_positives(
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("queries or gallery items are missing")
     sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
-    missing = [query for query, one in enumerate(sets) if not one]
-    if missing:
+    if missing := [query for query, one in enumerate(sets) if not one]:
         raise InvalidInput(f"no positive for query {name_some(missing)}: each query needs at least one")
     starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
     items = np.array([item for one in sets for item in one])
     if items.dtype.kind not in "iu":
         raise InvalidInput("positives must be the numbers of gallery items")
-    astray = np.flatnonzero((items < 0) | (items >= n_items))
-    if len(astray):
+    if len(astray := np.flatnonzero((items < 0) | (items >= n_items))):
         lost = sorted({int(query) for query in np.searchsorted(starts, astray, "right") - 1})
         raise InvalidInput(f"positives of query {name_some(lost)} are not among the {n_items} gallery items")
     return items.astype(np.int64), starts
@@ -336,11 +312,8 @@ def hits(ranks: PositiveRanks, k: int) -> PerQuery:
 
 
 def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) AP@k; the mean is mAP@k.
-
-    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank, that are among the
-    first k: the sum of the precision at each (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
-    """
+    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank,
+    that are among the first k (Manning et al., Introduction to Information Retrieval, 2008, 8.4)."""
     k = whole_number("k", k)
     counts = np.diff(ranks.starts)
     nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
@@ -348,10 +321,8 @@ def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 + rank)).
-
-    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all positives in front.
-    """
+    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002): Σ 1 / log2(1 + rank) over
+    the positives among the first k, divided by its value with all positives in front."""
     k = whole_number("k", k)
     gained = ranks.sums((ranks.ranks <= k) / np.log2(1 + ranks.ranks))
     best = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
@@ -360,8 +331,7 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
 
 
 def retrieval_summary(ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10) -> dict[str, float]:
-    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR (Voorhees, TREC-8, 1999), and
-    mAP and nDCG at `depth`."""
+    """Return R@k for each k, median and mean rank of the best positive, MRR (Voorhees, TREC-8, 1999), mAP and nDCG."""
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
         "MdR": float(np.median(ranks.best)),

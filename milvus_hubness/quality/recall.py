@@ -1,8 +1,4 @@
-"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample.
-
-The measure is recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own
-kind of index over r and over <r, b − c>. Each is compared with the exact top k of the same scores.
-"""
+"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample."""
 
 from __future__ import annotations
 
@@ -23,17 +19,11 @@ from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
 ROWS, QUERIES = 20_000, 500
-"""Maximum number of measured rows and of measured queries."""
-
 K = 10
-
 GRAPH_BUDGET = 5e8
-"""Budget of one graph, as rows × width × efConstruction × M/16: about 3.5 s on two cores for Gaussian
-vectors, the hardest case, and half of that for real vectors."""
-
+"""Rows × width × efConstruction × M/16 of one graph: at most about 3.5 s on two cores."""
 LIMIT = 16
 """Factor on the search parameter up to which it is tried."""
-
 ROUNDING = 2.0**-22
 
 Scores = npt.NDArray[np.float64]
@@ -41,13 +31,12 @@ Scores = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RecallGate:
-    """recall@k, with its 95% interval over the queries, of r (raw) and of <r, b − c> (stored).
+    """recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017), with its 95% interval over the queries,
+    of an index of r (raw) and of <r, b − c> (stored), each against the exact top k of the same scores.
 
-    rows, queries: numbers measured. index_params: parameters of the measured index, with nlist in proportion to the
-    rows. measured_as: the kind of the measured index if it is not index_type itself. search_parameter, value: the
-    search parameter and its value in both measurements; both None if the index has none. needed: the least value, from
-    the present one to LIMIT times that and at most nlist, at which the stored recall is at most one standard error of
-    the paired difference below the raw recall; None if there is no such value or no search parameter.
+    index_params: those of the measured index, with nlist in proportion to the rows. measured_as: its kind if it is not
+    index_type. search_parameter, value: None if the index has none. needed: the least value, from the present one to
+    LIMIT times that, at which the stored recall is at most one standard error of the paired difference below the raw.
     """
 
     rows: int
@@ -63,7 +52,7 @@ class RecallGate:
     needed: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
+        """Return the result as plain data."""
         recalls = {
             name: {bound: round(share, 4) for bound, share in getattr(self, name)._asdict().items()}
             for name in ("raw", "stored")
@@ -87,16 +76,13 @@ def measure_recall(
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall again.
 
-    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries
-    without a usable direction are left out. rows_total: rows of the collection, n by default. at_most: number
-    of rows to measure, `affordable_rows` by default and never more than ROWS; at most QUERIES queries are
-    measured; all are drawn with a fixed seed. value: the user's ef or nprobe, Milvus's default by default.
-    graph_hint: add a graph hint column if the width has a spare column, see Layout. locality_hints: (n, c)
-    values of the layout's locality hint columns, zeros by default.
+    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries without a
+    usable direction are left out, and at most ROWS and QUERIES are drawn. rows_total: rows of the collection, n by
+    default. at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's default by
+    default. graph_hint: see Layout. locality_hints: (n, c), zeros by default.
 
-    This takes about 7 s on two cores. The nearest items of a sample are easier to find than those of all
-    rows: compare the two recalls only with each other. Raises DimensionMismatch, InvalidParameter,
-    FaissConflict, and InvalidInput if fewer than two rows or queries are left.
+    Compare the two recalls only with each other: the nearest items of a sample are easier to find than those of all
+    rows. Raises DimensionMismatch, InvalidParameter, FaissConflict, InvalidInput for fewer than two rows or queries.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     columns = None if locality_hints is None else np.asarray(locality_hints)
@@ -148,8 +134,7 @@ def measure_recall(
 
 
 def affordable_rows(width: int, spec: IndexSpec) -> int:
-    """Return the number of rows for which two indexes can be built in about 7 s on two cores: 4,882 rows
-    of 512 columns under HNSW with M 16 and efConstruction 200; ROWS if no graph is built."""
+    """Return the number of rows within GRAPH_BUDGET; ROWS if no graph is built."""
     if spec.search_parameter != "ef":
         return ROWS
     effort = spec.params["efConstruction"] * spec.params["M"] / 16
@@ -157,7 +142,7 @@ def affordable_rows(width: int, spec: IndexSpec) -> int:
 
 
 class _Form:
-    """One form of the stored items, with its exact scores (m, n), which are the reference for its index."""
+    """One form of the stored items, with its exact scores (m, n)."""
 
     def __init__(
         self, items: Floats, queries: Floats, metric: Literal["IP", "L2"], scores: Scores, k: int, spec: IndexSpec
@@ -177,7 +162,7 @@ class _Form:
 
 
 def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
-    """Return the least search parameter that reaches the raw recall, found by doubling and bisection."""
+    """Return the least search parameter that reaches the raw recall, by doubling and bisection."""
     if value is None:
         return None
 

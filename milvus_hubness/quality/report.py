@@ -52,11 +52,8 @@ class Hub(NamedTuple):
 
 
 class Antihubs(NamedTuple):
-    """Numbers of items that no query finds, before and after, and of those before that are rescued, N_k > 0 after.
-
-    by_chance: the expected number if every query found k items at random. examples: rescued items, the largest N_k
-    first. never: some with N_k = 0 before and after.
-    """
+    """Numbers of items that no query finds, and of those that are rescued, N_k > 0 after. by_chance: the number if
+    every query found k items at random. examples: rescued items. never: some with N_k = 0 before and after."""
 
     before: int
     after: int
@@ -83,12 +80,9 @@ class Region(NamedTuple):
 
 
 class BankReach(NamedTuple):
-    """The part of the gallery that is among the first k of at least one bank query.
-
-    reached, by_chance: the number of such items, and the expected number if every bank query found k items at
-    random. blind_answers: share of the answers before correction that no bank query reaches. farthest: the
-    items with the least similarity to any bank query, with that similarity. regions: by their share.
-    """
+    """The items that are among the first k of at least one bank query. by_chance: their number if these found
+    k items at random. blind_answers: share of the raw answers that no bank query reaches. farthest: the items with
+    the least similarity to any bank query, with that similarity. regions: by their share."""
 
     bank_size: int
     reached: int
@@ -100,11 +94,8 @@ class BankReach(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The report: HubnessSummary before (strength 0) and after correction at `strength`; recall and retrieval
-    need positives.
-
-    gain: paired difference of R@1 after and before. retrieval_*: as in `retrieval_summary`.
-    """
+    """The report before (strength 0) and after correction at `strength`. gain: paired difference of R@1 after and
+    before. retrieval_*: as in `retrieval_summary`. These and recall need positives."""
 
     title: str
     n_queries: int
@@ -152,16 +143,17 @@ def diagnose(
     """Search queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w, and
     report the hubs.
 
-    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the current w,
-    that of all values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage. positives: as for
-    `ranks`. keys and fields, one per item, and query_texts, one per query, are read only for shown items, so lazy
-    sequences work. verdict: {"verdict", "reason"} of a tuning. Memory: that of `nearest` and `ranks`.
+    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the w of all
+    values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage. positives: as for `ranks`. keys and
+    fields, one per item, and query_texts, one per query, are read only where shown. Memory: that of `ranks`.
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
-    _expect(len(stored), keys=keys, fields=fields)
-    _expect(len(query_vectors), query_texts=query_texts)
+    items, texts = len(stored), len(query_vectors)
+    for name, values, n in ("keys", keys, items), ("fields", fields, items), ("query_texts", query_texts, texts):
+        if values is not None and len(values) != n:
+            raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
@@ -284,7 +276,7 @@ class _Comparison(NamedTuple):
 
 
 def _histogram(before: measures.Counts, after: measures.Counts) -> list[Bin]:
-    """Return bins of N_k = 0, 1, 2 … 3, 4 … 7, and so on by powers of two up to the largest of both."""
+    """Return bins of N_k = 0, 1, 2 … 3, 4 … 7, and so on by powers of two."""
     bins, low, high = [], 0, 0
     while low <= max(before.max(), after.max()):
         inside = [int(((low <= counts) & (counts <= high)).sum()) for counts in (before, after)]
@@ -296,9 +288,3 @@ def _histogram(before: measures.Counts, after: measures.Counts) -> list[Bin]:
 def _unreached(n_items: int, n_queries: int, k: int) -> float:
     """Return the expected number of items that no query finds if queries find k at random."""
     return float(n_items * (1 - k / n_items) ** n_queries)
-
-
-def _expect(n: int, **sequences: Sequence[Any] | None) -> None:
-    for name, values in sequences.items():
-        if values is not None and len(values) != n:
-            raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")

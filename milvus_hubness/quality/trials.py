@@ -35,8 +35,7 @@ LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
     """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in its favour.
 
-    queries (m, d) and items (n, d) are float32 with the score as their inner product; biases (n,) at full
-    strength. There are fewer columns if there are fewer items. Memory: a tile of at least one row of scores.
+    queries (m, d); items (n, d); biases (n,) at full strength. Memory: a tile of at least one row of scores.
     """
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
@@ -84,11 +83,7 @@ def sweep(
     """Return the trials on a gallery (n, d): those of Blend come last, with full strength at the very end.
 
     NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of a mean is
-    CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms run over `TEMPERATURES`, in units of
-    `score_spread`; these and Blend run at `STRENGTHS`. Sinkhorn uses nearest pairs if there are more than
-    `DENSE_SCORES` scores. progress: called with the step, the number of fitted estimators, and their total.
-
-    Raises InvalidInput if all items score alike.
+    CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. Raises InvalidInput if all items score alike.
     """
     if not score_spread(bank, gallery):
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")

@@ -46,10 +46,9 @@ class Judgement(NamedTuple):
 def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int64]:
     """Return the numbers of the `MEMBERS` best trials; each bias except the raw one has a row.
 
-    The order is by mean reciprocal rank less `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, or by that index
-    alone without ranks (n_trials, n_queries). Reciprocal ranks follow R@1 with less noise. Evenness needs no
-    labels and keeps a small set of labels from deciding by chance. The mean of several good trials is safer,
-    and often better, than the best of them.
+    The order is by mean reciprocal rank, which follows R@1 with less noise, less `UNEVENNESS_WEIGHT` · Robin Hood
+    index of N_10, which keeps few labels from deciding by chance; by that index alone without ranks
+    (n_trials, n_queries).
     """
     score = -UNEVENNESS_WEIGHT * uneven
     if ranks is not None:
@@ -89,8 +88,7 @@ def cross_fitted_hits(
 def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
     """Return the verdict: "apply" if the expected gain in R@1 is above 0.
 
-    raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4 points and a
-    standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is positive or negative.
+    raw, cross_fitted: (n_queries,) hits. The measured gain meets a prior of 4 ± 4 points, with the sign of `fall`.
     """
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
@@ -109,7 +107,6 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
     """Return the verdict: "apply" if answers to held-out queries spread more evenly over the items.
 
     raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength.
-    Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the strength applies.
     """
     shares = f"from {raw:.1%} to {mixed:.1%}, and to {default:.1%} under the default Blend"
     result = f"on held-out queries, excess answers taken by hubs go {shares}"
@@ -136,11 +133,8 @@ RESAMPLES = 1000
 
 
 class Row(NamedTuple):
-    """One trial: an estimator, None for the raw search, at a strength.
-
-    unevenness: Robin Hood index of N_10. r1: share of the queries with a positive first. gain: its difference
-    from the raw search, with the 95% interval of that trial alone. r1 and gain are None without labels.
-    """
+    """One trial: an estimator, None for the raw search, at a strength. unevenness: Robin Hood index of N_10.
+    gain: of R@1 over the raw search, with its 95% interval. r1 and gain are None without labels."""
 
     estimator: Estimator | None
     strength: float
@@ -153,11 +147,10 @@ class Row(NamedTuple):
 class Tuning:
     """The trials, and the decision.
 
-    verdict: "apply", "apply weakly" (at a strength below 0.6, or at half strength for lack of evidence) or "leave it
-    alone". choice: the estimator to apply, fitted on the whole bank. strength: the share of it. For "leave it alone",
-    they are None and 0, and candidate is the estimator that would otherwise apply. interval: 95% interval of the
-    cross-validated gain in R@1 over the raw search; None without labels. warnings: signs of an unfit bank; any warning
-    means "leave it alone". rows: the raw search, then all trials, best first.
+    choice, strength: the estimator to apply and the share of it; None and 0 for "leave it alone". candidate: the
+    estimator that would otherwise apply. interval: 95% interval of the cross-validated gain in R@1 over the raw search;
+    None without labels. warnings: signs of an unfit bank; any means "leave it alone". rows: the raw search, then all
+    trials, best first.
     """
 
     verdict: Verdict
@@ -191,11 +184,9 @@ def tune(
 ) -> Tuning:
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
-    queries: (n, d), n ≥ 20, in addition to the bank. With positives, for each query the number of its gallery
-    item or several, R@1 decides; without positives they represent real queries. Without queries, one half of
-    the bank is fitted and the other half serves as queries. Bank queries that are among `queries` are left
-    out of the fit. A gallery beyond 20,000 items is sampled, with its positives kept, and so are queries
-    beyond 5,000. Equal seeds give equal results.
+    queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for each query the
+    number of its gallery item or several; R@1 then decides. Bank queries that are among `queries` are left out of the
+    fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results.
 
     Raises InvalidInput (too few queries, positives that name no item or come without queries, items that all
     score alike, a bank without further queries), BankTooSmall, DimensionMismatch, NonFiniteVectors.
@@ -239,10 +230,7 @@ def decide(
     *,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
-    """Return the mix of a sweep's best trials, and the verdict on it.
-
-    outcome: of the raw search and then of each trial, for these queries on this gallery.
-    """
+    """Return the mix of a sweep's best trials, and the verdict on it. outcome: of the raw search, then the trials."""
     tried = measures.Outcome(outcome.ranks[1:], outcome.retrieved[1:])
     uneven = measures.unevenness(outcome, len(gallery))
     members = pick(uneven[1:], tried.ranks if positives is not None else None)

@@ -21,12 +21,10 @@ from milvus_hubness.stores import MilvusStore, Store
 
 
 def to_resume(store: Store, name: str | None, target: str | None, *, is_planned: bool) -> Migration | None:
-    """Return the migration of this name and to this copy that a run continues without a plan. Without a name,
-    it is the only one that is not over.
+    """Return the migration that a run continues without a plan; without a name, the only one that is not over.
 
-    is_planned: a bank is named. The result is then None unless the application's name has begun to move: no
-    plan is needed then, and the source may have another name or none. Raises NoMigration, and InvalidInput if
-    the name has several copies.
+    is_planned: a bank is named. The result is then None unless the application's name has begun to move. Raises
+    NoMigration, and InvalidInput if the name has several copies.
     """
     ledger = Ledger(store)
     if name is None and target is None:
