@@ -19,7 +19,7 @@ from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Banks, Correction, load_corrections
 from milvus_hubness.distributed.ray_gallery import fit_on_ray
-from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
@@ -27,7 +27,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
-from milvus_hubness.quality.measures import Interval, Outcome, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.stores.protocols import Store
@@ -39,7 +39,6 @@ MOST_HELD_OUT = 2_000
 FEWEST_ITEMS = 200
 SLACK, LEAST = 0.1, 0.1
 """A skewness is worse if it exceeds the other by this share of it and by this absolute amount."""
-COMPARED = {"old": "the biases in use", "raw": "no correction"}
 
 
 class Labelled(NamedTuple):
@@ -95,6 +94,7 @@ def judge(
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
         for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
     }
+    shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
     r1, gains = {}, {}
     if labelled is not None:
         hits = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives).hits
@@ -104,7 +104,7 @@ def judge(
         items=len(sample),
         queries=len(held_out),
         skewness=skews,
-        overlap=round(_overlap(outcome), 4),
+        overlap=round(float(np.mean(shares)), 4),
         r1=r1,
         gains=gains,
         objection=_objection(skews, r1, gains),
@@ -129,13 +129,8 @@ def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out:
     return correction.centred(sample) * np.float32(plan.strength)
 
 
-def _overlap(outcome: Outcome) -> float:
-    old, new = outcome.retrieved[1], outcome.retrieved[2]
-    return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(old, new, strict=True)]))
-
-
 def _objection(skews: dict[str, float], r1: dict[str, float], gains: dict[str, Interval]) -> str:
-    for name, other in COMPARED.items():
+    for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if gains and gains[name].high < 0:
             return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}, and not by chance"
         if not gains and skews["new"] > skews[name] + SLACK * abs(skews[name]) + LEAST:
@@ -232,12 +227,6 @@ def steady_mean(old: float, biases: Floats) -> float:
     return old if abs(mean - old) <= spread else mean
 
 
-def changed_share(state: CollectionState, sample: Sample, biases: Floats, tolerance: float) -> float:
-    """Return the share of the sample whose standby slot does not hold the new biases (n,)."""
-    changed = np.abs(biases - sample.biases[:, state.profile.standby]) > tolerance
-    return float(changed.mean()) if len(changed) else 0.0
-
-
 REFRESHES = "refreshes"
 CHUNKS_PER_RECORD = 8
 BYTES_PER_NUMBER = 4
@@ -295,13 +284,10 @@ class Renewal:
                 count += self._backend.write(part, partition, corrections, self.state.profile.epoch)
         return count
 
-    def run(self) -> tuple[int, int]:
-        """Write the new biases; return the numbers of scanned and of written rows, which include earlier runs
-        of this refresh. Raises Cancelled, LeaseLost."""
-        incoming = self.state.incoming
-        if incoming is None:
-            raise InvalidInput(f"{self.info.name!r} has no announced biases: refresh it again")
-        reached = self._reached(incoming.profile)
+    def run(self, incoming: Profile) -> tuple[int, int]:
+        """Write the new biases of this profile; return the numbers of scanned and of written rows, which include
+        earlier runs of this refresh. Raises Cancelled, LeaseLost."""
+        reached = self._reached(incoming)
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
         for partition in self.info.partitions:
@@ -309,7 +295,7 @@ class Renewal:
             done = after.get(partition)
             start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
             for part in self._chunks(keys[start:], "writing biases"):
-                changed += self._renew(part, partition, incoming.profile)
+                changed += self._renew(part, partition, incoming)
                 scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
                 if since % CHUNKS_PER_RECORD == 0:
                     progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}

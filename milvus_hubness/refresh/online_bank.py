@@ -14,7 +14,6 @@ from milvus_hubness.banks.online import Merged, Terms, distinct_vectors, merge, 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
-from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
 from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, CollectionInfo, OnlineBank, OnlineBanks, QuerySamples
@@ -236,14 +235,3 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
     return drift_between(
         state.layout.reduce_queries(bank)[:, : state.dim], state.layout.reduce_queries(recent)[:, : state.dim]
     )
-
-
-def live_queries(store: Store, collection: str, options: RefreshOptions) -> tuple[Drift | None, Absorbed | None]:
-    """Return the drift of the profile's queries, and the merge of the samples into its bank, as
-    `options.live` requires; None for what it does not require."""
-    moved = None
-    if options.live == "on drift":
-        moved = drift(store, collection, field=options.field, profile=options.profile)
-        if not moved.fired:
-            return moved, None
-    return moved, absorbed(store, collection, field=options.field, profile=options.profile)

@@ -33,7 +33,6 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions, default_client_ttl
@@ -43,7 +42,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
-from milvus_hubness.stores.protocols import Banks, Store
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record, TuningRecord
 
 DEFAULT_TOLERANCE = 1e-5
@@ -117,11 +116,6 @@ class RefreshOptions:
     def names_biases(self) -> bool:
         """Whether a bank or an estimator is given."""
         return not (self.bank is None and self.target_bank is None and self.estimator is None)
-
-    @property
-    def banks(self) -> tuple[QueryBank | None, QueryBank | None]:
-        """The given query bank and target bank."""
-        return optional_bank(self.bank), optional_bank(self.target_bank)
 
 
 SPARE_BANKS = "spare banks"
@@ -200,23 +194,31 @@ def plan_refresh(
     InvalidInput if biases are reverted that were never refreshed.
     """
     if options.revert:
-        return _plan_revert(store, info, state)
-    (bank, target_bank), estimator = options.banks, options.estimator
+        former = state.profile.former
+        if former is None:
+            raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
+        return RefreshPlan(
+            from_dict(former.estimator), store.load_bank(former.bank), former.strength,
+            "the last refresh is taken back", former.mean_bias, former.bank,
+        )  # fmt: skip
+    bank, target_bank, estimator = optional_bank(options.bank), optional_bank(options.target_bank), options.estimator
     profile, incoming = state.profile, state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
         begun = rebuilding.state.profiles.get(state.active, begun)
     changes = ["a refit was requested"] if options.refit else []
     if begun and not options.refit:
-        saved = _whole(store, begun.bank)
+        saved: StoredBank | None = None
+        try:
+            saved = store.load_bank(begun.bank)
+        except (EmptyBank, StateError):
+            changes.append("the bank of an unfinished refresh is gone")
         same = estimator is None or is_same(estimator, begun.estimator)
         if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
             return RefreshPlan(
                 from_dict(begun.estimator), saved, begun.strength, "one was not finished",
                 begun.mean_bias, begun.bank, True, rebuilding,
             )  # fmt: skip
-        if saved is None:
-            changes.append("the bank of an unfinished refresh is gone")
     stored = load_bank()
     new_bank = _with(stored, bank, target_bank)
     strength = profile.strength
@@ -230,17 +232,6 @@ def plan_refresh(
     if estimator is not None and not is_same(estimator, profile.estimator):
         changes.append("the parameters changed")
     return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes))
-
-
-def _plan_revert(store: Banks, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
-    former = state.profile.former
-    if former is None:
-        raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
-    bank = store.load_bank(former.bank)
-    return RefreshPlan(
-        from_dict(former.estimator), bank, former.strength, "the last refresh is taken back",
-        former.mean_bias, former.bank,
-    )  # fmt: skip
 
 
 def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
@@ -305,14 +296,6 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     return state.model_copy(update={"layout": wider})
 
 
-def _whole(store: Banks, reference: BankReference) -> StoredBank | None:
-    """Return the bank; None if its rows no longer exist or are not those that the reference names."""
-    try:
-        return store.load_bank(reference)
-    except (EmptyBank, StateError):
-        return None
-
-
 def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
     """Return the stored bank with these queries and targets in place of its own, where given."""
     return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
@@ -361,12 +344,13 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
-    target = _free_name(store, info.name, state.profile.epoch)
+    base = re.sub(r"_r\d+$", "", info.name)
+    names = (f"{base}_r{number}" for number in count(state.profile.epoch))
     layout = _copy_layout(store, info, state, surveyed.chunks[:1])
     copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
     migration = Migration(
         source=info.name,
-        target=target,
+        target=next(name for name in names if not store.exists(name)),
         field=state.field,
         bank_collection=state.profile.bank.collection,
         arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
@@ -417,15 +401,3 @@ def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> 
     """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
     with opened(lease.store, migration, options, lease) as migrator:
         return migrator.run(alias=migration.arguments["alias"])
-
-
-def abandon(lease: Lease, migration: Migration) -> None:
-    """Drop the copy of a rebuild; the collection stays as it is."""
-    lease.include(migration.target)
-    drop_copy(lease, Ledger(lease.store), migration)
-
-
-def _free_name(store: Store, name: str, epoch: int) -> str:
-    base = re.sub(r"_r\d+$", "", name)
-    names = (f"{base}_r{number}" for number in count(epoch))
-    return next(name for name in names if not store.exists(name))

@@ -15,9 +15,10 @@ import numpy as np
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.correction import NONE_READ, Banks, Correction, keep_nearest, load_correction
 from milvus_hubness.enable.plan import measure
-from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.migration.ledger import Migration
+from milvus_hubness.migration.clean import drop_copy
+from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.inputs import read_gallery
@@ -30,19 +31,17 @@ from milvus_hubness.refresh.biases import (
     RefreshEvaluation,
     Renewal,
     Waiting,
-    changed_share,
     evaluate,
     fit,
     sampled,
     steady_mean,
     waiting_rows,
 )
-from milvus_hubness.refresh.online_bank import drop_processed, live_queries
+from milvus_hubness.refresh.online_bank import absorbed, drift, drop_processed
 from milvus_hubness.refresh.plan import (
     RefreshOptions,
     RefreshPlan,
     SpareBanks,
-    abandon,
     begin,
     carry_out,
     choose_rebuild,
@@ -139,7 +138,10 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
         moved, samples = None, None
         if options.live != "never" and options.bank is None:
-            moved, samples = live_queries(store, info.name, options)
+            if options.live == "on drift":
+                moved = drift(store, info.name, field=field, profile=options.profile)
+            if moved is None or moved.fired:
+                samples = absorbed(store, info.name, field=field, profile=options.profile)
         if samples and samples.bank:
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
@@ -263,7 +265,9 @@ class Refreshing:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
         rebuilds, why = False, ""
         if not self.is_new:
-            share = changed_share(self.state, sample, biases - np.float32(mean_bias), options.tolerance)
+            standby = sample.biases[:, self.state.profile.standby]
+            changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
+            share = float(changed.mean()) if len(changed) else 0.0
             rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
@@ -272,7 +276,8 @@ class Refreshing:
         self.lease.check()
         fresh = self._fresh(plan, correction, mean_bias)
         if left := unfinished(rebuildings(self.store), self.info.name):
-            abandon(self.lease, left)
+            self.lease.include(left.target)
+            drop_copy(self.lease, Ledger(self.store), left)
         if rebuilds:
             state = self._searchable(self.state.with_profile(fresh))
             state = state.model_copy(update={"incoming": None, "outgoing": None})
@@ -346,11 +351,10 @@ class Refreshing:
     def _write(self, plan: RefreshPlan) -> RefreshResult:
         """Write the announced biases, and switch to them."""
         incoming = self.state.incoming
-        if incoming is None:
-            raise InvalidInput(f"{self.info.name!r} has no announced biases: refresh it again")
+        assert incoming is not None, "the biases are announced before"
         with self._renewing() as renewal:
             filled = renewal.fill_pending()
-            scanned, written = renewal.run()
+            scanned, written = renewal.run(incoming.profile)
             BiasBackend(self.store, self.info, self._searchable(self.state)).wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
             leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
@@ -379,13 +383,14 @@ class Refreshing:
 
     def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
-        if state.allowed_miss_rate is None:
+        reranking, strength = state.reranking, state.profile.strength
+        if reranking is None:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        strength, allowed = state.profile.strength, state.allowed_miss_rate
-        measured, _ = measure(gallery, correction, plan.bank.queries, strength, allowed)
-        return state.with_candidates(measured.candidates, measured.missed, measured.queries)
+        measured, _ = measure(gallery, correction, plan.bank.queries, strength, reranking.allowed)
+        facts = {name: getattr(measured, name) for name in ("candidates", "missed", "queries")}
+        return state.model_copy(update={"reranking": reranking.model_copy(update=facts)})
 
     # -- helpers ------------------------------------------------------------------------------------------
 

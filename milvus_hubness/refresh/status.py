@@ -11,7 +11,6 @@ from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.row_writer import open_batches, repair_rows
 from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import CollectionInfo
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,10 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     for an unknown field, and StateError if the state cannot be read."""
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
-    left = _left(store, info)
+    left: dict[str, Any] = {}
+    if info.intent_log is not None:
+        count, batches = store.count_notes(info.intent_log), open_batches(store, info.name)
+        left = {"write_intents": count, "open_batches": len(batches)}
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
@@ -87,7 +89,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         second_vector=codec.searched_field if codec.searched_field != codec.field else None,
         side=codec.side_collection,
         candidates=codec.candidates or None,
-        missed=state.miss_rate,
+        missed=state.reranking.missed if state.reranking else None,
         pending=sum(len(backend.pending(partition)) for partition in info.partitions),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
@@ -108,10 +110,3 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
         return repair_rows(lease, info.name, client_ttl=ttl)
-
-
-def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
-    """Return the rows in the write-intent log and the batch records of jobs that are running or were killed."""
-    if info.intent_log is None:
-        return {}
-    return {"write_intents": store.count_notes(info.intent_log), "open_batches": len(open_batches(store, info.name))}
