@@ -43,11 +43,8 @@ Epoch = tuple[int, float | None, float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a timeline.
-
-    name: the label at its end. kind: its CSS class. points: in the order of their time. dots: whether its
-    points are marked and have tooltips.
-    """
+    """One line of a timeline, labelled at its end. kind: its CSS class. points: in the order of their time. dots:
+    whether its points are marked and have tooltips."""
 
     name: str
     kind: str
@@ -101,10 +98,8 @@ def _tooltip(text: str) -> Markup:
 
 
 class _Plot:
-    """The rectangle of a plot, with labelled horizontal lines at round values.
-
-    box: left, right, top and bottom. first, last: the range of x. values: that the range of y must include.
-    """
+    """A plot with labelled horizontal lines at round values. box: left, right, top and bottom. first, last: the
+    range of x. values: that the range of y must include."""
 
     def __init__(
         self,
@@ -176,10 +171,7 @@ def curve(
     percent: bool = False,
     band: Sequence[Interval] = (),
 ) -> Markup:
-    """Draw a measure against the strength, and mark the strength in use.
-
-    now: the strength in use. band: the intervals around the values.
-    """
+    """Draw a measure against the strength. now: the strength in use, which is marked. band: intervals of the values."""
     drawing = _Drawing(f"{title} against the strength of the correction", WIDTH, height)
     plot = _Plot(
         drawing,
@@ -282,7 +274,8 @@ def timeline(
                 dot(Mark(at, value, line.kind, f"{line.name}: {shown(value)}"), 3)
     for mark in marks:
         dot(mark, 4.5)
-    for mark in marks[-1:]:
+    if marks:
+        mark = marks[-1]
         side, anchor = (9, "start") if x(mark.at) < width / 2 else (-9, "end")
         drawing.text(x(mark.at) + side, plot.y(mark.value) + 4, mark.label, anchor, mark.kind)
     ends = apart([plot.y(line.points[-1][1]) + 4 for line in lines], plot.bottom)
@@ -328,10 +321,8 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def learning_curves(history: Sequence[Epoch], best: int) -> str:
-    """Return an SVG document with the training loss above, and MRR and R@1 of the validation pairs below.
-
-    best: the epoch that was chosen, which is marked.
-    """
+    """Return an SVG document with the training loss above, and MRR and R@1 of the validation pairs below. best: the
+    chosen epoch, which is marked."""
     width, height = CURVES_SIZE
     left, right, bottom = 60, width - 20, height - 34
     upper_bottom, lower_top = height // 2 - 22, height // 2 + 22
@@ -387,11 +378,8 @@ def span(seconds: float) -> str:
 
 
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:
-    """Return the template `name` in the folder of a package.
-
-    longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to
-    `short`, `number`, `points` and `span`.
-    """
+    """Return the template `name` in the folder of a package, with the filters `short`, `number`, `points`, `span` and
+    these further ones. longest: characters that `short` leaves of a text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     shared = {"number": number, "points": points, "span": span, "short": partial(_short, longest=longest)}
     environment.filters |= {**shared, **filters}

@@ -89,10 +89,8 @@ class Correction:
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
-        """Return the numbers of the layout's c locality hint columns for vectors (n, d), float32 (n, c).
-
-        They come from the nearest bank queries of each vector; 0 for vectors that can have no bias.
-        """
+        """Return the c locality hint columns of vectors (n, d), float32 (n, c), from the nearest bank queries; 0 for
+        vectors that can have no bias."""
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
@@ -109,10 +107,7 @@ class Correction:
         return landmarks, coordinates(landmarks, self.layout.locality_directions)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """Return b(r) − c of vectors (n, d), float32 (n,).
-
-        It is 0 for rows that are not finite or, under COSINE, zero.
-        """
+        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
@@ -131,10 +126,8 @@ class Correction:
 def row_biases(
     corrections: Mapping[int, Correction], vectors: Floats, state: CollectionState, epoch: int | None
 ) -> RowBiases:
-    """Return the biases of vectors (n, d) from the corrections by slot, and their locality hints.
-
-    Slots that share a correction share its biases. The hints are those of the active profile.
-    """
+    """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of the active profile.
+    Slots that share a correction share its biases."""
     distinct = {id(correction): correction for correction in corrections.values()}
     biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
     by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
@@ -206,12 +199,9 @@ def require_engine(engine: Engine, estimator: Estimator) -> None:
 def on_engine(
     correction: Correction, engine: Engine, store: Store, bank: BankReference, targets: QueryBank | None = None
 ) -> Correction:
-    """Return the correction with its biases computed by this engine.
-
-    targets: the target bank that the database keeps with the bank. Raises InvalidParameter if the server
-    cannot compute the biases: it computes those of NNN and CSLS with a k of at most 16,384, its limit for
-    hits. Raises MissingExtra for "ray" if Ray is not installed.
-    """
+    """Return the correction with its biases computed by this engine. targets: the stored target bank. Raises
+    InvalidParameter unless the server, if chosen, can compute them: NNN and CSLS with k up to 16,384, its limit for
+    hits. Raises MissingExtra for "ray" if Ray is not installed."""
     require_engine(engine, correction.fitted.estimator)
     if engine == "local":
         return correction
@@ -251,10 +241,8 @@ def load_correction(
     *,
     checked: bool = True,
 ) -> Correction:
-    """Return the correction of a profile from its stored bank and potentials.
-
-    checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do.
-    """
+    """Return the correction of a profile from its stored bank and potentials. checked: as in `load_bank`. Raises as
+    `load_bank` and `on_engine` do."""
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
     return on_engine(correction, engine, store, profile.bank, bank.targets)
@@ -268,10 +256,8 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias slot.
-
-    unchecked: profiles whose bank is used even if it was edited by hand.
-    """
+    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias slot. unchecked:
+    profiles whose bank is used even if it was edited by hand."""
     corrections: dict[int, Correction] = {}
     load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
@@ -285,10 +271,8 @@ def load_corrections(
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
-    """Store the keys of the raw nearest rows of bank queries, and of targets, that the gates of the profiles use.
-
-    Return the state that names them. Clients read the former keys until that state is stored.
-    """
+    """Store the keys of the raw nearest rows of bank queries and targets, for the gates of the profiles. Return the
+    state that names them; clients read the former keys until it is stored."""
     for name, profile in state.profiles.items():
         if profile.gate is None:
             continue

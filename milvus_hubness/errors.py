@@ -19,11 +19,8 @@ _remembered: set[str] = set()
 
 
 def redacted(text: str, secrets: Collection[str] = ()) -> str:
-    """Return `text` with *** in place of secrets.
-
-    These are the user and the password of each URI, each of `secrets`, and the secrets that this process
-    remembers or has in its environment. Secrets are also replaced where they are part of a text in JSON.
-    """
+    """Return `text` with *** in place of secrets, also inside JSON: the user and the password of each URI, each of
+    `secrets`, and the secrets that this process remembers or has in its environment."""
     for secret in sorted(filter(None, all_secrets().union(secrets)), key=len, reverse=True):
         in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
         text = text.replace(secret, MASK).replace(in_json, MASK)
@@ -41,10 +38,8 @@ def all_secrets() -> set[str]:
 
 
 def secrets_in(uri: str) -> set[str]:
-    """Return the user:password part of a URI, verbatim and with its percent-encoding undone.
-
-    A user alone, such as root, is too common a word to be replaced in texts other than URIs.
-    """
+    """Return the user:password part of a URI, verbatim and with its percent-encoding undone. A user alone, such as
+    root, is too common a word to be replaced in texts other than URIs."""
     _, scheme, rest = uri.partition("://")
     userinfo = rest.rpartition("@")[0] if scheme else ""
     return {form for form in (userinfo, unquote(userinfo)) if ":" in form}

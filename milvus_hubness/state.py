@@ -23,10 +23,8 @@ VERSION: Literal[1] = 1
 
 SLOTS_PER_PROFILE = 2
 """One slot that searches read, and one that the next refresh writes."""
-
 STATE_TTL = 5.0
 """Default TTL of the cached collection state, in seconds."""
-
 Model = TypeVar("Model", bound="PropertyModel")
 
 
@@ -41,10 +39,8 @@ class PropertyModel(FrozenModel):
 
     @classmethod
     def read(cls: type[Model], properties: Mapping[str, str]) -> Model | None:
-        """Read the record from a collection's properties; None if the property is missing or empty.
-
-        Servers that cannot drop a property have an empty one. Raises StateError if the record is broken.
-        """
+        """Read the record from a collection's properties; None if the property is missing or, on servers that cannot
+        drop one, empty. Raises StateError if the record is broken."""
         text = properties.get(cls.property_name)
         if not text:
             return None
@@ -239,20 +235,16 @@ class CollectionState(FrozenModel):
         return f"{PROPERTY}.{self.field}" if self.suffix else PROPERTY
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d), valid for insertion.
-
-        Raises as Layout.validate_vectors does, and InvalidInput naming a row that could not be read back bit for bit.
-        """
+        """Return `vectors` as float32 (n, d), valid for insertion. Raises as Layout.validate_vectors does, and
+        InvalidInput naming a row that could not be read back bit for bit."""
         rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
             raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
-        """Return a message about a number that would not be read back bit for bit; empty if all would.
-
-        rows: (n, d). keys: names of the rows in the message.
-        """
+        """Return a message about a number in rows (n, d) that would not be read back bit for bit; empty if all would.
+        keys: names of the rows in the message."""
         if not self.layout.mean or self.codec.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)

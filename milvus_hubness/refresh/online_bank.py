@@ -18,18 +18,13 @@ from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
 from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, CollectionInfo, OnlineBank, OnlineBanks, QuerySamples
 
-DEFAULT_SETTINGS = {
-    "rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99,
-}  # fmt: skip
+DEFAULT_SETTINGS = {"rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99}
 
 
 @dataclass(frozen=True)
 class OnlineBankStatus:
-    """The status of an online bank.
-
-    online_bank: its settings. seed: number of its original queries. live: number of its sampled queries.
-    waiting: number of samples that are not yet taken in.
-    """
+    """The status of an online bank: its settings, and the numbers of its original and its sampled queries. waiting:
+    number of samples that are not yet taken in."""
 
     online_bank: OnlineBank
     seed: int
@@ -45,10 +40,9 @@ class OnlineBankStatus:
 class Absorbed:
     """The result of a merge of query samples into a bank.
 
-    bank: the new bank; None if it is unchanged. samples_collection, samples: the collection and the numbers
-    of all processed samples. seed, live: number of original and of sampled queries in the resulting bank.
-    taken: number of samples that enter it. duplicates: number of samples similar to a query of the bank.
-    dropped: number of samples that lose the draw.
+    bank: None if it is unchanged. samples: the numbers of all processed samples. seed, live: number of original and
+    of sampled queries in the resulting bank. taken: number of samples that enter it. duplicates: of those similar to
+    a query of the bank. dropped: of those that lose the draw.
     """
 
     bank: QueryBank | None
@@ -164,7 +158,6 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
 
 
 def terms_of(online_bank: OnlineBank) -> Terms:
-    """Return the settings in the form that `banks.online.merge` takes."""
     return Terms(**online_bank.model_dump(include={"size", "seed_share", "half_life_seconds", "duplicate_cosine"}))
 
 
@@ -206,7 +199,6 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
 
 
 MOST_COMPARED = 2 * AT_MOST
-"""Maximum number of samples that drift reads; it compares those that differ from each other."""
 
 
 def drift(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Drift:

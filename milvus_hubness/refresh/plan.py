@@ -161,12 +161,9 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases.
-
-    reason: why the current biases must be replaced; empty if they need not be. mean_bias, reference: set if
-    they are already decided. carries_on: whether this continues an unfinished refresh. rebuilding: the
-    unfinished rebuild that this continues, if any.
-    """
+    """The bank and the estimator of a profile's next biases. reason: why the current biases must be replaced; empty if
+    they need not be. mean_bias, reference: set if they are already decided. carries_on, rebuilding: whether this
+    continues an unfinished refresh, and its rebuild, if any."""
 
     estimator: Estimator
     bank: StoredBank
@@ -316,8 +313,7 @@ FEWEST_ROWS = 50_000
 def choose_rebuild(
     info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
 ) -> tuple[bool, str]:
-    """Return whether to rebuild, and why. requested: the collection name or alias that the caller used.
-    share: the share of rows that need a write.
+    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write.
 
     Sustained upserts starve a database's compaction. If most rows need a write, a copy that takes over the alias
     costs no more, and leaves the live collection alone until the copy is complete.
@@ -365,9 +361,8 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 
 
 def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
-    """Return the layout of the copy, whose index hint columns depend on the bank. A source without these
-    columns, for example a copy by an earlier version, gets them too. some: chunks whose vector lengths are
-    typical of all rows."""
+    """Return the layout of the copy, whose index hint columns depend on the bank. some: chunks whose vector lengths
+    are typical of all rows."""
     if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
         return state.layout
     first = some[0]

@@ -47,11 +47,8 @@ class Fault(NamedTuple):
 
 
 class ConfigFile:
-    """A configuration file, which may have faults.
-
-    faults: the faults that were found. config: the configuration without the faulty keys, so that the rest
-    can be checked too. Raises InvalidConfig if nothing remains to check.
-    """
+    """A configuration file and its faults. config: the configuration without the faulty keys, so that the rest can
+    be checked too. Raises InvalidConfig if nothing remains to check."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -184,11 +184,8 @@ QUIET = timedelta(minutes=10)
 
 
 class History:
-    """The stored results of a collection. label: of the collection.
-
-    Results without a change, and repeated failures, are stored at most once in ten minutes. Results "busy"
-    are not stored: the other process stores its own.
-    """
+    """The stored results of a collection. Results without a change, and repeated failures, are stored at most once
+    in ten minutes. Results "busy" are not stored: the other process stores its own."""
 
     def __init__(self, label: str) -> None:
         self.stored: tuple[Reconciliation, ...] = ()

@@ -134,12 +134,9 @@ def _labels(table: CollectionTable) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a worker.
-
-    running: the reconciliation in progress. last: the last result of this process. last_success: of any
-    process. failing: the last failed result, until one of its kind succeeds. failures: number of consecutive
-    failures. is_ready: whether one has succeeded, or was left to another process.
-    """
+    """The state of a worker. last: the last result of this process. last_success: of any process. failing: the last
+    failed result, until one of its kind succeeds. failures: how many in a row. is_ready: whether a reconciliation
+    has succeeded, or was left to another process."""
 
     running: Course | None = None
     last: Reconciliation | None = None
@@ -150,11 +147,8 @@ class Standing:
 
 
 class Worker:
-    """The worker thread of a bias profile: it counts, reports and stores each result.
-
-    one_at_a_time: a lock held during a reconciliation, shared by workers of the same collection. stop: set
-    it, then call `join`, to end the worker.
-    """
+    """The worker thread of a bias profile: it counts, reports and stores each result. one_at_a_time: a lock that
+    the workers of a collection share. stop: set it, then call `join`, to end the worker."""
 
     def __init__(
         self,
