@@ -383,14 +383,13 @@ class Refreshing:
 
     def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
-        reranking, strength = state.reranking, state.profile.strength
-        if reranking is None:
+        if state.allowed_miss_rate is None:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        measured, _ = measure(gallery, correction, plan.bank.queries, strength, reranking.allowed)
-        facts = {name: getattr(measured, name) for name in ("candidates", "missed", "queries")}
-        return state.model_copy(update={"reranking": reranking.model_copy(update=facts)})
+        strength, allowed = state.profile.strength, state.allowed_miss_rate
+        measured, _ = measure(gallery, correction, plan.bank.queries, strength, allowed)
+        return state.with_candidates(measured.candidates, measured.missed, measured.queries)
 
     # -- helpers ------------------------------------------------------------------------------------------
 

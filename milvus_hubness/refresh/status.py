@@ -89,7 +89,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         second_vector=codec.searched_field if codec.searched_field != codec.field else None,
         side=codec.side_collection,
         candidates=codec.candidates or None,
-        missed=state.reranking.missed if state.reranking else None,
+        missed=state.miss_rate,
         pending=sum(len(backend.pending(partition)) for partition in info.partitions),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
