@@ -213,7 +213,6 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
 
 
 def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-    """Yield rows of the copy that the origin has too, from chunks spread evenly."""
     for number in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int)):
         rows = pair.scan(chunks[number], limit=SAMPLED_ROWS)
         current, copied = pair.current(rows.keys, chunks[number].partition)

@@ -99,7 +99,6 @@ class Pair:
         return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
 
     def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
-        """Return the rows of the origin in a chunk."""
         return scan_chunk(self.store, self.origin.collection, self.state.field, chunk, limit)
 
     def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:

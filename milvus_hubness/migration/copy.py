@@ -120,7 +120,6 @@ class Recorder:
 
     @property
     def todo(self) -> list[Chunk]:
-        """The chunks that are not recorded as done."""
         return [chunk for chunk in self.chunks if chunk.seconds is None]
 
     def write(self, chunks: Sequence[Chunk]) -> None:
@@ -262,7 +261,6 @@ class Importer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Yield groups of neighbouring chunks of one partition that fit into one file."""
         group: list[Chunk] = []
         rows = 0
         for chunk in chunks:

@@ -80,7 +80,6 @@ class Migration(FrozenModel):
         return self.state
 
     def indexed(self, source: CollectionInfo) -> CollectionInfo:
-        """Return the source with the index that the copy must have."""
         index = self.arguments.get("index")
         return source.with_index(self.field, **index) if index else source
 
@@ -168,7 +167,6 @@ class Ledger:
         return migration.model_copy(update={"state": state})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
-        """Write `migration` with these changes, and return it."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
@@ -186,7 +184,6 @@ class Ledger:
         self._store.drop_records(LEDGER, migration.id)
 
     def forget(self, migration: Migration) -> None:
-        """Delete all records of the migration."""
         self.forget_chunks(migration)
         self._store.drop_records(LEDGER, MIGRATIONS, [migration.target])
 

@@ -317,7 +317,6 @@ class Migrator:
             self._move_name()
 
     def _await_release(self, pair: Pair, partitions: Sequence[str | None]) -> None:
-        """Run catch-up passes while the cutover is postponed."""
         release = self._options.release
         if release is None or release.is_set():
             return

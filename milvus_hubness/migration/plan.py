@@ -50,7 +50,6 @@ class BulkTarget:
 
     @classmethod
     def parse(cls, text: str) -> BulkTarget:
-        """Parse LOCAL or LOCAL=REMOTE."""
         folder, equals, remote = text.partition("=")
         return cls(Path(folder), remote if equals else None)
 

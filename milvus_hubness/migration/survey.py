@@ -142,7 +142,6 @@ class Fitting:
 
     @property
     def form(self) -> StorageFormat:
-        """The form in which the field stores the layout's rows."""
         return form_of(self.layout, self.vector.dtype)
 
     @property
@@ -298,7 +297,6 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
 
 
 def recall_words(gate: RecallGate) -> str:
-    """Return the recall gate in one sentence."""
     at = f" at {gate.search_parameter} {gate.value}" if gate.search_parameter else ""
     raw, stored = gate.raw.estimate, gate.stored.estimate
     measured = f"recall@{gate.k}{at} of {gate.rows:,} rows: {raw:.3f} raw, {stored:.3f} corrected"

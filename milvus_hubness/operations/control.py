@@ -87,7 +87,6 @@ class MigrationMetrics:
                 self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
 
     def text(self) -> str:
-        """Return the metrics in the text format that Prometheus scrapes."""
         with self._lock:
             return generate_latest(self._registry).decode()
 

@@ -69,7 +69,6 @@ class RowContent(FrozenModel):
         return cls(field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.codec.epoch_field)
 
     def digests(self, batch: Batch) -> list[Digest]:
-        """Return the digest of each row."""
         digests = []
         for vector, row in zip(batch.vectors, batch.rows, strict=True):
             hashes = {name: _hash(_canonical(row[name])) for name in row if name not in self.hidden}
@@ -163,7 +162,6 @@ class RowWriter:
             self._compacted_at = time.monotonic()
 
     def close(self) -> None:
-        """Remove the record of the last batch."""
         self._drop_parts(0)
 
     def _record(self, rows: Rows, partition: str | None) -> None:
