@@ -363,5 +363,5 @@ def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(li
     for plan in (plan_migration, plan_enable):
         with pytest.raises(CannotMigrate) as caught:
             plan(store, name, QueryBank(bank.astype(np.float32)), estimator=NNN(K, ALPHA))
-        [gap, error] = re.search(r"differ by (\S+) in .* are off by (\S+), as", str(caught.value)).groups()
+        [gap, error] = re.search(r"differ by (\S+) in .* are off by (\S+), because", str(caught.value)).groups()
         assert 0.5 < float(gap) < 3 < float(error) < 40

@@ -198,7 +198,7 @@ def test_a_page_of_what_was_switched_since_is_refused_as_milvus_refuses(lite):
     pages = client.query_iterator(alias, batch_size=10, output_fields=["vector"])
     assert len(pages.next()) == 10
     rollback(store, alias)
-    with pytest.raises(MilvusException, match="its collection state names"):
+    with pytest.raises(MilvusException, match="its collection state says"):
         list(iter(pages.next, []))
 
 

@@ -59,13 +59,13 @@ def rewritten(kept, path, **changed):
 
 def test_a_file_that_is_damaged_is_refused(kept, tmp_path):
     path = tmp_path / "network"
-    with pytest.raises(UnreadableFile, match="no readable"):
+    with pytest.raises(UnreadableFile, match="not a readable"):
         Checkpoint.load(path)
     kept.save(path)
     whole = path.read_bytes()
     for broken in (whole[:-5], whole[: len(whole) // 3], whole[:4], b"", b"\xff" * 100):
         path.write_bytes(broken)
-        with pytest.raises(UnreadableFile, match="no readable"):
+        with pytest.raises(UnreadableFile, match="not a readable"):
             Checkpoint.load(path)
     path.write_bytes(whole[:-2] + bytes([whole[-2] ^ 1]) + whole[-1:])
     with pytest.raises(UnreadableFile, match="damaged"):

@@ -50,7 +50,7 @@ def test_an_index_that_cannot_be_built_is_an_error_with_the_reason(states):
     with pytest.raises(StoreError) as raised:
         MilvusStore(server).load("products")
     said = str(raised.value)
-    for words in ("'products'", "'vector_index'", "M must be at most 2048", "create it again", "repeat"):
+    for words in ("'products'", "'vector_index'", "M must be at most 2048", "create it again", "run the command again"):
         assert words in said
     assert "\n" not in said
     assert not server.loaded
