@@ -228,15 +228,8 @@ class Methods(EscapedKeys):
             candidates=candidates,
             with_raw_score=with_raw_score,
         )
-        options: dict[str, Any] = {
-            "timeout": timeout,
-            "partition_names": partition_names,
-            "anns_field": anns_field,
-            "ranker": ranker,
-            "function_chains": function_chains,
-            "search_aggregation": search_aggregation,
-            **kwargs,
-        }
+        options = {"timeout": timeout, "partition_names": partition_names, "anns_field": anns_field, "ranker": ranker}
+        options |= {"function_chains": function_chains, "search_aggregation": search_aggregation, **kwargs}
         if highlighter is not None:
             options["highlighter"] = highlighter
         return self._run(self._operations.searches.search(collection_name, question, filter, options, ids=ids))

@@ -22,16 +22,11 @@ from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.milvus_banks import bank_rows
 
 VECTORS_PER_REQUEST = 100
-
 WINDOW = 16_384
 """Largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request."""
-
 WIDENING = 4
-"""Factor by which the number of nearest rows grows if those read do not determine a bias well enough."""
-
 WHOLE = 2**20
 """Largest bank whose scores are all requested in the last round, WINDOW per answer."""
-
 NUMBERS_PER_PAGE = 2**20
 """Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
 
@@ -39,8 +34,7 @@ NUMBERS_PER_PAGE = 2**20
 class BankSummary(NamedTuple):
     """The values that the estimator needs of a bank that is searched on the server instead of read.
 
-    mean: (d,) float64, of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of the
-    columns of potentials. targets: number of rows of the target bank.
+    mean: (d,) of the reduced queries. masses: (p,) τ·log Σ exp(f_i/τ) of the potentials. targets: number of targets.
     """
 
     mean: Doubles | None
@@ -151,7 +145,6 @@ def _query(bank: BankReference, where: str, fields: list[str], timeout: float | 
 
 
 def _potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns: int) -> Doubles:
-    """Return the potentials (n, p) of a page. Raises InvalidInput if a query has another number of them."""
     potentials = [row.get("potentials", []) for row in page]
     if any(len(row) != columns for row in potentials):
         raise InvalidInput(f"{bank.collection!r} must keep {columns} potentials with every query")
@@ -167,7 +160,6 @@ def _centred(correction: Correction, *, vectors: Floats, are_new: bool) -> Float
 
 
 def _size(state: CollectionState, profile: Profile) -> int:
-    """Return the bytes of a profile's queries."""
     return 4 * state.dim * profile.bank.count
 
 
@@ -203,9 +195,8 @@ class Biases:
     ) -> Operation[RowBiases]:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
-        The biases of a profile go into its two slots; incoming and outgoing profiles have slots of their own. are_new:
-        whether these rows are inserted together. While a job computes all biases, new rows get the biases that the job
-        would give them: this holds for incoming profiles, and for a copy or a second field that is being filled.
+        are_new: whether these rows are inserted together. While a job computes all biases, new rows get the biases that
+        the job would give them: for incoming profiles, and for a copy or a second field that is being filled.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
@@ -220,8 +211,7 @@ class Biases:
         for moving in (state.outgoing, state.incoming):
             if moving is None:
                 continue
-            # Two banks that would evict each other from memory at every write are searched on the server
-            # instead.
+            # Two banks that would evict each other from memory at every write are searched on the server.
             other = state.profiles.get(moving.name)
             budget -= _size(state, other) if other and _size(state, other) <= budget else 0
             work.append((moving.profile, (moving.profile.slot,), budget, False))
@@ -239,11 +229,7 @@ class Biases:
     def _locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
-        """Return the numbers of the locality hint columns for vectors (n, d), (n, c).
-
-        They come from the active profile's bank. Returns zeros, which a refresh fills, if the bank is too
-        large for memory or bias is "pending".
-        """
+        """Return the locality hints (n, c) of vectors; zeros, which a refresh fills, if the bank is too large."""
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
@@ -268,12 +254,10 @@ class Biases:
         *,
         are_new: bool,
     ) -> Operation[Floats]:
-        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance.
+        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance, by exact searches.
 
-        The search requests more and more of a vector's nearest rows, until the others can add no more than
-        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; every row is then
-        treated as the only new one. Raises BankTooLarge if that takes all rows of a bank of more than WHOLE,
-        and EmptyBank if the bank has no rows.
+        They request more and more of a vector's nearest rows, until the others can add no more than the tolerance.
+        are_new: every row is treated as the only new one. Raises BankTooLarge, and EmptyBank if the bank has no rows.
         """
         estimator = from_dict(profile.estimator)
         yield from self._states.ensure_loaded(profile.bank.collection, timeout)

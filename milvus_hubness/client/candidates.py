@@ -65,7 +65,7 @@ class CandidateRewrite(Rewrite):
         slot = self.profile(question).slot
         side, slot_field = self.codec.side_collection, self.codec.slot_field(slot)
         if self.chains and slot_field and not (bounds or gated or question.with_raw_score):
-            return self._chained(question, data, strength, slot_field, params, fields)
+            return self._chained(question, data, slot_field, params, fields)
 
         def answer(results: Any, biases: Mapping[Any, Sequence[float]] | None = None) -> Any:
             for hits, query in zip(results, queries, strict=True):
@@ -91,15 +91,9 @@ class CandidateRewrite(Rewrite):
         return SearchRequest(data, *page, params, fields.requested, answer, _rounding(question))
 
     def _chained(
-        self,
-        question: Question,
-        data: list[Any],
-        strength: float,
-        slot_field: str,
-        params: dict[str, Any],
-        fields: FieldRequest,
+        self, question: Question, data: list[Any], slot_field: str, params: dict[str, Any], fields: FieldRequest
     ) -> SearchRequest:
-        weights = [1.0, self.codec.bias_factor * strength]
+        weights = [1.0, self.codec.bias_factor * self.strength(question)]
         corrected = fn.num_combine(col("$score"), col(slot_field), mode="weighted", weights=weights)
         chain = (
             FunctionChain(FunctionChainStage.L2_RERANK)
@@ -116,20 +110,12 @@ class CandidateRewrite(Rewrite):
         measured, last = self.codec.candidates, int(question.page.stop)
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
 
-    # -- answers ----------------------------------------------------------------------------------------
-
     def _rank(
-        self,
-        hits: Any,
-        query: Floats,
-        biases: Sequence[float],
-        strength: float,
-        bounds: Mapping[str, float],
-        question: Question,
+        self, hits: Any, query: Floats, biases: list[float], weight: float, bounds: dict[str, float], question: Question
     ) -> None:
         """Correct the scores of one query's raw candidates, sort them and cut them to the page, in place."""
         raw = np.array([hit["distance"] for hit in hits], np.float64)
-        scores = self.codec.decode_scores(raw, query[None, :], strength, biases)
+        scores = self.codec.decode_scores(raw, query[None, :], weight, biases)
         order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
         best = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)][question.page]
         keep(hits, [hits[i] for i in best])

@@ -1,7 +1,4 @@
-"""Reads and descriptions of collections, and operations on whole collections. No I/O.
-
-The operations list, load, rename, truncate, restore and drop collections.
-"""
+"""Reads and descriptions of collections, and operations on whole collections. No I/O."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ class Reads:
         self._states = states
 
     def read(self, request: Ask) -> Operation[Any]:
-        """Run a `query` or a `get`; its rows have the user's form.
-
-        request: the collection is its first argument, and output_fields and timeout are among its options.
-        """
+        """Run a `query` or a `get`, with output_fields and timeout among its options; rows have the user's form."""
         collection, timeout = request.args[0], request.options["timeout"]
         output_fields = request.options["output_fields"]
 
@@ -59,13 +53,11 @@ class Reads:
         return self._states.retrying(collection, timeout, call)
 
     def hubness_state(self, collection: str, anns_field: str | None) -> Operation[CollectionState | None]:
-        """Read the state of a corrected field from the collection."""
         return (yield from self._states.read_again(collection)).state_of(anns_field)
 
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
-        """Describe the collection as the user created it."""
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
         states = read_states(description.get("properties", {}))
         return description_out(states.values(), description) if states else description
@@ -73,13 +65,11 @@ class Reads:
     def describe_index(
         self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """Describe the index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
         cached = yield from self._states.cached_state(collection, timeout)
         return index_out(cached.states.values(), index)
 
     def list_indexes(self, collection: str, field_name: str | None, options: Mapping[str, Any]) -> Operation[list[str]]:
-        """List the indexes of the user's fields, or of the named field."""
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self._states.cached_state(collection)
         for state in cached.states.values():
@@ -92,15 +82,11 @@ class Reads:
 HELPER_PROPERTIES = frozenset(
     {BANK_PROPERTY, SIDE_PROPERTY, WRITE_INTENTS_OF_PROPERTY, LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY}
 )
-"""Properties that mark the helper collections of this package."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """The parts of a collection that an operation on the whole collection must handle.
-
-    name: the real name. fences: aliases that killed jobs left. samples_collection: collections of query samples.
-    """
+    """A collection by its real name, with all that belongs to it. fences: aliases that killed jobs left."""
 
     name: str
     states: tuple[CollectionState, ...] = ()
@@ -111,7 +97,6 @@ class Whole:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Its side collections."""
         return tuple(side for state in self.states if (side := state.codec.side_collection))
 
     def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
@@ -129,7 +114,7 @@ class Whole:
 
 
 class Catalog:
-    """Operations on whole collections and their helper collections. call: the user's own call."""
+    """Operations on whole collections, with their refusals. call: the user's own call, of pymilvus or of the proxy."""
 
     def __init__(self, states: StateCache) -> None:
         self._states = states
@@ -137,7 +122,6 @@ class Catalog:
     def list_collections(
         self, args: tuple[Any, ...], options: Mapping[str, Any], include_internal: bool
     ) -> Operation[list[str]]:
-        """List collections; without include_internal, leave out helper collections."""
         names: list[str] = yield Ask("list_collections", args, dict(options))
         if include_internal:
             return names
@@ -145,17 +129,13 @@ class Catalog:
         return shown
 
     def list_aliases(self, call: Ask, include_internal: bool) -> Operation[Any]:
-        """List aliases; without include_internal, leave out those that jobs write through."""
         answer = yield call
         if include_internal or not isinstance(answer, dict):
             return answer
         return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
 
     def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
-        """Drop a collection, then the helper collections that serve no other one.
-
-        Raises LeaseHeld while a job works on it, and UnsupportedOperation while its writes also go to a copy.
-        """
+        """Drop a collection, then the helper collections that serve no other one."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes(but_notes=True)
         for alias in whole.fences:
@@ -167,10 +147,7 @@ class Catalog:
         return outcome
 
     def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
-        """Truncate a collection and its side collections.
-
-        Raises as `drop_collection` does, and UnsupportedOperation while writes are noted, because a job replays them.
-        """
+        """Truncate a collection and its side collections."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
         outcome = yield call
@@ -179,10 +156,7 @@ class Catalog:
         return outcome
 
     def drop_partition(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
-        """Drop a partition. The next refresh removes the biases of its rows from a side collection.
-
-        Raises as `truncate_collection` does.
-        """
+        """Drop a partition. The next refresh removes the biases of its rows from a side collection."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
         return (yield call)
@@ -190,10 +164,6 @@ class Catalog:
     def rename_collection(
         self, collection: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Rename a collection.
-
-        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
-        """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
         if database and whole.states:
@@ -206,11 +176,7 @@ class Catalog:
     def restore_snapshot(
         self, source: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Restore a snapshot as a collection that shares the bank of its source.
-
-        Raises LeaseHeld, and UnsupportedOperation for another database or if the restored collection would
-        share a side collection.
-        """
+        """Restore a snapshot as a collection that shares the bank of its source."""
         whole = yield from self._whole(source, timeout)
         if whole.states and database:
             raise UnsupportedOperation(
@@ -225,7 +191,6 @@ class Catalog:
         return (yield call)
 
     def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
-        """Load a collection or partitions, with the hidden fields of the fields to load."""
         options = dict(call.options)
         for name in {"load_fields", "_load_fields"} & set(options):
             options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
@@ -242,11 +207,7 @@ class Catalog:
         return list(dict.fromkeys([*named, *hidden]))
 
     def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
-        """Read the parts of a collection.
-
-        A missing collection has none: the call that follows reports it in Milvus's own words. Raises
-        LeaseHeld while a job works on the collection.
-        """
+        """Read the parts of a collection. A missing one has none: the next call reports it. Raises LeaseHeld."""
         self._states.forget(collection)
         try:
             description = yield Ask("describe_collection", (collection, timeout))
@@ -271,7 +232,6 @@ class Catalog:
 
 
 def _expect_free(collection: str, store: MilvusStore) -> None:
-    """Raises LeaseHeld while a job works on a collection."""
     if holder := holder_of(store, collection):
         raise LeaseHeld(f"{holder}: wait until it ends, or stop it")
 

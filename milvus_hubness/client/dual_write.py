@@ -50,19 +50,13 @@ class DualWrites:
         self._intents = intents
 
     def write(self, write: Write) -> Operation[dict[str, Any]]:
-        """Insert or upsert rows.
-
-        The copy gets an upsert, because the migration may have copied the row already.
-        """
+        """Insert or upsert rows; the copy gets an upsert, as the migration may have copied the row already."""
         answer, cached = yield from self._writes.write(write)
         yield from self.carry(cached, list(answer.get("ids") or ()), write)
         return answer
 
     def carry(self, cached: CachedState, keys: Sequence[Key], write: Write) -> Operation[None]:
-        """Write to the copy, if the collection has one, the rows that it took.
-
-        keys: those of the answer, if it has any. Raises DualWriteFailed.
-        """
+        """Write the rows that the collection took to its copy, if it has one. Raises DualWriteFailed."""
         dual_write = cached.dual_write
         if dual_write is None:
             return
@@ -89,11 +83,7 @@ class DualWrites:
         yield from self._reach(dual_write, work, collection, cached, write.timeout)
 
     def delete(self, deletion: Deletion) -> Operation[dict[str, int]]:
-        """Delete rows.
-
-        On the copy, a filter deletes the rows that matched it and that the collection lost. Biases in a side
-        collection are deleted with rows that are named by key, and otherwise by the next refresh.
-        """
+        """Delete rows. On the copy, a filter deletes the rows that matched it and that the collection lost."""
         collection, timeout = deletion.collection, deletion.timeout
         by_filter = bool(deletion.filter) and not (deletion.ids or deletion.options.get("pks"))
 
@@ -131,8 +121,6 @@ class DualWrites:
 
         yield from self._reach(dual_write, lost if by_filter else likewise, collection, cached, timeout)
         return answer
-
-    # -- the copy -------------------------------------------------------------------------------------
 
     def _still_has(self, dual_write: DualWrite, collection: str, timeout: float | None) -> Operation[bool]:
         now = yield from self._states.read_again(collection, timeout)
@@ -185,12 +173,10 @@ class DualWrites:
         delete = partial(self._writes.delete, on_copy)
         yield from self._intents.noted(on_copy.collection, on_copy.timeout, delete, delete)
 
-    # -- reads of the collection ------------------------------------------------------------------------
-
     def _rows(
         self, key_field: str, keys: Iterable[Key], request: Write | Deletion, output_fields: Sequence[str] = ("*",)
     ) -> Operation[list[Row]]:
-        """Return the existing rows of these keys in the collection of a request, in the user's form."""
+        """Return the existing rows of these keys in the user's form."""
         partitions = [request.partition_name] if request.partition_name else None
         per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
         rows: list[Row] = []

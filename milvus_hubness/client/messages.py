@@ -59,10 +59,7 @@ def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any,
 
 
 def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises UnsupportedOperation for answers that the client cannot decode: futures, and buckets with vectors.
-
-    fields: the corrected fields of the collection.
-    """
+    """Raises UnsupportedOperation for answers that the client cannot decode. fields: the corrected fields."""
     if fields and (name := first_set(options, IN_BACKGROUND)):
         raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
     if fields and first_set(options, ("namespace",)):
@@ -113,11 +110,9 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
 
 
 _OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
-"""Properties of collections that belong to this package."""
 
 
 def is_ours(property: str) -> bool:
-    """Whether a collection property belongs to this package."""
     return property in _OURS or property.startswith(f"{PROPERTY}.")
 
 
@@ -174,16 +169,14 @@ class Question:
 
     @property
     def page(self) -> slice:
-        """The requested ranks, counted from the best hit."""
         return slice(self.offset, self.offset + self.limit)
 
 
 @dataclass(slots=True)
 class SearchRequest:
-    """A request for the server, and `answer`, which converts its results for the user.
+    """A request for the server, and `answer`, which converts its results for the user, perhaps for long (`works`).
 
-    options: further arguments of the search. biases_of: the side collection, if `answer` also takes biases by key from
-    it, after the results. works: whether `answer` computes for long.
+    biases_of: the side collection, if `answer` also takes biases by key from it, after the results.
     """
 
     data: Any

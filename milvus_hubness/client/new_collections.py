@@ -91,11 +91,7 @@ def new_fields(
     schema: CollectionSchema,
     index: IndexParams,
 ) -> list[NewField]:
-    """Return the fields to correct in a collection of this schema, each with its fitted bank.
-
-    Raises InvalidInput for a field that is missing, named twice or without an index, and if an estimator
-    needs a gallery; InvalidParameter, DimensionMismatch, BankTooSmall.
-    """
+    """Return the fields to correct in a collection of this schema, each with its fitted bank. Raises InvalidInput."""
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
     vector_fields = {field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES}
@@ -118,11 +114,10 @@ def new_fields(
 def _new_field(
     collection: str, config: CorrectionConfig, field: FieldSchema, index: Mapping[str, Any], suffix: str
 ) -> NewField:
-    """Fit the bank of a field.
+    """Fit the bank of a field. The mean bias is 0 until the first full refresh, as the collection has no rows yet.
 
-    The mean bias is 0 until the first full refresh, because the collection has no rows yet. Under L2 the layout's
-    constants are measured on the target bank's items, or else on the queries, since vectors near each other
-    have similar lengths. The constants stay, because every row is stored with them.
+    Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries,
+    since vectors near each other have similar lengths.
     """
     if config.estimator.needs_gallery:
         raise InvalidInput(

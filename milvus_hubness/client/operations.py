@@ -222,7 +222,6 @@ class Pages:
 
 
 def _opened(collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]) -> Operation[Any]:
-    """Open a search_iterator whose hits `answer` converts."""
 
     def answered(hits: Any) -> Any:
         with refusing():
@@ -250,10 +249,9 @@ class _Cut(list[Any]):
 
 
 class AsyncQueryIterator:
-    """The result of MilvusClient.query_iterator for asyncio: rows page by page, in key order.
+    """MilvusClient.query_iterator for asyncio: rows page by page, in key order, also to tasks that share an iterator.
 
-    Every row that exists throughout comes once, also to tasks that share an iterator. A page may have fewer
-    than `batch_size` rows although more follow; an empty page is the end.
+    A page may have fewer than `batch_size` rows although more follow; an empty page is the end.
     """
 
     def __init__(
@@ -331,11 +329,7 @@ class AsyncQueryIterator:
 
 
 class Operations:
-    """The operations of a client: parts over one cache of collection states.
-
-    strength: w of searches that name none. state_ttl: TTL of a cached state, in seconds. bank_budget: bytes of banks in
-    memory. sampler: takes samples of queries, if any. Raises InvalidParameter.
-    """
+    """The operations of a client: parts over one cache of collection states. Raises InvalidParameter."""
 
     def __init__(
         self, strength: float | None, state_ttl: float, bank_budget: int, sampler: Sampler | None = None

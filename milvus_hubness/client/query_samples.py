@@ -50,8 +50,7 @@ class Sampled:
 class Sampler:
     """Samples live queries and stores them from one thread, which runs while samples wait.
 
-    rate: the share of queries to sample; None for the rates of the online banks. A sample has a vector, the profile of
-    its search and the time. Samples that `write` cannot store are dropped.
+    rate: the share of queries to sample; None for the rates of the online banks. Samples not stored are dropped.
     """
 
     def __init__(self, rate: float | None, write: Write) -> None:
@@ -82,15 +81,11 @@ class Sampler:
 
     @property
     def counts(self) -> Sampled:
-        """Counts since the client was created."""
         with self._changed:
             return Sampled(self._stored, self._dropped, len(self._waiting))
 
     def discard(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Drop the waiting samples, and wait at most `seconds` for a write in progress.
-
-        Call it before `write` changes its destination.
-        """
+        """Drop the waiting samples before `write` changes its destination; wait at most `seconds` for a write."""
         with self._changed:
             self._dropped += len(self._waiting)
             self._waiting = []
@@ -168,11 +163,7 @@ class Sampler:
 
 
 def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
-    """Return the sampler for a client's argument.
-
-    sample_queries: None for the rates of the online banks, False or 0 for no sampling, or a rate for all.
-    Raises InvalidParameter.
-    """
+    """Return the sampler for a client's argument `sample_queries`. Raises InvalidParameter."""
     if sample_queries is None:
         return Sampler(None, write)
     if sample_queries is False:

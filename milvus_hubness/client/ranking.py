@@ -53,10 +53,7 @@ class Ranker:
 
 
 def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
-    """Raises InvalidInput if none of these corrected fields has the profile.
-
-    A field without it is searched by its active profile if another field has it.
-    """
+    """Raises InvalidInput if none of these fields has the profile; one without it is searched by its active profile."""
     if profile is None or not states or any(profile in state.profiles for state in states):
         return
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
@@ -98,10 +95,10 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
 
 
 def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: slice, round_decimal: int = -1) -> Any:
-    """Merge the answers to several requests into the first one, in place, and return it.
+    """Merge the answers to several requests into the first one, in place, and return it. metrics: of each answer.
 
-    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but reverses L2
-    distances if other answers have similarities. Raises InvalidInput if the numbers of weights and requests differ.
+    A weighted ranker without normalisation leaves scores as they are, but reverses L2 distances if other answers have
+    similarities. Raises InvalidInput if the numbers of weights and requests differ.
     """
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
@@ -124,10 +121,7 @@ def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: 
 
 
 def _score_conversions(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
-    """Return the functions that convert the scores of each answer for a weighted sum, and whether small sums are best.
-
-    float is the function that changes nothing.
-    """
+    """Return the conversion of each answer's scores for a weighted sum, and whether small sums are best."""
     if ranker.strategy == "weighted" and not ranker.normalise and SIMILARITIES.isdisjoint(metrics):
         return [float] * len(metrics), True
     conversions = _NORMALISED if ranker.normalise else _UNCHANGED
@@ -149,11 +143,10 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 
 
 def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
-    """Return the search request that answers a question for its re-ranker.
+    """Return the search request that answers a question for its re-ranker: derived queries, or candidates to rank.
 
-    It has the queries that the re-ranker derives from the user's, or it requests candidates with their vectors, which
-    the re-ranker ranks. Ranked hits have the re-ranker's score, and greater is better under every metric. Raises as
-    `Rewrite.ask` does, and DimensionMismatch if the re-ranker is for vectors of another dimension.
+    Ranked hits have the re-ranker's score, and greater is better under every metric. Raises as `Rewrite.ask` does, and
+    DimensionMismatch if the re-ranker is for vectors of another dimension.
     """
     how.expect_dim(rewrite.state.dim)
     queries = rewrite.queries(question)

@@ -34,7 +34,6 @@ RAW_SCORE = "raw_score"
 SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that must be at least the number of results."""
 
-
 Row = MutableMapping[str, Any]
 
 Asking = Callable[[npt.ArrayLike], SearchRequest]
@@ -121,10 +120,7 @@ class Rewrite:
     def codec(self) -> RowCodec:
         return self.state.codec
 
-    # -- searches ---------------------------------------------------------------------------------------
-
     def profile(self, question: Question) -> Profile:
-        """Return the bias profile of a question. Raises InvalidInput."""
         return self.state.profile_of(question.profile)
 
     def strength(self, question: Question) -> float:
@@ -134,7 +130,6 @@ class Rewrite:
         return profile.strength if question.strength is None else float(question.strength)
 
     def is_gated(self, question: Question) -> bool:
-        """Whether a gate limits the correction to some queries."""
         return self.profile(question).gate is not None and self.strength(question) != 0
 
     def ranks_candidates(self, question: Question) -> bool:
@@ -188,7 +183,6 @@ class Rewrite:
         return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
-        """Return the queries as the searched field takes them."""
         return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
 
     def apart(self, question: Question) -> list[Question]:
@@ -216,9 +210,8 @@ class Rewrite:
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
         """Return a function that builds the request of this question for other data, and raises as `ask` does.
 
-        exact: whether more than `SearchRequest.answer` uses the scores from the server; else one query may be sent up
-        to a factor, which takes a fraction of the time. Returns None if candidates are to be re-ranked, or if a gate
-        limits the correction to some queries. Raises InvalidInput, InvalidParameter.
+        exact: the scores are needed as such; else one query may be sent up to a factor, in a fraction of the time.
+        Returns None if candidates are to be re-ranked, or if a gate limits the correction to some queries.
         """
         strength = self.strength(question)
         if question.rerank is not None or self.is_gated(question):
@@ -250,14 +243,10 @@ class Rewrite:
         return ask
 
     def _scores_are_products(self, question: Question) -> bool:
-        """Whether the scores from the server are the scores that the user asks for."""
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats | None) -> dict[str, Any]:
-        """Return the search parameters without the metric, and with range bounds in the server's scores.
-
-        queries: needed for such bounds. Raises InvalidParameter if the parameters name another metric than the field's.
-        """
+        """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
         if not requested:
             return {}
         params = copied(requested)
@@ -318,8 +307,6 @@ class Rewrite:
         fields = self.reading.fields([*named, self.state.field])
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
 
-    # -- answers ----------------------------------------------------------------------------------------
-
     def _score(self, results: Any, queries: Floats, strength: float, question: Question) -> None:
         """Convert the scores to the user's metric, in place."""
         if self._scores_are_products(question):
@@ -333,7 +320,6 @@ class Rewrite:
                 add_raw_scores(hits, raw, question.round_decimal)
 
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
-        """Return the user's vectors (n, d) of n hits."""
         return self.codec.vectors_of([hit["entity"] for hit in hits])
 
 

@@ -38,16 +38,11 @@ KEYS_PER_REQUEST = 8_000
 Kind = tuple[Any, ...]
 """The part of a search that stays the same when only its data, filter, timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
-"""One request of a hybrid search; its rewrite is None if the field is not corrected."""
 MAX_PREPARED = 256
-"""Largest number of prepared searches in the cached state of a collection."""
 
 
 class Searches:
-    """`search` and `hybrid_search`.
-
-    strength: w of searches that name none. sampler: takes samples of queries, if any. Raises InvalidParameter.
-    """
+    """`search` and `hybrid_search`. strength: w of searches that name none. Raises InvalidParameter."""
 
     def __init__(
         self, states: StateCache, biases: Biases, reads: Reads, strength: float | None, sampler: Sampler | None
@@ -62,11 +57,7 @@ class Searches:
     def search(
         self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
     ) -> Operation[Any]:
-        """Search, ranked by the corrected score if the field is corrected.
-
-        options: further arguments of MilvusClient.search, by name, with the offset and the decimals of the question.
-        ids: keys of rows to search with, in place of the question's data.
-        """
+        """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with."""
         kind = kind_of(question, options) if ids is None else None
 
         def call(cached: CachedState) -> Operation[Any]:
@@ -199,8 +190,7 @@ class Searches:
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
-        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput if no corrected field
-        of the requests has the profile, and UnsupportedOperation if the client must merge the answers and cannot.
+        Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it cannot merge answers.
         """
         weight = self.strength if strength is None else strength
 
@@ -240,7 +230,6 @@ class Searches:
     def _merged(
         self, collection: str, parts: Sequence[_Part], ranker: ranking.Ranker, page: slice, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """Search once for each request and merge the answers."""
         if name := first_set(options, ("search_aggregation", "function_chains")):
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):

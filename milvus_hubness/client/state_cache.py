@@ -28,11 +28,7 @@ from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION
 from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
 
 Name = tuple[str, str, int]
-"""Collection, field, and the slot that searches of the profile read.
-
-A refresh switches the profile to another slot and announces it before, so the client has the data of the new
-slot in time.
-"""
+"""Collection, field, and the slot that searches of the profile read, which a refresh switches."""
 
 
 @dataclass(eq=False)
@@ -48,10 +44,7 @@ class _CachedBank:
 
 
 class BankCache:
-    """Banks by profile, up to `budget` bytes.
-
-    The cache drops the least recently used bank first; it never drops the bank in use, whatever its size.
-    """
+    """Banks by profile, up to `budget` bytes; the bank in use stays, whatever its size."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -67,7 +60,6 @@ class BankCache:
         return cached.bank
 
     def keep(self, name: Name, profile: Profile, bank: StoredBank) -> None:
-        """Add a bank and drop others until all fit."""
         self._cached.pop(name, None)
         self._cached[name] = _CachedBank(profile, bank)
         while len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget:
@@ -102,10 +94,7 @@ PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNot
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """A search of a corrected field that takes one request.
-
-    ask: builds the request for any data. field: the arguments of pymilvus's search that name the field.
-    """
+    """A search of one request, which `ask` builds for any data. field: the arguments that name the field."""
 
     state: CollectionState
     ask: Asking
@@ -129,7 +118,6 @@ class CachedState:
 
     @cached_property
     def reading(self) -> Reading:
-        """Decodes the rows of the collection."""
         return Reading(tuple(self.states.values()))
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
@@ -144,10 +132,7 @@ class CachedState:
         return state if state and state.serves else None
 
     def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of a search that is not corrected.
-
-        They name the user's field if a second vector field exists, because Milvus would not choose between the two.
-        """
+        """Return the arguments of an uncorrected search: Milvus needs the field's name if there is a second one."""
         state = self.state_of(options.get("anns_field"))
         if state is None or state.searched_field == state.field:
             return options
@@ -197,21 +182,15 @@ class HeldErrors:
                 _pymilvus.handle(record)
         if recovered:
             reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
-            _log.info(
-                "collection %r changed while a request was on its way (%s): the request was sent again",
-                self._collection,
-                reason,
-            )
+            message = "collection %r changed while a request was on its way (%s): the request was sent again"
+            _log.info(message, self._collection, reason)
 
 
 NOTHING = CachedState("", {})
 
 
 class StateCache:
-    """The cache of collection states.
-
-    state_ttl: TTL of a state, in seconds. Raises InvalidParameter.
-    """
+    """The cache of collection states. state_ttl: TTL of a state, in seconds. Raises InvalidParameter."""
 
     def __init__(self, state_ttl: float) -> None:
         expect_state_ttl(state_ttl)
@@ -251,8 +230,8 @@ class StateCache:
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
 
-        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If the missing
-        collection had a copy, the cutover may be moving its name to the copy: the operation waits for it.
+        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If it had a
+        copy, the operation waits, because a cutover may be moving its name to the copy.
         """
         if remembered := self.remembered(collection):
             return remembered
@@ -332,11 +311,7 @@ class StateCache:
         return self.cached_state(collection, timeout)
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
-        """Whether the server refused rows because of the width of another collection.
-
-        This happens while the name moves to another collection: one part of the server sees the change sooner
-        than the next.
-        """
+        """Whether one part of the server refused rows because the name has just moved to another collection."""
         changed = self._changed.get(collection, -CUT_OVER_SECONDS)
         is_moving = cached.dual_write is not None or time.monotonic() - changed < CUT_OVER_SECONDS
         # pymilvus raises its own refusals as subclasses.
@@ -350,17 +325,13 @@ class StateCache:
         return rewrite_of(state, cached.reading, chains=bool(self.chains))
 
     def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
-        """Load a collection if it is not loaded.
-
-        The user may have loaded the main collection without its side collection or its bank.
-        """
+        """Load a side collection or a bank, which the user may not have loaded, unless it is loaded."""
         if collection not in self._loaded:
             if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
                 yield Ask("load_collection", (collection, timeout))
             self._loaded.add(collection)
 
     def metric(self, collection: str, field: str, timeout: float | None) -> Operation[str]:
-        """Return the metric of a field's index."""
         key = (collection, field)
         if key not in self._metrics:
             names = yield Ask("list_indexes", key)

@@ -123,7 +123,6 @@ class PlainConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:

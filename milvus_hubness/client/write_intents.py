@@ -102,7 +102,6 @@ class Deletion:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def ask(self) -> Ask:
-        """Return the request."""
         args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
         return Ask("delete", args, dict(self.options))
 
@@ -122,9 +121,8 @@ class WriteIntents:
     ) -> Operation[tuple[T, T, CachedState]]:
         """Run write(cached), which notes its changes if `cached` has a write-intent log.
 
-        If a log was announced meanwhile that the write did not know, run again(cached): the write took so
-        long that a job may have started. Returns the results of the first and the last run, and the
-        collection state of the last run. If that state has no copy, the newest state is returned instead.
+        If a log was announced meanwhile, run again(cached), because a job may have started. Returns the results of the
+        first and the last run, and the state that the last run used or, if that has no copy, the newest.
         """
 
         def run(call: Callable[[CachedState], Operation[T]], cached: CachedState) -> Operation[tuple[T, CachedState]]:
@@ -149,13 +147,10 @@ class WriteIntents:
         except PERHAPS_OUTDATED:
             return cached
 
-    # -- rows -------------------------------------------------------------------------------------------
-
     def note_rows(self, cached: CachedState, write: Write) -> Operation[None]:
         """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed.
 
-        Milvus judges values that are not rows or have no keys. Rows whose keys the server creates need no
-        note, because no job can have read them before.
+        Rows whose keys the server creates need no note, because no job can have read them before.
         """
         intent_log, rows, timeout = cached.intent_log, write.rows, write.timeout
         if intent_log is None or (intent_log.auto_id and write.method == "insert"):
@@ -187,11 +182,11 @@ class WriteIntents:
     def _note_in_part(
         self, cached: CachedState, intent_log: WriteIntentLog, write: Write, named: Sequence[Row]
     ) -> Operation[dict[Key, set[str]]]:
-        """Note the whole rows that a partial update produces.
+        """Note the whole rows that a partial update produces, and return the fields that it changes, by key.
 
-        Each is based on the last noted row, or else on the row of the collection, which no job has then read before a
-        client wrote it. The collection is read first, so that the writer of that row has noted it. Returns for each key
-        the fields that this update changes, together with those of the partial updates noted just before it.
+        Each row is based on the last noted one, or else on that of the collection, which no job has then read before a
+        client wrote it. The collection is read first, so that the writer of that row has noted it. The fields include
+        those of the partial updates noted just before.
         """
         changes: dict[Key, set[str]] = {}
         key_field, timeout, partition_name = cached.key_field, write.timeout, write.partition_name
@@ -230,8 +225,6 @@ class WriteIntents:
         rows = yield Ask("query", args, dict(STRONG))
         return {row[field]: row for row in milvus_schema.insertable_rows(rows, description)}
 
-    # -- deletions --------------------------------------------------------------------------------------
-
     def note_deletion(self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]) -> Operation[None]:
         """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
         intent_log = cached.intent_log
@@ -248,10 +241,7 @@ class WriteIntents:
                 yield from self._note_keys(intent_log, deletion, partition, keys_here)
 
     def delete_matching(self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[Any]:
-        """Delete the rows that a filter matches, by the keys that match now, as Milvus does.
-
-        Raises WriteIntentFailed.
-        """
+        """Delete the rows that a filter matches now, by their keys. Raises WriteIntentFailed."""
         further = {name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
         for partition in (yield from self._partitions(intent_log, deletion)):
@@ -270,10 +260,7 @@ class WriteIntents:
         yield from self._noting(deletion.collection, intent_log, note)
 
     def matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
-        """Return the keys of the rows that a deletion's filter matches, in key order.
-
-        Raises StoreError if the server pages in another order.
-        """
+        """Return the keys of the rows that a deletion's filter matches, in key order. Raises StoreError."""
         collection, where = deletion.collection, deletion.filter
         partitions = [deletion.partition_name] if deletion.partition_name else None
         template = {name: deletion.options[name] for name in ("filter_params",) if name in deletion.options}
@@ -297,12 +284,9 @@ class WriteIntents:
             keys += page_keys
 
     def _partitions(self, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[list[str | None]]:
-        """Return the partitions of a deletion, as far as they matter."""
         if deletion.partition_name or not intent_log.by_partition:
             return [deletion.partition_name]
         return list((yield Ask("list_partitions", (deletion.collection, deletion.timeout))))
-
-    # -- notes ------------------------------------------------------------------------------------------
 
     def _insert_rows(self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None) -> Operation[None]:
         for part in parts(named, ROWS_PER_REQUEST):
@@ -316,19 +300,13 @@ class WriteIntents:
         timeout: float | None,
         changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
-        """Note that these keys refer to the rows of these names; an empty name notes a deletion.
-
-        changed: the fields that partial updates change.
-        """
+        """Note the names of the rows that keys refer to; an empty one notes a deletion. changed: by partial updates."""
         lines = [line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()]
         for part in parts(lines, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
-        """Run a note.
-
-        Rows that pymilvus itself refuses raise its own error, the same as the write would. Raises WriteIntentFailed.
-        """
+        """Run a note. Raises WriteIntentFailed, or the error of pymilvus for rows that it refuses itself."""
         try:
             yield from note
         except (MilvusException, grpc.RpcError) as error:

@@ -41,12 +41,10 @@ class Writes:
         self._intents = intents
 
     def write(self, write: Write, *, valid: bool = True) -> Operation[tuple[dict[str, Any], CachedState]]:
-        """Insert or upsert rows, with a bias for each row that has a vector.
+        """Insert or upsert rows, with a bias for each row that has a vector; return the answer and a collection state.
 
-        Returns the answer, and the collection state that the write used, or a newer one. valid: refuse rows
-        without a direction under COSINE or with NaN, instead of giving them bias 0. If a write to a side
-        collection fails, the rows are stored without biases, and the error is raised. Raises
-        WriteIntentFailed if the write could not be noted; nothing is stored then.
+        valid: refuse invalid vectors instead of giving them bias 0. If a write to a side collection fails, the rows are
+        stored without biases. Raises WriteIntentFailed if the write could not be noted; nothing is stored then.
         """
         collection, timeout = write.collection, write.timeout
         are_new = write.method == "insert"
@@ -105,11 +103,7 @@ class Writes:
     def write_import_files(
         self, collection: str, rows: Iterable[dict[str, Any]], folder: Path, bias: Bias, timeout: float | None
     ) -> Operation[list[str]]:
-        """Write rows as the collection stores them to Parquet files, and return their paths.
-
-        Raises UnsupportedOperation if an import would miss a side collection, a copy or the write-intent log;
-        InvalidInput for a collection that is not corrected and for rows without a corrected vector.
-        """
+        """Write rows as the collection stores them to Parquet files, and return their paths."""
         self._states.forget(collection)
         cached = yield from self._states.cached_state(collection, timeout)
         _expect_importable(collection, cached)
@@ -127,10 +121,7 @@ class Writes:
         return paths
 
     def delete(self, deletion: Deletion, cached: CachedState) -> Operation[dict[str, int]]:
-        """Delete rows. Biases in a side collection are deleted too if the rows are named by key.
-
-        Otherwise the next refresh removes these biases.
-        """
+        """Delete rows, and their biases in a side collection if keys name them; otherwise the next refresh does."""
         keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
         answer: dict[str, int]
         if cached.intent_log is not None and deletion.filter and not keys:
@@ -149,10 +140,7 @@ class Writes:
         arguments: Mapping[str, Any],
         hubness: CorrectionConfig | Sequence[CorrectionConfig] | None,
     ) -> Operation[None]:
-        """Create a collection, with banks and states for the fields of `hubness`.
-
-        arguments: those of MilvusClient.create_collection, by name.
-        """
+        """Create a collection, with banks and states for the fields of `hubness`. arguments: of pymilvus, by name."""
         if hubness is None:
             yield from self._states.forgetting(Ask("create_collection", (collection,), dict(arguments)))
             return
@@ -189,7 +177,6 @@ class Writes:
     def create_index(
         self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[None]:
-        """Create indexes; on corrected fields with the metric of the augmented vectors."""
         cached = yield from self._states.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
@@ -209,11 +196,7 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
 
 
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
-    """Return the vectors of rows that a user writes, float32 (n, d).
-
-    valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and ZeroVectors
-    naming the rows; InvalidInput if a row sets a hidden field.
-    """
+    """Return the vectors (n, d) of rows that a user writes, float32. valid: require vectors that can have a bias."""
     hidden = state.codec.hidden_fields
     for i, row in enumerate(rows):
         if taken := [name for name in hidden if name in row]:
@@ -239,10 +222,7 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
-    """Write rows; try a partial update several times while a job rewrites rows.
-
-    The job may be replaying an outdated deletion: until it sees the later note, the row of the update is missing.
-    """
+    """Write rows. A partial update is tried again while a job that replays an outdated deletion may hide its row."""
     args = (write.collection, stored, write.timeout, write.partition_name)
     request = Ask(write.method, args, dict(write.options))
     answer: dict[str, Any]
@@ -265,10 +245,7 @@ def _listed(keys: Any) -> list[Any]:
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:
-    """Whether these are rows that have a vector of this field. Milvus judges values that are not rows.
-
-    Raises DataNotMatchException, as pymilvus does, if only some rows have the vector.
-    """
+    """Whether these are rows with a vector of this field. Raises DataNotMatchException if only some have it."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False
     bring = [field in row for row in rows]
