@@ -20,7 +20,7 @@ from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, bank_rows
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
-from milvus_hubness.stores.milvus_server import connect, in_parts, supports, translated, translating
+from milvus_hubness.stores.milvus_server import in_parts, supports, translated, translating
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
 from milvus_hubness.stores.records import (
     CollectionInfo,
@@ -32,20 +32,17 @@ from milvus_hubness.stores.records import (
     is_fence,
 )
 
-__all__ = ["MilvusStore", "connect"]
-
 _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
 
-SIDE_PROPERTY = "hubness_side"
-"""Property of a side collection: the collection whose biases it has."""
+SIDE_PROPERTY = "hubness_side"  # Its value is the collection whose biases a side collection has.
 
 
 @translating
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
-    """A Store over a plain MilvusClient; see `connect`."""
+    """A Store over a plain MilvusClient; see `milvus_server.connect`."""
 
     # -- descriptions -------------------------------------------------------------------------------
 
@@ -138,7 +135,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
             if not self.client.has_collection(target):
-                self._create_copy(source, target, state)
+                settings = ["num_shards", "consistency_level"]
+                settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+                self.client.create_collection(
+                    target,
+                    schema=milvus_schema.copy_schema(source, state),
+                    properties=milvus_schema.copy_properties(source, state),
+                    **{name: source.schema[name] for name in settings},
+                )
             else:
                 before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
                 if before is None or (before.migration, before.phase) != (state.migration, "copying"):
@@ -152,16 +156,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
-
-    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        settings = ["num_shards", "consistency_level"]
-        settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
-        self.client.create_collection(
-            target,
-            schema=milvus_schema.copy_schema(source, state),
-            properties=milvus_schema.copy_properties(source, state),
-            **{name: source.schema[name] for name in settings},
-        )
 
     # -- side biases ------------------------------------------------------------------------------------
 
@@ -292,18 +286,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 self.client.describe_index, collection, index
             )
             if described["state"] == "Failed":
+                # `MilvusClient.describe_index` does not return the reason.
+                context = self.client._generate_call_context()
+                _, reason = self._connection.get_index_state(collection, index, context=context)
                 raise StoreError(
                     f"the server failed to build index {index!r} of collection {collection!r}: "
-                    f"{self._why_failed(collection, index)}; drop the index, create it again with "
-                    "parameters that the server accepts, and run the command again"
+                    f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
+                    "with parameters that the server accepts, and run the command again"
                 )
         self.client.load_collection(collection)
-
-    def _why_failed(self, collection: str, index: str) -> str:
-        # `MilvusClient.describe_index` does not return the reason.
-        context = self.client._generate_call_context()
-        _, reason = self._connection.get_index_state(collection, index, context=context)
-        return redacted(" ".join(reason.split())) or "it gives no reason"
 
     def show_imported(self, collection: str) -> None:
         self.flush(collection)

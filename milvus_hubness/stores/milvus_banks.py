@@ -22,7 +22,6 @@ from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, tr
 from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
-"""Bank rows per answer; fewer if the message would be too large."""
 LONGEST_ID = 512
 
 
@@ -61,8 +60,6 @@ class OwnCollections(MilvusRequests):
 
 
 class MilvusBanks(OwnCollections, BankGenerations):
-    """The bank methods of the store."""
-
     database = "milvus"
     bank_field = "vector"
 
@@ -109,8 +106,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
         return self._batch(schema, "vector", keys, by_key)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        where = bank_rows(reference, [part] if part else [])
-        self.client.delete(reference.collection, filter=where)
+        self.client.delete(reference.collection, filter=bank_rows(reference, [part] if part else []))
 
     def _all_states(self) -> Iterator[CollectionState]:
         # Some may be dropped meanwhile.
@@ -147,8 +143,6 @@ def put_samples(client: MilvusClient, samples_collection: str, samples: Sequence
 
 
 class MilvusQuerySamples(OwnCollections):
-    """The query-sample methods of the store."""
-
     def create_query_samples(self, samples_collection: str, dim: int) -> None:
         description = "live queries sampled by milvus_hubness"
         schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
@@ -180,7 +174,6 @@ class MilvusQuerySamples(OwnCollections):
 LEDGER_PROPERTY = "hubness_ledger"
 _RECORDS_PER_REQUEST = 500
 _FEW = 64
-"""Largest number of records read with one request."""
 
 
 class MilvusLedger(MilvusBanks):

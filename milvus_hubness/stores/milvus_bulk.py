@@ -23,8 +23,6 @@ from milvus_hubness.stores.milvus_server import supports, translated
 from milvus_hubness.stores.records import CollectionInfo, ImportJob
 
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
-ONE_FILE = 2**40
-"""File size in bytes above which the bulk writer would start another file on its own."""
 _VECTOR_DTYPES = {
     DataType.FLOAT16_VECTOR: ("numpy", "float16"),
     DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
@@ -96,7 +94,7 @@ class MilvusBulk(MilvusLedger):
         ]
 
     def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
-        writer = self.import_writer(collection, folder, ONE_FILE)
+        writer = self.import_writer(collection, folder, file_bytes=2**40)  # One file.
         form = milvus_schema.form_of(writer.described, field)
         for batch in batches:
             vectors = form.encode_rows(batch.vectors)

@@ -41,20 +41,14 @@ from milvus_hubness.stores.records import Fences, is_fence
 
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
-_AS_ARRAYS = {"strict_float32": True}
-"""Makes pymilvus return float vectors as slices of one array, in a thousandth of the time that lists take."""
-
+_AS_ARRAYS = {"strict_float32": True}  # Float vectors become slices of one array, a thousand times faster than lists.
 
 Self = TypeVar("Self", bound="MilvusRequests")
 T = TypeVar("T")
 
 
 class MilvusRequests:
-    """Reads and writes of rows. client: a plain MilvusClient; see `connect`.
-
-    Milvus Lite opens with all collections released and loads them at their first read; on a server, a released
-    collection is an error.
-    """
+    """Reads and writes of rows. client: a plain MilvusClient; see `connect`."""
 
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
@@ -96,9 +90,8 @@ class MilvusRequests:
     def _send(self, collection: str, write: Callable[..., T], *args: Any, **options: Any) -> T:
         """Return `write(name, *args, **options)`: one request of pymilvus, through the fencing alias if there is one.
 
-        pymilvus sends a failed request again, and the first one may arrive after the second and after later writes. So
-        a fenced write is sent again only when the first cannot arrive any more. Raises pymilvus's errors, and LeaseLost
-        if the alias is gone.
+        pymilvus would send a failed request again while the first may still arrive, even after later writes; a fenced
+        one is sent again only when it cannot. Raises pymilvus's errors, and LeaseLost if the alias is gone.
         """
         if self._fences is None or self._fences.alias_of(collection) is None:
             return write(collection, *args, **options)
@@ -272,7 +265,6 @@ class MilvusRequests:
             self._upsert(collection, rows, partition)
 
     def _to_be_stored(self, collection: str, batch: Batch, field: str) -> tuple[list[Row], Row]:
-        """Return the rows as pymilvus takes them, and the collection's schema."""
         schema = self.client.describe_collection(collection)
         stored = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
         return [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)], schema
@@ -282,7 +274,6 @@ class MilvusRequests:
         self._delete_in(collection, self._key_field(collection), keys, partition)
 
     def _delete_in(self, collection: str, field: str, values: Sequence[Key], partition: str | None = None) -> None:
-        """Delete the rows with these values of a field."""
         for part in in_parts(values):
             self._delete(collection, is_one_of(field, part), partition)
 
@@ -338,7 +329,6 @@ class MilvusRequests:
         return [row for part in parts for row in part]
 
     def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[Row]]:
-        """Return the vectors and the other fields of many rows."""
         parts = [self.get(collection, part, field) for part in in_parts(keys)]
         vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
         return vectors, [row for part in parts for row in part.rows]
@@ -355,7 +345,6 @@ class MilvusRequests:
         self._alter_properties(collection, {name: record.model_dump_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        """Change these properties; all others stay."""
         # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(collection, self.client.alter_collection_properties, properties)
@@ -363,7 +352,7 @@ class MilvusRequests:
     def _ensure_loaded(self, collection: str) -> None:
         if self.client.get_load_state(collection)["state"].name == "Loaded":
             return
-        if not self.is_lite:
+        if not self.is_lite:  # Milvus Lite opens with all collections released.
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
         self.client.load_collection(collection)
 

@@ -18,10 +18,7 @@ from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
-DEFAULT_SUB_VECTORS = 32
-"""m of Milvus's product quantisers if the index does not set it."""
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
-TTL_PROPERTY = "collection.ttl.seconds"
 DTYPES: dict[int, Dtype] = {
     DataType.FLOAT_VECTOR: "float32",
     DataType.FLOAT16_VECTOR: "float16",
@@ -79,11 +76,7 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
 
 
 def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts.
-
-    Fields that the server computes are omitted, the bytes of vectors are taken out of their lists, and other vectors
-    become lists, which compare.
-    """
+    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes."""
     computed = function_outputs(schema)
     in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _BYTE_VECTORS}
 
@@ -102,21 +95,15 @@ def build_params(index: dict[str, Any]) -> dict[str, Any]:
     return {**params, **nested} if isinstance(nested, dict) else params
 
 
-SEGMENT_BYTES = 512 * 2**20
-"""Default of datacoord.segment.maxSize."""
-
-FEW_CELLS = 2
-"""A remark is made if the index has this many times fewer cells than advised."""
-
 CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT", "HNSW", "HNSW_SQ", "AUTOINDEX"}
 """Indexes that divide rows into cells, or link them, and do not mix columns."""
 
 
 def width_multiple(field: VectorField) -> int:
-    """Return 16, or lcm(16, m) for product quantisation with m sub-vectors."""
+    """Return 16, or lcm(16, m) for product quantisation with m sub-vectors, 32 by default."""
     if "PQ" not in field.index_type:
         return ALIGNMENT
-    return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
+    return math.lcm(ALIGNMENT, int(field.index_params.get("m", 32)))
 
 
 def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
@@ -166,7 +153,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
     remarks = []
-    if TTL_PROPERTY in source.schema.get("properties", {}):
+    if "collection.ttl.seconds" in source.schema.get("properties", {}):
         remarks.append("time to live: that of the copied rows starts again")
     if outputs := function_outputs(source.schema):
         remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
@@ -175,7 +162,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
     remarks.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
     nlist, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
-    if 0 < FEW_CELLS * nlist <= advised:
+    if 0 < 2 * nlist <= advised:
         remarks.append(
             f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: corrected searches visit "
             f"more cells, and smaller cells compensate for that (--index-param nlist={advised})"
@@ -185,7 +172,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 def advised_cells(rows: int, dim: int) -> int:
     """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of 512 MB."""
-    return round(4 * math.sqrt(min(rows, SEGMENT_BYTES / (4 * dim))))
+    return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
 
 
 def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
@@ -253,7 +240,6 @@ def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSch
 
 
 def widen(schema: CollectionSchema, state: CollectionState) -> None:
-    """Give a vector field its stored width, and the schema its hidden fields at the end, in place."""
     for field in schema.fields:
         if field.name == state.field:
             field.params["dim"] = state.codec.form.width

@@ -48,10 +48,7 @@ _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "m
 
 
 class EscapedKeys:
-    """A client whose filters by key match only the rows of these keys.
-
-    pymilvus builds the filters of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, without escaping keys.
-    """
+    """A client that escapes keys in the filters of `get`, `delete` and `query(ids=...)`; pymilvus does not."""
 
     def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
         field = next(field for field in schema_dict["fields"] if field.get("is_primary"))
@@ -72,10 +69,8 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 
 
 def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
-    """Connect a plain MilvusClient; options are its further arguments.
-
-    Raises ServerUnavailable, without user, password and token, and InvalidParameter for an invalid address.
-    """
+    """Connect a MilvusClient with further `options`. Raises InvalidParameter for an invalid address, and
+    ServerUnavailable, which names no user, password and token."""
     _validate_address(uri)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     attempts = 1 if "://" in uri else 3
@@ -94,7 +89,6 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
 
 
 def _validate_address(uri: str) -> None:
-    """Raise InvalidParameter if the port of a URI is not a number, or its user and password have no end."""
     _, scheme, rest = uri.partition("://")
     if not scheme:
         return
@@ -138,7 +132,6 @@ def may_arrive(error: Exception) -> bool:
 
 
 def is_rate_limited(error: Exception) -> bool:
-    """Whether the server requests the same call later."""
     return any(
         isinstance(cause, MilvusException)
         and (cause.code == ErrorCode.RATE_LIMIT or cause.compatible_code == common_pb2.RateLimit)
@@ -147,7 +140,6 @@ def is_rate_limited(error: Exception) -> bool:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether the server has no collection or alias of that name."""
     return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
 
 
@@ -159,7 +151,7 @@ def translated(collection: str) -> Iterator[None]:
     except grpc.RpcError as error:
         raise StoreError(f"a request on {collection!r} failed: {_message_of(error)}") from error
     except MilvusException as error:
-        if error.code == COLLECTION_NOT_FOUND:
+        if is_missing(error):
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if "connect" in error.message.lower() or "unavailable" in error.message.lower():
             raise ServerUnavailable(
@@ -198,14 +190,13 @@ def escaped(text: str) -> str:
 
 
 def is_one_of(field: str, keys: Sequence[int | str]) -> str:
-    """Return the filter that picks rows by key."""
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
 Feature = Literal[
     "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "Parquet imports"
 ]
-NEVER = (99,)
+NEVER = NEWEST = (99,)  # Also for a version that is not a number.
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
     "new fields": ((2, 6), NEVER),
@@ -218,7 +209,6 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 
 def supports(server_version: str, feature: Feature) -> bool:
-    """Whether a server of this version has a feature."""
     return version_numbers(server_version) >= _SINCE[feature][server_version.startswith("milvus_lite")]
 
 
@@ -238,7 +228,6 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
 
 
 def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Sequence[T]]:
-    """Yield parts of at most `size` items."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
@@ -252,9 +241,6 @@ def _message_of(error: Exception) -> str:
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))
 
-
-NEWEST = (99,)
-"""Stands for a version that is not a number."""
 
 Rule = range | tuple[str, ...]
 """The values of an index parameter: a range of integers, also as text, or words in any case."""
@@ -275,9 +261,7 @@ CELLS: dict[str, Rule] = {"nlist": range(1, 65_537)}
 GRAPH: dict[str, Rule] = {"M": range(2, 2_049), "efConstruction": range(1, 2**31)}
 PRODUCT: dict[str, Rule] = {"m": range(1, 65_537), "nbits": range(1, 25)}
 CACHED: dict[str, Rule] = {"cache_dataset_on_device": BOOL}
-ALWAYS: dict[str, Rule] = {"mmap.enabled": BOOL}
-"""Parameters of every index type."""
-DEFAULT_SINCE = {"nlist": (2, 4), "M": (2, 4), "efConstruction": (2, 4)}
+DEFAULT_SINCE = dict.fromkeys(("nlist", "M", "efConstruction"), (2, 4))
 """The versions from which Milvus has a default for a parameter; m of IVF_PQ never has one."""
 
 INDEX_TYPES = {
@@ -343,7 +327,7 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     for name, value in planned.index_params.items():
         if is_same_kind and str(source.index_params.get(name)) == str(value):
             continue
-        rule = parameters.get(name) or ALWAYS.get(name)
+        rule = BOOL if name == "mmap.enabled" else parameters.get(name)  # Every index can be memory-mapped.
         if rule is None:
             names = ", ".join(parameters) or "none"
             raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")

@@ -38,27 +38,20 @@ from milvus_hubness.stores.records import (
 )
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
-FITS_PROPERTY = "hubness_write_intents_fits"
-"""Digest of the schema of the collection whose writes are noted."""
-RETIRED_PROPERTY = "hubness_write_intents_retired"
-"""Marks a write-intent log that is about to be dropped."""
-NAME_FIELD = "hubness_note"
-"""Field with the name of a noted row."""
-DEFAULT_PARTITION = "_default"
-_AFTER_ALL = "~"
-"""Sorts after every digit."""
+FITS_PROPERTY = "hubness_write_intents_fits"  # Digest of the schema of the collection whose writes are noted.
+RETIRED_PROPERTY = "hubness_write_intents_retired"  # Marks a write-intent log that is about to be dropped.
+NAME_FIELD = "hubness_note"  # Field with the name of a noted row.
 
 
 def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
     """Return the key of a row's note in the write-intent log."""
-    within = partition_of(intent_log, partition)
-    place = f"{intent_log.made}\0{within}\0{key}"
+    place = f"{intent_log.made}\0{partition_of(intent_log, partition)}\0{key}"
     return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
     """Return the partition within which keys are unique; empty if they are unique in the whole collection."""
-    return (partition or DEFAULT_PARTITION) if intent_log.by_partition else ""
+    return (partition or "_default") if intent_log.by_partition else ""
 
 
 def line(intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
@@ -76,8 +69,6 @@ def line(intent_log: WriteIntentLog, key: Key, partition: str | None, name: str,
 
 
 class MilvusWriteIntents(MilvusRequests):
-    """The write-intent log methods of the store."""
-
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         fits = _digest(source)
         made = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # These digits sort by time.
@@ -126,7 +117,8 @@ class MilvusWriteIntents(MilvusRequests):
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         self.write_property(collection, WRITE_INTENTS_PROPERTY, None)
         if self.exists(intent_log.collection) and self.exists(intent_log.rows):
-            self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
+            # "~" sorts after every digit.
+            self._forget_notes(intent_log, before=intent_log.made + "~")
 
     def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
         """Delete the notes for jobs that started before `before`: not those of a successor of a stopped process."""
@@ -241,7 +233,6 @@ class MilvusWriteIntents(MilvusRequests):
 
 
 def name_for(intent_log: WriteIntentLog) -> str:
-    """Return a new name for a noted row."""
     return intent_log.made + uuid.uuid4().hex
 
 
@@ -266,7 +257,6 @@ def names_in(
 
 
 def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
-    """Return the filter that picks the notes of these keys."""
     return is_one_of("place", [place_of(intent_log, key, partition) for key in keys])
 
 

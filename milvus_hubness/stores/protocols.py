@@ -29,8 +29,7 @@ from milvus_hubness.stores.records import (
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
 
-    def server_version(self) -> str:
-        """Return the version as the database reports it."""
+    def server_version(self) -> str: ...
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         """Describe a collection. counted: if false, `rows` is 0, which costs less. Raises CollectionNotFound."""
@@ -52,10 +51,9 @@ class Collections(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
-        """Return this store with writes of rows, records and properties through the aliases of `fences`.
+        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost if one is gone.
 
-        A failed write that may still arrive is sent again only through another alias. Writes raise LeaseLost if the
-        alias no longer exists.
+        A failed write that may still arrive is sent again only through another alias.
         """
 
     def fence(self, collection: str, alias: str) -> None:
@@ -93,17 +91,15 @@ class Schemas(Protocol):
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        """Create an empty `target` with the schema, indexes and properties of `source` and the hidden fields.
+        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not.
 
-        Its vector field is for augmented vectors. What an interrupted call left undone is done. Raises
-        CollectionExists if `target` is not an unfilled copy of `source`.
+        Raises CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """Whether fields of the collection can hold biases."""
 
-    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        """Return remarks for the user about the fields that hold biases."""
+    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Add the fields that hold biases; every row has bias 0 and is pending."""
@@ -131,10 +127,7 @@ class Rows(Protocol):
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
-        """Return the rows with after < key ≤ upto in key order, one per key, at most the first `limit`.
-
-        They include everything written before the last call of `count`, and perhaps more.
-        """
+        """Return the first `limit` rows with after < key ≤ upto in key order; all written before the last `count`."""
 
     def scan_keys(
         self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
@@ -156,18 +149,14 @@ class Rows(Protocol):
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
-        """Replace the fields named `changed` of existing rows, acknowledged on return.
-
-        A database that replaces whole rows uses the rest of the batch too, with its vectors in `field`.
-        """
+        """Replace the fields named `changed` of existing rows, or the whole rows, acknowledged on return."""
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
         """Write rows that were read, with other biases, acknowledged on return.
 
-        A database with `WholeRows` does the same as in `upsert`. Others change only the fields named `changed` of rows
-        that still exist; `field` stands for the vectors.
+        With `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist change.
         """
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
@@ -244,38 +233,30 @@ class Banks(Protocol):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """Save the keys of the items in `collection` nearest to the queries, then to the targets.
+        """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
 
-        The rows that `reference` names stay as they are; the returned reference names the new ones.
+        The rows that `reference` names stay as they are.
         """
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         """Delete the rows of a generation, unless some collection state names it.
 
-        If a job names the generation in a state meanwhile, the rows come back, or the job finds them missing when it
-        loads the bank after it wrote the state.
+        If a job does so meanwhile, the rows come back, or the job finds them missing when it loads the bank.
         """
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
-    """A database for the jobs."""
-
-
-# -- optional capabilities ----------------------------------------------------------------------------------
+    """A database for the jobs. The protocols below are its optional capabilities."""
 
 
 @runtime_checkable
 class Renaming(Protocol):
-    def rename(self, collection: str, name: str) -> None:
-        """Rename a collection."""
+    def rename(self, collection: str, name: str) -> None: ...
 
 
 @runtime_checkable
 class WholeRows(Protocol):
-    """`rewrite` replaces whole rows, so it can undo any write and restore a deleted row.
-
-    Without this capability it changes only the named fields, and only in rows that still exist.
-    """
+    """`rewrite` replaces whole rows, so it can undo any write and restore a deleted row."""
 
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
@@ -295,8 +276,7 @@ class SecondVectors(Protocol):
     ) -> Literal["present", "can be added"]:
         """Whether `source` has the second field. Raises CannotMigrate if it cannot get one."""
 
-    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        """Return remarks for the user about a second vector field."""
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
 
     def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
         """Add the second vector field and its hidden fields, as far as they are missing."""
@@ -360,8 +340,7 @@ class BankSearch(Protocol):
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
         """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k).
 
-        They are inner products, or −½ the squared distances under L2, by the database's own search. Raises
-        BankTooSmall if it returns fewer.
+        Inner products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer.
         """
 
 

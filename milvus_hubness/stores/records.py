@@ -25,8 +25,7 @@ def is_fence(alias: str) -> bool:
 
 
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
-_LONGEST_NAME = 200
-"""Length of a collection's name within the name of its write-intent log: Milvus allows 255 characters in all."""
+_LONGEST_NAME = 200  # Of a collection within the name of its log: Milvus allows 255 characters in all.
 
 
 def intent_log_name(collection: str) -> str:
@@ -46,15 +45,9 @@ DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
 ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 
-FEWEST_SAMPLES = 2_000
-"""Smallest number of slots for query samples."""
-
 
 class TuningRecord(PropertyModel):
-    """The result of `tune` for a collection: a choice for this bank, or the advice to leave it alone.
-
-    choice: an estimator as its dictionary, with the strength; None for "leave it alone".
-    """
+    """The result of `tune`. choice: an estimator as its dictionary, with the strength; None for "leave it alone"."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     verdict: Literal["apply", "apply weakly", "leave it alone"]
@@ -67,10 +60,9 @@ class TuningRecord(PropertyModel):
 
 
 class DualWrite(PropertyModel):
-    """Dual writes of a migration: clients send each write to this collection first, then to the copy.
+    """Dual writes of a migration: clients send each write to this collection first, then to the copy, `collection`.
 
-    collection: the copy. required: whether a write fails if the copy does not take it; before that, the next
-    catch-up pass repairs it.
+    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it.
     """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
@@ -81,10 +73,9 @@ class DualWrite(PropertyModel):
 class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
 
-    If the job undoes a write, it replays the write from the log. collection: the collection with the last notes of the
-    keys. rows: the collection with the noted rows. made: separates the notes for one job from those for others.
-    auto_id: the server creates the keys of inserted rows, so no job can have read such rows before. by_partition: rows
-    of one key may be in several partitions.
+    If the job undoes a write, it replays the write from the log. collection, rows: those with the last notes of the
+    keys and with the noted rows. made: separates the notes for one job from those for others. auto_id: the server
+    creates the keys of inserted rows. by_partition: rows of one key may be in several partitions.
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
@@ -99,13 +90,9 @@ class WriteIntentLog(PropertyModel):
 
 
 class OnlineBank(FrozenModel):
-    """Settings of the online bank of one profile.
+    """Settings of the online bank of one profile; see `banks.online.Terms`.
 
-    Clients sample a share of its live queries into a collection, from which a job takes them into the bank. field,
-    profile: those of the bank. samples_collection: the collection of samples. rate: the share of queries that clients
-    sample. size: capacity of the bank. seed_share: the share of it that is reserved for the queries that the bank
-    started with. half_life_seconds: the age at which a query counts half as much as a new one. duplicate_cosine: two
-    queries with a cosine above it are duplicates.
+    Clients sample `rate` of its live queries into `samples_collection`, from which a job takes them into the bank.
     """
 
     field: str
@@ -120,12 +107,10 @@ class OnlineBank(FrozenModel):
     @property
     def capacity(self) -> int:
         """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
-        return max(2 * self.size, FEWEST_SAMPLES)
+        return max(2 * self.size, 2_000)
 
 
 class OnlineBanks(PropertyModel):
-    """The online banks of a collection."""
-
     property_name: ClassVar[str] = ONLINE_BANKS_PROPERTY
     banks: tuple[OnlineBank, ...] = ()
 
@@ -135,11 +120,9 @@ class Fences(Protocol):
 
     def alias_of(self, collection: str) -> str | None:
         """Return the alias; None if writes to this collection are not fenced."""
-        ...
 
     def renew(self, collection: str) -> None:
         """Switch to another alias, so that the database refuses requests through the former one. Raises LeaseLost."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -161,9 +144,7 @@ class CollectionInfo:
     name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
     names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
     rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
-    description, opaque to the jobs. dual_write: the dual writes of a migration. intent_log: the write-intent log of a
-    refresh. online_banks: the banks that take in live queries. identity: separates the collection from another one of
-    the same name; empty if the database has no such id.
+    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty.
     """
 
     name: str
@@ -205,7 +186,7 @@ class CollectionInfo:
     def state_of(self, field: str | None) -> CollectionState | None:
         """Return the state of this vector field, or of the only corrected one; None if it is not corrected.
 
-        Raises InvalidInput if there are several, and for a field that does not exist.
+        Raises InvalidInput for several and for an unknown field.
         """
         if field is not None:
             self.require_field(field)
@@ -241,9 +222,8 @@ class Record:
 class Note:
     """A client's last write intent for the row of a key.
 
-    partition: of the row, if the write named one. row: the name of the noted row in the write-intent log; None for a
-    deletion. changed: the fields that this partial update, and those noted just before it, change; empty for a whole
-    row. id: of this note; the next note of the same key has another one.
+    partition: if the write named one. row: the name of the noted row; None for a deletion. changed: the fields that
+    this partial update, and those noted just before it, change; empty for a whole row. id: unique to this note.
     """
 
     key: Key
