@@ -200,8 +200,8 @@ def drift_between(
 def _compared(
     first: Vectors, second: Vectors, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Return the unbiased MMD², the share of the variance between the samples, which tells a large shift from one
-    that is merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
+    """Return the unbiased MMD², the share of the variance between the samples, which sets a large shift apart from
+    one merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
     n, m = len(first), len(second)
     kernel = _kernel(np.concatenate([first, second]))
     own = np.zeros((n + m, 1 + permutations), np.float32)  # A column marks the rows of the first sample.
