@@ -8,29 +8,24 @@ The width is a multiple of 16. s = 1 except under L2, and only L2 has u and v.
 Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3): IP
 unchanged, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² in its own column v.
 
-If rows are far from zero, ½‖r‖² loses the bits by which neighbours differ. So L2 measures r and q from a mean c of the
-gallery (see `codec.arrays`), queries are sent as q − c, and v = (½‖r − c‖² − m′)/4s, where m′ is a typical half square.
-Rows are stored without the numbers of the mean that can be subtracted and added back bit for bit; o is the rest of the
-mean, which stored rows contain. In the equations below r is the stored row, and an inner product exceeds its score by
-o·(q − c).
+L2 measures r and q from a mean c of the gallery (see `codec.arrays`), and v = (½‖r − c‖² − m′)/4s, where m′ is a
+typical half square. o is the part of the mean that stored rows contain. In the equations below r is the stored row, and
+an inner product exceeds its score by o·(q − c).
 
 A graph index links the items by the inner products among themselves, in which v is too small to count. With h = ½‖r‖²,
 a typical half square h₀, m = h₀ + s² and u = (h − m)/s these are
 
     r·r' + (h − m)(h' − m)/s²  =  −½‖r−r'‖² + (h − h₀)(h' − h₀)/s² + a constant.
 
-This is the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors then have nearly
-equal length, and on such vectors inner product and distance agree (as in the reduction of the same paper from products
-to distances). With m = 0 and s = 1 the graph links everything to the longest items instead. Queries have 0 in the
-column of u, because m is far larger than the half squares by which neighbours differ.
+This is the order of the L2 index itself, up to a term that vanishes as s grows. With m = 0 and s = 1 the graph links
+everything to the longest items instead. Queries have 0 in the column of u, because m is far larger than the half
+squares by which neighbours differ.
 
 Queries have 0 in the graph hint column a − p·b, where b is the mean of the slots. With λ = a·p this column adds
 
     −λ(b + b') + p²·b·b' + a constant
 
-to the inner products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search looks
-for items of low bias, which few items have as neighbours. With it, the neighbours of an item are those that a corrected
-search with this item as the query finds. Queries also have 0 in the locality hint columns, which place items wanted by
-the same queries near each other in the index: see `codec.index_hints`. `codec.index_hints` chooses m, s, a and p;
-benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their effect.
+to the inner products of stored vectors, so that the neighbours of an item are those that a corrected search with this
+item as the query finds. Queries also have 0 in the locality hint columns. `codec.index_hints` describes these, and
+chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their effect.
 """

@@ -1,22 +1,18 @@
 """Vectors as float matrices, their metrics, lengths and mean, and their storage in half precision. No I/O.
 
-Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is 100 times
-as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of r − c and queries
-are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if that number
-is so far from zero that all rows have numbers between half and twice as large, or 0; otherwise a is 0. float32 and both
-half precisions subtract such numbers without rounding (Sterbenz). So rows are read back bit for bit, except that −0
-becomes 0.
+½‖r‖² in float32 loses bits in a gallery far from zero. So half squares are those of r − c and queries are sent as
+q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if all rows have numbers
+between half and twice as large there, or 0; otherwise a is 0. All dtypes subtract such numbers without rounding
+(Sterbenz), so rows are read back bit for bit, except that −0 becomes 0.
 
 float16 and bfloat16 fields store augmented vectors in this format:
 
     vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
     query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
 
-The numbers after a vector (½‖r‖² and the biases) decide between neighbours whose scores differ by less than the
-precision of half-precision numbers. So each number is stored as two half-precision numbers, the second with the
-remainder of the first, and so is its weight: the product u(h + l) + v·h is n·w to 16 bits in bfloat16 and to 22 in
-float16. The last h is divided by 16, so that a graph, which is built on the inner products of stored vectors, does not
-count it twice.
+Half precision is too coarse for the numbers after a vector (½‖r‖² and the biases). So each is stored as two, the second
+the remainder of the first, and so is its weight: u(h + l) + v·h is n·w to 16 bits in bfloat16 and to 22 in float16. The
+last h is divided by 16, so that a graph, built on the inner products of stored vectors, does not count it twice.
 """
 
 from __future__ import annotations

@@ -2,16 +2,14 @@
 
 Index hints are columns that are zero in every query and place similar items near each other in the index.
 
-An index divides items into cells (IVF), or links them (HNSW), by their positions among each other. If queries are of
-another modality or language, the items that one query wants are in many cells, and few links lead from one to the next.
-Raw searches still find the hubs, which are few; corrected searches suffer. So an item has, in COLUMNS further columns,
+If queries are of another modality or language, the items that one query wants are in many cells of an index (IVF), and
+few links (HNSW) lead from one to the next. So an item has, in COLUMNS further columns,
 
     reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the principal directions of the bank.
 
-They raise the inner product of two items, and shrink their distance, the more the same queries want both. The query has
-0 in these columns, so no score changes. RoarGraph shows that graphs for cross-modal search improve if the queries that
-they will serve take part in the construction (Chen et al., PVLDB 17, 2024); here the vectors bring this to an index
-that does not know the queries. benchmarks/locality_hints.py and benchmarks/graph_hint.py measure the effect.
+They bring two items nearer to each other, the more the same queries want both, and no score changes. RoarGraph shows
+that graphs for cross-modal search improve if queries take part in the construction (Chen et al., PVLDB 17, 2024); here
+the index need not know them. benchmarks/locality_hints.py and benchmarks/graph_hint.py measure the effect.
 """
 
 from __future__ import annotations
@@ -46,13 +44,8 @@ LANDMARKS = 8_192
 """Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
 REACH = 0.5
 """`reach`, in lengths of an item."""
-
 NEIGHBOUR_HINTS = 0.35
-"""Least mean cosine between the hints of an item and of its nearest neighbour for which hints are of use. Below it the
-bank does not know the neighbourhoods of the gallery, and an index that follows the hints loses items: vectors without
-structure, drawn at random, have 0.07 in 768 dimensions; the embeddings of the benchmarks have 0.63 and more.
-"""
-
+"""Least `neighbour_hints` for which hints are of use: random vectors have 0.07, the embeddings of benchmarks 0.63."""
 COMPARED_ROWS = 2_048
 """Number of items, and of bank queries, from which that cosine is measured."""
 
@@ -138,16 +131,13 @@ def measured_on(
     hint columns, and for IP, where their lengths may differ from those of the items.
 
     mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of ½‖r‖² and R the
-    range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds
-    the term that distorts the graph; if all rows have one length, H bounds the distortion by later rows. Percentiles
-    are used because scores are rounded in proportion to s²: a single long row must not cost all others their accuracy.
+    range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². Scores are
+    rounded in proportion to s²: a single long row must not cost all others their accuracy.
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
-    multiplied by the median length of the items over that of the queries, as biases grow with the queries. The graph
-    hint column needs a column to spare. locality_hints, reach: the principal directions of the queries, and REACH times
-    the median length of the items; not for L2, d > 1,920, fewer than FEWEST_QUERIES queries, or too narrow a width, and
-    only if the hints of neighbours resemble each other: from COMPARED_ROWS rows on, `neighbour_hints` is at least
-    NEIGHBOUR_HINTS.
+    multiplied by the median length of the items over that of the queries, as biases grow with the queries.
+    locality_hints, reach: the principal directions of the queries, and REACH times the median length of the items; not
+    for L2, d > 1,920, or few queries, and only if the hints of neighbours resemble each other.
     """
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]

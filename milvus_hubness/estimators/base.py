@@ -27,13 +27,11 @@ TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_t
 """The parameter in units of the spread, by the parameter in units of the score."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
-"""The classes of this package by name."""
 METHODS: dict[str, str] = {}
 """The names of the classes by their user-facing names; case does not matter."""
 SHORT_METHODS: list[str] = []
 
 QUERIES, ITEMS = 1_000, 20_000
-"""Largest numbers of queries and items that the spread is measured on."""
 
 
 class FitInputs(NamedTuple):

@@ -39,9 +39,10 @@ class Blend(Estimator, alias="blend"):
 
     def __post_init__(self) -> None:
         for name in ("estimators", "weights"):
-            if not isinstance(getattr(self, name), Iterable):
-                raise InvalidParameter(f"{name} must be a list, not {getattr(self, name)!r}")
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            values = getattr(self, name)
+            if not isinstance(values, Iterable):
+                raise InvalidParameter(f"{name} must be a list, not {values!r}")
+            object.__setattr__(self, name, tuple(values))
         for part in self.estimators:
             if not isinstance(part, Estimator):
                 raise InvalidParameter(f"a Blend is of estimators; {part!r} is none")
@@ -98,11 +99,12 @@ class Blend(Estimator, alias="blend"):
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return Σ_e w_e of the parts' biases, and of their errors."""
-        parts = [part.from_nearest(queries.with_columns(columns), targets) for part, columns in self.parts()]
-        weights = np.asarray(self.weights)
-        return Bounded(
-            weights @ np.stack([part.biases for part in parts]), weights @ np.stack([part.errors for part in parts])
-        )
+        parts = []
+        for part, columns in self.parts():
+            own = replace(queries, potentials=queries.potentials[..., columns], masses=queries.masses[columns])
+            parts.append(part.from_nearest(own, targets))
+        biases, errors = zip(*parts, strict=True)
+        return Bounded(np.asarray(self.weights) @ np.stack(biases), np.asarray(self.weights) @ np.stack(errors))
 
     def unmeasured(self) -> Blend:
         return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators))

@@ -21,9 +21,8 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the
     paper multiplies the two inverted softmaxes, and λ times the logarithm of the product is s − b.
 
-    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in place of
-    them, in units of the spread of the bank's scores; 0.5 and 25 by default. The larger the second, the less
-    the target bank counts: if both are equal, very similar items lose their own queries.
+    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in place of them, in units
+    of the spread of the bank's scores; 0.5 and 25 by default. If both are equal, similar items lose their own queries.
     """
 
     tau_query: float | None = None
@@ -41,8 +40,7 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
 
     @property
     def needs(self) -> Needs:
-        least = ACCURACY * min(self._taus[:2])
-        return Needs(queries=LEADING, targets=LEADING, tolerance=least)
+        return Needs(queries=LEADING, targets=LEADING, tolerance=ACCURACY * min(self._taus[:2]))
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         targets = require_target_bank(bank, inputs.target_bank, type(self).__name__, as_queries=True)

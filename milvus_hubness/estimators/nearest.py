@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,13 +23,10 @@ Doubles = npt.NDArray[np.float64]
 
 LEADING = 64
 """Number of terms of a log-sum-exp that are requested first."""
-
 ROUNDS = 5
 """Number of rounds in which the room and the biases of new items are computed from one another."""
-
 ROUNDING = 1e-9
 """Smallest share of Σ exp(f_i/τ) assumed for the unseen rows: the share is a difference of float64 sums."""
-
 ACCURACY = 1 / 300
 """Error of a bias from the nearest rows, as a share of tau: the relative error of the sum in its logarithm."""
 
@@ -73,10 +70,6 @@ class Nearest:
     masses: Doubles
     are_new: bool = False
 
-    def with_columns(self, columns: slice) -> Nearest:
-        """Return this with only these columns of the potentials."""
-        return replace(self, potentials=self.potentials[..., columns], masses=self.masses[columns])
-
 
 def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike) -> Doubles:
     """Return τ·log Σ_i exp(f_i/τ) of potentials (n, p), n ≥ 1, and of those summed in `before`, float64 (p,).
@@ -101,10 +94,7 @@ def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
 
 
 def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
-    """Return τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, and a bound of what the others can add.
-
-    f_i is 0 without potentials, and otherwise their only column.
-    """
+    """Return τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, f_i the potentials or 0, and what others can add."""
     scores, values = nearest.scores, nearest.scores
     with np.errstate(over="ignore", divide="ignore"):
         if nearest.potentials.shape[-1]:
@@ -122,10 +112,9 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
 
 
 def own_room(nearest: Nearest, tau: float, share: float) -> Doubles:
-    """Return by how much the bias of a single new item is smaller, (m,).
+    """Return by how much the bias of a single item that came after the fit is smaller, (m,); see `sinkhorn.with_room`.
 
-    It is an item that came after the fit; see `sinkhorn.with_room`. Its share of the unseen rows is
-    negligible. share: rows of the bank over items of the fit.
+    Its share of the unseen rows is negligible. share: rows of the bank over items of the fit.
     """
     values = nearest.scores + nearest.potentials[..., 0]
     size = values.shape[1] + nearest.rest

@@ -44,9 +44,8 @@ MOST_RECOMPUTED = {"cpu": 2e10, "cuda": 2e12}
 def scores_for(m: int, n: int, device: torch.device) -> Scores:
     """Return how to provide the scores of m × n pairs.
 
-    They are stored in float32 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device; else
-    in float16 if that fits; else every step recomputes them. From 2·10^10 pairs on, 2·10^12 on CUDA, where an
-    iteration would take minutes, the result is "sparse".
+    They are stored in float32 or else float16 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device;
+    else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
     """
     on_cuda = device.type == "cuda"
     memory = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if on_cuda else CPU_CACHE
@@ -95,11 +94,9 @@ def balance(steps: tuple[Step, Step], g: torch.Tensor, tau: float, iterations: i
 def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, share: float) -> torch.Tensor:
     """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
-    bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The
-    weight e^(−f_i/τ) of a query is what the fitted items take of it, times the share. With what new items
-    take, Σ_j e^((s_ij − b_j)/τ) and b_j = τ log Σ_i e^((s_ij + f'_i)/τ), it is e^(−f'_i/τ). A refit would
-    also lower the biases of the fitted items, on average by as much as it lowers the potentials. Here these
-    biases stay, and so does the mean of the potentials.
+    bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
+    take e^(−f_i/τ) / share of a query, the new ones Σ_j e^((s_ij − b_j)/τ). A refit would also lower the biases of the
+    fitted items, on average as much as the potentials. Here these biases stay, and so does the mean of the potentials.
     """
     room = f
     for _ in range(ROUNDS):
@@ -163,8 +160,8 @@ STORED = {"float32": torch.float32, "float16": torch.float16}
 class SinkhornDiagnostics(NamedTuple):
     """The end of the iteration; all of it None for a fit from its stored potentials.
 
-    items: gallery items (and target bank) of the iteration. marginal_error: Σ_i |marginal of bank query i −
-    1/m|, between 0 and 2. converged: whether that is at most tol. scores: how the iteration got its scores.
+    items: gallery items (and target bank) of the iteration. marginal_error: that of `Balance`. converged: whether it is
+    at most tol. scores: how the iteration got its scores.
     """
 
     bank_size: int
@@ -180,15 +177,13 @@ class SinkhornDiagnostics(NamedTuple):
 class Sinkhorn(Estimator, alias="sn"):
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
-    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every query
-    gives the same, and every item gets the same. `FittedBias.new_bias` computes the biases of items that came later.
-    The formula alone corrects such items too much, since the others have not made room for them.
+    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery. Items that came
+    later need `FittedBias.new_bias`: the formula corrects them too much, since the others have not made room for them.
 
     tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
-    iterations: largest number of them; the paper's results need 10, not convergence. tol: the iteration ends earlier at
-    this error of the bank's marginal. neighbors: run all iterations but the last only on the scores of each item's and
-    each bank query's nearest, in O((|gallery| + |bank|) · neighbors) memory and less time; by default `scores_for`
-    decides: all scores, or 64 neighbors if those are too many. items: the number of items of a fit, which sets it.
+    iterations: largest number of them; the paper's results need 10. tol: the iteration ends earlier at this error of
+    the bank's marginal. neighbors: run all iterations but the last on each item's and each bank query's nearest only;
+    by default `scores_for` decides: all scores, or 64 neighbors. items: the number of items of a fit, which sets it.
     """
 
     tau: float | None = None

@@ -1,9 +1,8 @@
 """The index types of Milvus, built in process with FAISS.
 
 Parameters that a collection does not set have Knowhere's defaults. AUTOINDEX, and a field without an index, are the
-HNSW that milvus.yaml names (autoIndex.params.build). Index types that FAISS lacks become the most similar one.
-Refinement by exact vectors (refine, reorder) is left out. Product quantisers learn from at most 16 rows per centroid in
-10 rounds; Knowhere's learn from 256 in 25, which takes minutes.
+HNSW that milvus.yaml names (autoIndex.params.build). Index types that FAISS lacks become the most similar one, without
+refinement. Product quantisers learn from at most 16 rows per centroid in 10 rounds, Knowhere's from 256 in 25.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
 """The two primitives in Triton: they write only those scores to memory that may be among the k largest.
 
-X (n, d) and B (m, d) are contiguous, of one dtype, and may exceed the range of 32-bit offsets. The bank is
-divided into `splits`, each a separate program that takes every splits-th tile.
+X (n, d) and B (m, d) are contiguous, of one dtype, and may exceed the range of 32-bit offsets: float32, multiplied in
+three TF32 passes, bfloat16 or float16; products are accumulated in float32. The bank is divided into `splits`, each a
+program that takes every splits-th tile; a log-sum-exp joins the sums of the splits.
 
-log-sum-exp: each split adds under its own running maximum, and the sums of the splits are joined.
-
-top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These scores are stored and
-counted, and the k largest are selected among them. If a row has fewer than k of them, or more than there is room for,
-the dense kernel computes it again. The sample costs the same for every k, and the survivors cost nearly the same.
-
-Both operands are float32, multiplied in three TF32 passes, or both are bfloat16 or both float16; products are
-accumulated in float32.
+top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These are stored, and the k
+largest selected. The dense kernel computes rows that have fewer than k of them, or more than there is room for.
 """
 
 from __future__ import annotations

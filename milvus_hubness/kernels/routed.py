@@ -4,9 +4,8 @@ For any t the mean of the k largest of some scores s is at most t + A(t)/k, wher
 equality if t is the k-th largest (Rockafellar and Uryasev, Optimization of Conditional Value-at-Risk, 2000,
 theorem 1); around it the error is of second order. So A is summed at a few t near the expected k-th largest
 score, and assumed to fall exponentially between them: the minimum of t + A(t)/k then has a closed form. The expected
-score comes from a row's products with the centroids of all lists, and then from the nearest hundredth of the bank. All
-rows that read a list are multiplied with it at once, which is many times faster than row by row, and nothing is sorted.
-The mean effect of the lists that are left out is learned from a sample.
+score comes from a row's products with the centroids of all lists, then from the nearest hundredth of the bank. The mean
+effect of the lists that are left out is learned from a sample.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Top-k means on CPUs with native bfloat16: screened in bfloat16, then computed exactly.
 
-Rounding both factors and the product to bfloat16 changes a score by no more than an error e, which is computed for each
-row. The scores of a row within 2·e of the k-th largest include the k largest exact ones, and are computed again in
-float32. A lower bound of the k-th largest is the k-th largest of the maxima of many groups of scores, which take the
-time of reading memory; all scores that reach that bound less 2·e are selected. If a row has too many of them, as one
-with many ties does, the dense kernel computes it.
+Rounding both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower
+bound of the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that
+bound less 2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
 """
 
 from __future__ import annotations
