@@ -171,8 +171,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
 
 
 def check_writable(path: Path) -> None:
-    """Check that there is room for a page in this file, and leave its content as it is. A device is only opened.
-    Raises UnreadableFile."""
+    """Check that there is room for a page in this file, whose content stays. Raises UnreadableFile."""
     existed = path.exists()
     try:
         with path.open("ab", buffering=0) as file:
@@ -200,8 +199,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False) -> None:
-    """Print one line on standard error, or the traceback of an unexpected error; with --json also an object
-    on standard output."""
+    """Print a line or, if unexpected, the traceback on standard error; with --json also an object."""
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})

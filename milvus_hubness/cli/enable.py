@@ -105,17 +105,13 @@ def _show_plan(plan: dict[str, Any]) -> None:
         side = f"collection {plan['side']}, with the same keys"
         facts["biases"] = side if plan["where"] == "side" else f"fields of the collection{added}"
         facts["candidates"] = f"{plan['candidates']} a search"
-        missed = ", ".join(f"{share:.1%} beyond {number}" for number, share in _until_none_missed(plan["missed"]))
+        shares = list(plan["missed"].values())
+        until = shares.index(0) + 1 if 0 in shares else None  # The first number of candidates that misses nothing.
+        missed = ", ".join(f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until])
         queries = f"mean over {plan['measured_queries']:,} queries"
         facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
     facts |= {**console.bank_words(plan), "note": "\n".join(plan["remarks"])}
     console.show_facts(f"Correction of {plan['source']} in place", facts)
-
-
-def _until_none_missed(missed: dict[str, float]) -> list[tuple[str, float]]:
-    """Return the numbers of candidates up to the first that misses nothing."""
-    shares = list(missed.values())
-    return list(missed.items())[: shares.index(0) + 1 if 0 in shares else None]
 
 
 def _show_result(result: dict[str, Any]) -> None:

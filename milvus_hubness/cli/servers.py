@@ -98,8 +98,7 @@ def serve(
 
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
-    """Run the service. SIGTERM and SIGINT end it between two batches, a second signal at once. A requested
-    stop is a success, except of unfinished work under --once."""
+    """Run the service. SIGTERM and SIGINT end it between two batches, a second signal at once."""
     service = Service(file, uri, connect, [stream if as_json else print_event])
     caught: list[int] = []
 

@@ -46,10 +46,7 @@ MIN_BODY_CHARS = 60
 
 
 class Pair(NamedTuple):
-    """A question and its one right answer: the docstring of a function and its body.
-
-    name: "module.Class.function". body: source text of the function after its docstring, with comments.
-    """
+    """A question and its one right answer: a docstring and the source text after it, of "module.Class.function"."""
 
     name: str
     docstring: str

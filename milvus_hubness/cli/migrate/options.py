@@ -94,8 +94,7 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         )
 
     def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
-        """Check that no option names another copy or switch than those of a resumed migration, because it
-        would have no effect. Raises InvalidParameter."""
+        """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
         former, switch = migration.arguments, migration.switch
         index = former.get("index") or {}
         estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)

@@ -105,8 +105,7 @@ class Session:
 
 
 def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
-    """Return a listener that writes the metrics to a file. A failed write is an error at the start; later failures
-    are ignored."""
+    """Return a listener that writes the metrics to a file, and ignores failures after the first write."""
     try:
         metrics.write_textfile(path)
     except OSError as error:

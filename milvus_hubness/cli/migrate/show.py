@@ -104,7 +104,6 @@ LINES = {
     "resumed": "resumed by {reason}",
     "warning": "warning: {message}",
 }
-"""The lines printed for events, with their facts."""
 
 
 @contextmanager
@@ -141,7 +140,6 @@ STEPS = {
     "before-verify": "verifying",
     "verified": None,
 }
-"""The step that begins with an event."""
 
 
 class Timeline:
