@@ -144,7 +144,7 @@ def test_what_is_no_layout_is_refused():
         ({"locality_hints": directions, "reach": 0.5, "metric": "L2"}, "not for L2"),
         ({"locality_hints": directions, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),
         ({"locality_hints": directions, "reach": 0.5, "dim": 19}, "180 numbers are no directions of dimension 19"),
-        ({"locality_hints": "?", "reach": 0.5}, "no base64"),
+        ({"locality_hints": "?", "reach": 0.5}, "not base64"),
     ]:
         with pytest.raises(InvalidParameter, match=match):
             Layout(**{"dim": DIM, "metric": "COSINE", **options})
