@@ -135,14 +135,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
             if not self.client.has_collection(target):
-                settings = ["num_shards", "consistency_level"]
-                settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
-                self.client.create_collection(
-                    target,
-                    schema=milvus_schema.copy_schema(source, state),
-                    properties=milvus_schema.copy_properties(source, state),
-                    **{name: source.schema[name] for name in settings},
-                )
+                self._create_copy(source, target, state)
             else:
                 before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
                 if before is None or (before.migration, before.phase) != (state.migration, "copying"):
@@ -156,6 +149,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
+
+    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        settings = ["num_shards", "consistency_level"]
+        settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+        self.client.create_collection(
+            target,
+            schema=milvus_schema.copy_schema(source, state),
+            properties=milvus_schema.copy_properties(source, state),
+            **{name: source.schema[name] for name in settings},
+        )
 
     # -- side biases ------------------------------------------------------------------------------------
 
