@@ -577,7 +577,7 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     first = state.layout.first_slot
     vector = [*row["vector"][:first], 0.25, 0.25, *row["vector"][first + 2 :]]
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
-    with pytest.raises(VerificationFailed, match="bank gives: rows 0"):
+    with pytest.raises(VerificationFailed, match="of its bank: rows 0"):
         verify(store, name)
     client.upsert(target, dict(row))
 

@@ -148,7 +148,7 @@ class TestBadInput:
         positives[7] = 50
         with pytest.raises(InvalidInput, match="query 7 are not among the 50"):
             tune(bank, gallery, queries=queries, positives=positives)
-        with pytest.raises(InvalidInput, match="for 39 queries and there are 40"):
+        with pytest.raises(InvalidInput, match="cover 39 queries, but 40"):
             tune(bank, gallery, queries=queries, positives=positives[:39])
         with pytest.raises(InvalidInput, match="without the queries"):
             tune(bank, gallery, positives=positives)

@@ -129,7 +129,7 @@ def test_in_training_a_query_recalls_no_pair_of_its_own_answer(monkeypatch):
     ("config", "settings", "said"),
     [
         ({"memory": 61}, {}, "61 pairs cannot be filled with 60"),
-        ({"memory": 5}, {"epochs": 2}, "no others"),
+        ({"memory": 5}, {"epochs": 2}, "raise epochs"),
         ({"memory": 5}, {"anchor_epochs": 0}, "needs anchor_epochs"),
     ],
 )
