@@ -212,7 +212,7 @@ class Ledger(Protocol):
         """Return the record of that key; None if there is none, or no ledger."""
 
     def records(self, ledger: str, group: str) -> list[Record]:
-        """Return the records of a group in key order; none if there is not a ledger."""
+        """Return the records of a group in key order; none if there is no ledger."""
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""
