@@ -76,8 +76,7 @@ class QueryBank:
     vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows are
     allowed. source: where they came from, for people. origins: of the queries, if the bank is or was online.
 
-    Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and InvalidInput
-    (not 2-D, not numbers).
+    Raises EmptyBank and, as `as_vectors`, NonFiniteVectors, DimensionMismatch and InvalidInput.
     """
 
     vectors: Vectors = field(repr=False)
@@ -129,7 +128,6 @@ class QueryBank:
         return f"sha256:{digest.hexdigest()}"
 
     def require(self, at_least: int) -> None:
-        """Raise BankTooSmall if the bank has fewer than `at_least` queries."""
         if len(self) < at_least:
             noun = "query" if len(self) == 1 else "queries"
             raise BankTooSmall(f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed")
@@ -237,14 +235,11 @@ _READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
     ".parquet": _read_parquet,
-    ".arrow": _read_arrow,
-    ".feather": _read_arrow,
-    ".ipc": _read_arrow,
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), _read_arrow),
 }
 
 
 def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
-    """Return the requested column, or the only one that has lists of numbers."""
     import pyarrow.types as types
 
     def holds_vectors(kind: Any) -> bool:
@@ -266,7 +261,6 @@ def _choose(path: Path, column: str | None, names: list[str], kind: str) -> str:
 
 
 def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
-    """Return a list<number> column as (n, d)."""
     import pyarrow.compute as pc
 
     if cells.null_count:

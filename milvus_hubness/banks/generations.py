@@ -36,8 +36,7 @@ class StoredBank:
     """The content of one generation: the bank of one fit.
 
     potentials: (|queries|, p) float32, the estimator's result for each query; p = 0 if it has none. targets: the target
-    bank, for estimators that use one. nearest: for gated searches, the keys of the nearest items of the queries, then
-    of the targets.
+    bank, if any. nearest: for gated searches, the keys of the items nearest to the queries, then to the targets.
     """
 
     queries: QueryBank
@@ -52,7 +51,6 @@ class StoredBank:
 
     @cached_property
     def activated(self) -> frozenset[Key]:
-        """The keys that are among the nearest of some query or target."""
         return frozenset(key for keys in self.nearest for key in keys)
 
 
@@ -73,16 +71,14 @@ class Batch:
         return Batch([self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places])
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
-        """Return the rows with these values of fields, by field name."""
         return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
 
 
 BANK_PROPERTY = "hubness_bank"
 QUERIES, TARGETS = "queries", "targets"
 LONGEST_SOURCE = 512
-DIGITS_OF_GENERATION = 32
 ROWS_PER_WRITE = 2_000
-WRITES_OF_A_GENERATION = 3
+MOST_WRITES = 3
 
 
 def generation_of(bank: StoredBank) -> str:
@@ -98,7 +94,7 @@ def generation_of(bank: StoredBank) -> str:
         digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
         # 0 is added because not every database stores the sign of -0.0.
         digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
-    return digest.hexdigest()[:DIGITS_OF_GENERATION]
+    return digest.hexdigest()[:32]
 
 
 def reference_to(collection: str, bank: StoredBank) -> BankReference:
@@ -109,7 +105,6 @@ def reference_to(collection: str, bank: StoredBank) -> BankReference:
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
-    """Whether the reference names exactly this bank."""
     return generation_of(bank) == reference.generation
 
 
@@ -125,7 +120,6 @@ def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
 
 
 def parts_of(reference: BankReference) -> list[str]:
-    """Return the parts of a generation that a StoredBank consists of."""
     return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
 
 
@@ -142,22 +136,18 @@ def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: 
     potentials = [row.get("potentials", []) for row in queries]
     are_whole = len({len(own) for own in potentials}) == 1
     source = f"{database}:{reference.collection}"
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]  # Rows of users have no `sample`.
+    origins = Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64))
     return StoredBank(
-        QueryBank(vectors[of_part[QUERIES]], source=source, origins=_origins(queries)),
+        QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
         np.asarray(potentials if are_whole else [[]] * len(queries), np.float32),
         QueryBank(vectors[targets], source=source) if targets else None,
         [rows[i].get("nearest", []) for i in of_part.get(reference.nearest, [])],
     )
 
 
-def _origins(rows: Sequence[Row]) -> Origins:
-    """Return the origins of queries; rows that a user added by hand have no `sample`."""
-    numbers = [row.get("sample", -1 - i) for i, row in enumerate(rows)]
-    return Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in rows], np.int64))
-
-
 class BankGenerations(ABC):
-    """The methods of `stores.protocols.Banks`, except what differs between databases.
+    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field: the vector field.
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list of
     nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if the estimator
@@ -165,9 +155,7 @@ class BankGenerations(ABC):
     """
 
     database: str
-    """Source of the banks that this store reads."""
     bank_field: str
-    """Name of the vector field of bank collections."""
 
     @abstractmethod
     def exists(self, collection: str) -> bool: ...
@@ -196,7 +184,6 @@ class BankGenerations(ABC):
         """Return the dimension of the collection's vectors and whether it is a bank collection."""
 
     def _bank_key(self, row_id: str) -> Key:
-        """Return a row id in the form of the database."""
         return row_id
 
     @abstractmethod
@@ -208,8 +195,7 @@ class BankGenerations(ABC):
         """Delete the rows of one part of a generation, or of all parts, in one request."""
 
     @abstractmethod
-    def _all_states(self) -> Iterable[CollectionState]:
-        """Return the state of every corrected field of the database."""
+    def _all_states(self) -> Iterable[CollectionState]: ...
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         created = self._ensure_bank(collection, bank.queries.dim, metric)
@@ -217,7 +203,7 @@ class BankGenerations(ABC):
         writes = 0
         try:
             while not self._is_whole(reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])):
-                if writes == WRITES_OF_A_GENERATION:
+                if writes == MOST_WRITES:
                     raise StateError(
                         f"bank {collection!r} loses rows while they are written: another process changes them; "
                         "run this command again"
@@ -286,14 +272,12 @@ class BankGenerations(ABC):
             raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
 
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
-        """Whether these rows are exactly those that the reference names."""
         try:
             return holds(reference, fitted_bank(reference, self.database, stored.vectors, stored.rows))
         except EmptyBank:
             return False
 
     def _is_used(self, reference: BankReference) -> bool:
-        """Whether any collection state names this generation."""
         return any(
             (bank.collection, bank.generation) == (reference.collection, reference.generation)
             for state in self._all_states()
@@ -319,7 +303,6 @@ class BankGenerations(ABC):
             self.delete(reference.collection, excess)
 
     def _write_part(self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]) -> list[Key]:
-        """Write the rows of a part, and return their keys."""
         ids = [f"{reference.generation}/{part}/{number:010}" for number in range(len(fields))]
         rows = [
             {**row, "generation": reference.generation, "part": part, "id": row_id, "number": number}

@@ -39,7 +39,6 @@ class Terms:
 
     @property
     def seed_places(self) -> int:
-        """Slots reserved for queries that the bank started with, as long as it has so many."""
         return math.ceil(self.seed_share * self.size)
 
 
@@ -77,10 +76,9 @@ def safe_seeds(origins: Origins, terms: Terms) -> Flags:
 def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
     """Merge samples into a bank.
 
-    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) origins of the samples. A sample is not taken if
-    it is a duplicate of a query in the bank, or of a sample with a larger key. The bank's own queries are not compared
-    with each other, because the bank may have started with duplicates. Queries that stay have the same rows as before;
-    new ones fill the rows of those that leave. A second merge of the same samples changes nothing.
+    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) their origins. A sample is not taken if it is a
+    duplicate of a query in the bank, or of a sample with a larger key; the bank may have started with duplicates.
+    New queries fill the rows of those that leave. A second merge of the same samples changes nothing.
     """
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
@@ -125,7 +123,6 @@ def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, 
 
 
 def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbers:
-    """Return the rows in the order of the new bank."""
     arrived = held[held >= own]
     arrived = arrived[np.argsort(-priority[arrived], kind="stable")]
     places = np.arange(own)

@@ -74,11 +74,8 @@ class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
     shards: arrays (n, d), which are put into Ray's object store, or functions by which workers read them from their own
-    storage, so that no machine holds them all; they must return the same items in the same order every time. gpus: what
-    Ray reserves for a task, besides a core; with a GPU, tasks compute on it. If a worker dies, its task runs up to
-    four times. Errors of workers are raised here.
-
-    Raises InvalidInput without shards, InvalidParameter, and MissingExtra if Ray is not installed.
+    storage, always the same items in the same order. gpus: what Ray reserves for a task, besides a core. If a worker
+    dies, its task runs up to four times. Raises InvalidInput without shards, InvalidParameter, and MissingExtra.
     """
 
     def __init__(self, shards: Sequence[Shard], *, gpus: float = 0) -> None:
@@ -97,10 +94,9 @@ class RayGallery:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fit as the estimator's own `fit` does on all shards together, up to rounding; start: as in that method.
+        """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its `start` and errors.
 
-        Sinkhorn and its dual-bank form, alone or in a Blend, iterate over the shards. Of other estimators, only those
-        with a temperature use the gallery, up to 20,000 items of all shards. Raises the errors of `fit`.
+        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature is measured on up to 20,000 items.
         """
         bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
@@ -125,10 +121,9 @@ class RayGallery:
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
         """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit, if it is needed."""
-        run = self._remote(shard_biases)
-        bank = self._ray.put(fitted.bank)
-        arguments = fitted.estimator, fitted.potentials, target_bank
-        for done in [run.remote(shard, bank, *arguments) for shard in self._shards]:
+        run, bank = self._remote(shard_biases), self._ray.put(fitted.bank)
+        arguments = bank, fitted.estimator, fitted.potentials, target_bank
+        for done in [run.remote(shard, *arguments) for shard in self._shards]:
             yield self._ray.get(done)
 
     def _balanced(
@@ -157,7 +152,6 @@ class RayGallery:
         return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:
-        """Return items spread evenly over each shard."""
         run = self._remote(shard_sample)
         most = -(-ITEMS // len(self._shards))
         return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
@@ -199,10 +193,7 @@ def fit_on_ray(
 
 
 class RayBiases:
-    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once. Raises MissingExtra.
-
-    target_bank: that of the fit, for estimators that compare with it. If a worker dies, its task runs up to 4 times.
-    """
+    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once. Raises MissingExtra."""
 
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()

@@ -32,11 +32,10 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`.
+    """The result of `enable`; None where the bias location has no such value.
 
-    rows: number of rows that now have a bias. side, candidates, missed: of candidate re-ranking. searched: number of
-    rows whose own vector was searched for in a second vector field. in_field, in_second: number of those rows among the
-    ten best. None where the bias location has no such value.
+    rows: those that now have a bias. side, candidates, missed: of candidate re-ranking. searched: the rows whose own
+    vectors were searched for. in_field, in_second: those among the ten best in the field and in the second one.
     """
 
     collection: str
@@ -52,19 +51,17 @@ class Enabled:
     in_second: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
 def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent) -> Enabled:
     """Write the biases outside the user's vectors, write the collection state, and check the biases.
 
-    After a failure or an interruption, this drops what the run created, except for fields that a server
-    added. With a second vector field, everything stays: clients write both fields as soon as they read the
-    new state, and search the user's field until all rows are filled; the same plan, made again, continues the
-    run, and `disable` undoes it. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds
-    by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected if another job has corrected the field since the
-    plan was made, VerificationFailed, which names the rows, and the exceptions of the store.
+    After a failure or an interruption, this drops what the run created, except for fields that a server added. With a
+    second vector field, everything stays: clients write both fields as soon as they read the new state, and search the
+    user's field until all rows are filled; the same plan, made again, continues the run, and `disable` undoes it.
+    client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost,
+    AlreadyCorrected for a correction since the plan was made, VerificationFailed and the exceptions of the store.
     """
     began, name = time.perf_counter(), plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
@@ -149,13 +146,8 @@ def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progr
         )
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_property(name, ready.property_name, ready)
-    return {
-        "rows": rows,
-        "second_vector": plan.second_vector,
-        "searched": searched,
-        "in_field": in_field,
-        "in_second": in_second,
-    }
+    measured = {"searched": searched, "in_field": in_field, "in_second": in_second}
+    return {"rows": rows, "second_vector": plan.second_vector, **measured}
 
 
 def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionState:
@@ -182,10 +174,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
 
 
 def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> int:
-    """Write biases until all are correct, as clients may write before they read the state; return the number of rows.
-
-    Raises VerificationFailed.
-    """
+    """Write biases until all are correct, as clients may write before they read the state; return the row count."""
     wrong: list[Key] = []
     for _ in range(MOST_PASSES):
         rows, wrong = _fill(backend, correction, doing, progress)

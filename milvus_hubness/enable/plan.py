@@ -35,11 +35,10 @@ Where = Literal["fields", "side", "vectors"]
 class EnablePlan:
     """A plan to store the biases of `source` outside its vectors.
 
-    where: "fields" of the collection, a "side" collection with the same keys, or "vectors": a second vector
-    field with the augmented form. adds_fields: whether the fields must be added first. reranking: None for a
-    second vector field. missed: for each number of candidates, the share of the exact corrected top 10
-    outside them, averaged over the measured queries. unfinished: the state that an interrupted run left,
-    which the next run continues. remarks: facts that the user should know first.
+    where: "fields" of the collection, a "side" collection with the same keys, or "vectors": a second vector field with
+    the augmented form. adds_fields: whether the fields must be added first. missed: for each number of candidates, the
+    mean share of the exact corrected top 10 outside them. unfinished: the state that an interrupted run left, which the
+    next run continues. remarks: facts that the user should know first.
     """
 
     source: CollectionInfo
@@ -60,27 +59,19 @@ class EnablePlan:
 
     @property
     def side(self) -> str | None:
-        """The side collection, if that has the biases."""
         return self.reranking.side if self.reranking else None
 
     @property
     def second_vector(self) -> str | None:
-        """The second vector field, if that has the biases."""
         return SECOND_VECTOR_FIELD + self.suffix if self.where == "vectors" else None
 
     @property
     def width(self) -> int:
-        """The width of a second vector field."""
         return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, for people and for --json."""
-        reranking = self.reranking
-        location: dict[str, Any] = {
-            "second_vector": self.second_vector,
-            "width": self.width,
-            "carries_on": self.unfinished is not None,
-        }
+        reranking, carries_on = self.reranking, self.unfinished is not None
+        location: dict[str, Any] = {"second_vector": self.second_vector, "width": self.width, "carries_on": carries_on}
         if reranking:
             location = {
                 "side": reranking.side,
@@ -122,14 +113,12 @@ def plan_enable(
 ) -> EnablePlan:
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
-    estimator: as in plan_migration. queries: queries for the measurement, by default some of the bank's. where: by
-    default "fields" if the collection has the fields or the server can add them, else "side"; "vectors" stores
-    augmented vectors in a second vector field, whose searches need no candidates. max_miss_rate: the share of the exact
-    corrected top 10 that may be outside the candidates. gate: see DynamicGate.
+    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
+    "fields" if the collection has them or the server can add them, else "side"; searches of "vectors" need no
+    candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate: see DynamicGate.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected,
-    CannotMigrate, which names every obstacle, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
-    CollectionNotFound, DimensionMismatch, BankTooSmall.
+    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
+    CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, DimensionMismatch, BankTooSmall.
     """
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate, _ = checked_gates(gate, None, None)
@@ -204,10 +193,7 @@ def measure(
     max_miss_rate: float,
     side: str | None = None,
 ) -> tuple[CandidateReranking, dict[int, float]]:
-    """Choose the number of candidates, and return it with the miss rate of each number.
-
-    Measured on at most 1,000 of `queries`, spread evenly.
-    """
+    """Choose the number of candidates on at most 1,000 of `queries`, and return it with each number's miss rate."""
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -237,7 +223,6 @@ def _require_same(
     target_bank: QueryBank | None,
     gate: int | None,
 ) -> None:
-    """Check that these are the arguments of the interrupted run. Raises ResumeRefused."""
     fingerprint = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
     differences = {
         "bank": fingerprint != state.profile.bank.fingerprint,
