@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import InvalidParameter, StateError
@@ -147,10 +146,12 @@ class Sampler:
             return batch
 
     def _write(self, collection: str, samples: Sequence[Sample]) -> None:
-        # Milvus Lite closes connections that were idle for half a minute; their clients have to retry.
-        retrying = Retrying(stop=stop_after_attempt(2), wait=wait_fixed(0.1), reraise=True)
         try:
-            retrying(self._write_samples, collection, samples)
+            try:
+                self._write_samples(collection, samples)
+            except Exception:  # Milvus Lite closes connections that were idle for half a minute.
+                time.sleep(0.1)
+                self._write_samples(collection, samples)
         except Exception as error:
             with self._changed:
                 self._dropped += len(samples)

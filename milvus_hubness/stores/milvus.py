@@ -8,7 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
-from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, QUERIES, Key
 from milvus_hubness.codec.arrays import Floats
@@ -283,6 +282,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         self.load(collection)
 
     def load(self, collection: str) -> None:
+        from tenacity import Retrying, retry_if_result, wait_exponential
+
         for index in self.client.list_indexes(collection):
             is_building = retry_if_result(_is_building)
             described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ import grpc
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
 from pymilvus.grpc_gen import common_pb2
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from milvus_hubness.errors import (
     CollectionNotFound,
@@ -73,17 +73,12 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
     ServerUnavailable, which names no user, password and token."""
     _validate_address(uri)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
-    attempts = 1 if "://" in uri else 3
-    retrying = Retrying(
-        retry=retry_if_exception_type(MilvusException),
-        stop=stop_after_attempt(attempts),
-        wait=wait_fixed(0.5),
-        reraise=True,
-    )
-    try:
-        return retrying(PlainClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
-    except MilvusException as error:
-        message = f"{_unreachable(uri)}: {error.message}"
+    for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
+        time.sleep(pause)
+        try:
+            return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
+        except MilvusException as error:
+            message = f"{_unreachable(uri)}: {error.message}"
     # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
 
