@@ -43,7 +43,8 @@ from milvus_hubness import (
 from milvus_hubness.banks.bank import Vectors
 from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.enable.plan import MAX_MISS_RATE, MEASURED_QUERIES
+from milvus_hubness.defaults import MAX_MISS_RATE
+from milvus_hubness.enable.plan import MEASURED_QUERIES
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_places
 from tests.real_data import EMBEDDING_TASKS, Task, fit_on, load_task

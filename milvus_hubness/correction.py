@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.defaults import Engine
 from milvus_hubness.distributed.ray_gallery import RayBiases
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
 from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
@@ -181,7 +182,6 @@ def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     return rows[~layout.invalid(rows)]
 
 
-Engine = Literal["local", "server", "ray"]
 WINDOW = 16_384
 
 

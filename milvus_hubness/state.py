@@ -23,8 +23,6 @@ VERSION: Literal[1] = 1
 
 SLOTS_PER_PROFILE = 2
 """One slot that searches read, and one that the next refresh writes."""
-STATE_TTL = 5.0
-"""Default TTL of the cached collection state, in seconds."""
 Model = TypeVar("Model", bound="PropertyModel")
 
 

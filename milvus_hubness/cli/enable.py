@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from milvus_hubness.cli import console, options
+from milvus_hubness.defaults import CLIENT_TTL, MAX_MISS_RATE
 from milvus_hubness.enable import enable as enabling
-from milvus_hubness.enable.plan import MAX_MISS_RATE, plan_enable
-from milvus_hubness.migration.plan import CLIENT_TTL
+from milvus_hubness.enable.plan import plan_enable
 from milvus_hubness.operations.inputs import read_bank
 
 Where = Literal["auto", "fields", "side", "vectors"]

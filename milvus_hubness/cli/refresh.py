@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.cli import console, options
+from milvus_hubness.defaults import CLIENT_TTL, DEFAULT_TOLERANCE, REBUILD_SHARE, Live
 from milvus_hubness.errors import LeaseHeld
-from milvus_hubness.migration.plan import CLIENT_TTL
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.refresh import online_bank
-from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, REBUILD_SHARE, Labels, Live, RefreshOptions
+from milvus_hubness.refresh.plan import Labels, RefreshOptions
 from milvus_hubness.refresh.run import RefreshResult
 from milvus_hubness.refresh.run import refresh as refresh_biases
 from milvus_hubness.state import require_state

@@ -10,7 +10,7 @@ import typer
 from milvus_hubness.charts import points, span
 from milvus_hubness.cli import console, options
 from milvus_hubness.cli.console import describe
-from milvus_hubness.migration.plan import CLIENT_TTL
+from milvus_hubness.defaults import CLIENT_TTL
 from milvus_hubness.operations.inputs import read_bank, read_pairs
 from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.quality import collections

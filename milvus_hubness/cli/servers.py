@@ -21,11 +21,11 @@ from prometheus_client import disable_created_metrics
 from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIABLES, AsJson, open_store
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 from milvus_hubness.operations.progress import Event
 from milvus_hubness.proxy import Proxy, ProxyOptions, Tls, read_pem
 from milvus_hubness.serve import ACTIONS, ConfigFile, OpenStore, Service, database_faults, file_faults
-from milvus_hubness.state import STATE_TTL
 
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
 LINES = {

@@ -16,9 +16,9 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, as_milvus, refusing
 from milvus_hubness.client.write_intents import Deletion, Write
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.state import STATE_TTL
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
 from milvus_hubness.stores.milvus_server import EscapedKeys
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction import Correction, load_correction
+from milvus_hubness.defaults import MAX_MISS_RATE, Where
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import is_same
@@ -25,10 +26,7 @@ from milvus_hubness.state import CandidateReranking, CollectionState, slots_for,
 from milvus_hubness.stores.protocols import SecondVectors, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
-MAX_MISS_RATE = 0.01
 MEASURED_QUERIES = 1_000
-
-Where = Literal["fields", "side", "vectors"]
 
 
 @dataclass(frozen=True, eq=False)

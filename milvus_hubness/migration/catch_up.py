@@ -10,7 +10,8 @@ import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.correction import Engine, load_corrections
+from milvus_hubness.correction import load_corrections
+from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Ledger, Migration

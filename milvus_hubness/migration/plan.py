@@ -11,7 +11,7 @@ from typing import Any
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.codec.arrays import BYTES, as_metric
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Engine
+from milvus_hubness.defaults import Engine, default_client_ttl
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -36,7 +36,7 @@ from milvus_hubness.operations.inputs import only_field
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import STATE_TTL, slots_for, suffix_for
+from milvus_hubness.state import slots_for, suffix_for
 from milvus_hubness.stores.protocols import BulkImport, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -64,13 +64,6 @@ class BulkTarget:
             raise InvalidInput(f"no folder {self.folder} for files to import: create it")
         if reasons := capability(store, BulkImport).import_obstacles(source):
             raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
-
-
-CLIENT_TTL = STATE_TTL
-
-
-def default_client_ttl() -> float:
-    return CLIENT_TTL
 
 
 @dataclass(frozen=True)

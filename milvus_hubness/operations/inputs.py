@@ -19,6 +19,7 @@ from milvus_hubness.codec.arrays import Floats, as_metric
 from milvus_hubness.codec.index_hints import measured_on, with_mean
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
+from milvus_hubness.defaults import KEY_COLUMN, QUERY_COLUMN
 from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.operations.bias_backends import BiasBackend
@@ -27,7 +28,6 @@ from milvus_hubness.stores.protocols import Schemas, Store
 from milvus_hubness.stores.records import CollectionInfo
 
 COLLECTION_PREFIX = "collection:"
-WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
@@ -50,9 +50,6 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
     return QueryBank(np.concatenate(vectors), source=spec)
-
-
-QUERY_COLUMN, KEY_COLUMN = "query", "key"
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import grpc
 
 from milvus_hubness.client.messages import expect_state_ttl, expect_strength
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.state import STATE_TTL
 
 MIB = 1 << 20
 LAST_PORT = 65_535

@@ -11,9 +11,10 @@ from milvus_hubness import charts
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.correction import Correction, reduced_targets
+from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.operations.inputs import WHERE_FROM, read_gallery
+from milvus_hubness.operations.inputs import read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.report import Diagnosis

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.defaults import QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.primitives import (
     as_tensor,
@@ -22,7 +23,7 @@ from milvus_hubness.kernels.primitives import (
     resolve_device,
     whole_number,
 )
-from milvus_hubness.operations.inputs import QUERY_COLUMN, read_gallery, read_pairs
+from milvus_hubness.operations.inputs import read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
 from milvus_hubness.quari.checkpoint import Checkpoint

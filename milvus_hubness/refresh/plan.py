@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_t
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost, measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Engine
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, WHERE_FROM, Engine, Live, default_client_ttl
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
@@ -35,20 +35,15 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.migrator import opened
-from milvus_hubness.migration.plan import MigrationOptions, default_client_ttl
+from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import Chunk, survey
-from milvus_hubness.operations.inputs import WHERE_FROM, read_pairs
+from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record, TuningRecord
-
-DEFAULT_TOLERANCE = 1e-5
-REBUILD_SHARE = 0.5
-
-Live = Literal["never", "on drift", "always"]
 
 
 class Labels(NamedTuple):

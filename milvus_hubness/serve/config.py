@@ -14,12 +14,13 @@ from apscheduler.triggers.interval import IntervalTrigger
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, Live
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.base import class_name
 from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.operations.progress import Throttle
-from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Labels, Live, RefreshOptions
+from milvus_hubness.refresh.plan import Labels, RefreshOptions
 from milvus_hubness.stores.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

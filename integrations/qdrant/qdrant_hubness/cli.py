@@ -13,6 +13,7 @@ from milvus_hubness.cli.console import REFUSED, TERMINATED, describe, progress_b
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, add_commands
+from milvus_hubness.defaults import CLIENT_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import plan_enable
@@ -22,7 +23,7 @@ from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.migrator import migrate as run_plan
 from milvus_hubness.migration.migrator import resume
 from milvus_hubness.migration.migrator import rollback as roll_back
-from milvus_hubness.migration.plan import CLIENT_TTL, MigrationOptions, plan_migration
+from milvus_hubness.migration.plan import MigrationOptions, plan_migration
 from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh

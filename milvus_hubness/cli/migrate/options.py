@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from milvus_hubness.cli import options
+from milvus_hubness.defaults import CLIENT_TTL
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.migration.plan import CLIENT_TTL, MigrationPlan, plan_migration
+from milvus_hubness.migration.plan import MigrationPlan, plan_migration
 from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.state import slots_for
 from milvus_hubness.stores import MilvusStore

@@ -13,10 +13,10 @@ from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.session import Session
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
+from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.migration.ledger import RENAMED, Ledger, Migration
 from milvus_hubness.migration.migrator import migrate, resume
-from milvus_hubness.operations.inputs import WHERE_FROM
 from milvus_hubness.stores import MilvusStore, Store
 
 

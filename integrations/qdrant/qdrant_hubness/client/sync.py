@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 
 from milvus_hubness.client._methods import drive
 from milvus_hubness.client.steps import Ask, Pause
-from milvus_hubness.state import STATE_TTL
+from milvus_hubness.defaults import STATE_TTL
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T

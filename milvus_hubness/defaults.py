@@ -1,0 +1,40 @@
+"""Defaults and choices of options, without an import that costs time: `--help` shows them at once."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+STATE_TTL = 5.0
+"""Time for which a client uses a collection state that it has read, in seconds."""
+
+CLIENT_TTL = STATE_TTL
+"""Longest state_ttl of a client that writes, in seconds: a job waits that long after an announcement."""
+
+
+def default_client_ttl() -> float:
+    return CLIENT_TTL
+
+
+Engine = Literal["local", "server", "ray"]
+"""Where biases are computed: on this machine, by Milvus's search over the bank, or on a Ray cluster."""
+
+Live = Literal["never", "on drift", "always"]
+"""When sampled queries enter an online bank."""
+
+Where = Literal["fields", "side", "vectors"]
+"""Where `enable` stores biases: in fields of the collection, in a side collection, or in a second vector field."""
+
+MAX_MISS_RATE = 0.01
+"""Share of the exact corrected top 10 that may be outside the candidates."""
+
+DEFAULT_TOLERANCE = 1e-5
+"""Difference between two biases, in units of the score, up to which a refresh does not write the row."""
+
+REBUILD_SHARE = 0.5
+"""Share of rows that need a write from which on a refresh makes a copy."""
+
+QUERY_COLUMN, KEY_COLUMN = "query", "key"
+"""Columns of a file of labelled pairs."""
+
+WHERE_FROM = 'see "Where do I get reference queries?" in the README'
+"""Where a message about a missing bank sends its reader."""
