@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import Message
-from pymilvus import DataType, SearchResult
+from pymilvus import DataType
 from pymilvus.client.entity_helper import sparse_parse_single_row
 from pymilvus.grpc_gen import schema_pb2
 
@@ -149,18 +149,39 @@ def _extend(column: Any, other: Any) -> None:
         setattr(column.vectors, kind, before + getattr(other.vectors, kind))
 
 
-def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
-    """Return the hits of a SearchResultData, with the numbers of their rows as "offset".
+class Hit(dict[str, Any]):
+    """A hit as in pymilvus: "distance", "entity", its row in the answer's columns as "offset", and its key as `id`."""
 
-    fields: scalar fields to include in the hits.
-    """
-    columns = [column for column in results.fields_data if column.field_name in fields]
-    hits = schema_pb2.SearchResultData(ids=results.ids, scores=results.scores, topks=results.topks, fields_data=columns)
-    hits.element_indices.data.extend(range(len(results.scores)))
-    return SearchResult(hits)
+    __slots__ = ("id",)
+    id: Key
 
 
-def pick(results: Any, chosen: Sequence[Any]) -> None:
+class Hits(list[Hit]):
+    """The hits of one query."""
+
+    __slots__ = ("distances", "ids")
+    ids: list[Key]
+    distances: list[float]
+
+
+def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
+    """Return the hits of a SearchResultData, by query. fields: scalar fields to include in the hits."""
+    keys, scores = keys_of(results.ids), list(results.scores)
+    entities = rows_of((column for column in results.fields_data if column.field_name in fields), len(keys))
+    answers, start = [], 0
+    for count in results.topks:
+        rows = range(start, start := start + count)
+        hits = Hits()
+        hits.ids, hits.distances = keys[rows.start : rows.stop], scores[rows.start : rows.stop]
+        for row in rows:
+            hit = Hit(distance=scores[row], entity=entities[row], offset=row)
+            hit.id = keys[row]
+            hits.append(hit)
+        answers.append(hits)
+    return answers
+
+
+def pick(results: Any, chosen: Sequence[Hits]) -> None:
     """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in place."""
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
