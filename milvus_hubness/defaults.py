@@ -15,6 +15,9 @@ def default_client_ttl() -> float:
     return CLIENT_TTL
 
 
+SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "sn", "dbsn")
+"""Aliases of the estimators."""
+
 Engine = Literal["local", "server", "ray"]
 """Where biases are computed: on this machine, by Milvus's search over the bank, or on a Ray cluster."""
 
@@ -32,6 +35,13 @@ DEFAULT_TOLERANCE = 1e-5
 
 REBUILD_SHARE = 0.5
 """Share of rows that need a write from which on a refresh makes a copy."""
+
+PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 256 << 20, 10.0
+"""Of a proxy; see `proxy.ProxyOptions`."""
+
+FORM: Literal["residual"] = "residual"
+MEMORY, EPOCHS, ANCHOR_EPOCHS = 0, 100, 0
+"""Of a network for QuARI; see `quari.QuariConfig` and `quari.TrainingSettings`."""
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"
 """Columns of a file of labelled pairs."""

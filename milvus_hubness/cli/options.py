@@ -15,10 +15,10 @@ import typer
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.cli.console import describe
-from milvus_hubness.defaults import WHERE_FROM, Engine
+from milvus_hubness.defaults import SHORT_METHODS, WHERE_FROM, Engine
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
 from milvus_hubness.estimators import NNN, Estimator, from_dict
-from milvus_hubness.estimators.base import SHORT_METHODS, class_name, with_parameters
+from milvus_hubness.estimators.base import class_name, with_parameters
 from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.stores import MilvusStore, connect
 from milvus_hubness.stores.protocols import Store

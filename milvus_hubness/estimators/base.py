@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
+from milvus_hubness.defaults import SHORT_METHODS
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.primitives import positive_number
@@ -29,7 +30,6 @@ TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_t
 ESTIMATORS: dict[str, type[Estimator]] = {}
 METHODS: dict[str, str] = {}
 """The names of the classes by their user-facing names; case does not matter."""
-SHORT_METHODS: list[str] = []
 
 QUERIES, ITEMS = 1_000, 20_000
 
@@ -52,7 +52,6 @@ class Estimator(ABC):
         super().__init_subclass__()
         if alias is not None:
             ESTIMATORS[cls.__name__] = cls
-            SHORT_METHODS.append(alias)
             METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
 
     @property

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import grpc
 
 from milvus_hubness.client.messages import expect_state_ttl, expect_strength
-from milvus_hubness.defaults import STATE_TTL
+from milvus_hubness.defaults import DRAIN_SECONDS, MAX_CALLS, MAX_MESSAGE, PROXY_HOST, PROXY_PORT, STATE_TTL
 from milvus_hubness.errors import InvalidParameter
 
-MIB = 1 << 20
 LAST_PORT = 65_535
 
 
@@ -40,14 +39,14 @@ class ProxyOptions:
     upstream: str
     upstream_tls: bool = False
     upstream_ca: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 19540
+    host: str = PROXY_HOST
+    port: int = PROXY_PORT
     tls: Tls | None = None
     strength: float | None = None
     state_ttl: float = STATE_TTL
-    max_message: int = 256 * MIB
-    drain: float = 10.0
-    max_calls: int = 512
+    max_message: int = MAX_MESSAGE
+    drain: float = DRAIN_SECONDS
+    max_calls: int = MAX_CALLS
 
     def __post_init__(self) -> None:
         host, _, port = self.upstream.rpartition(":")

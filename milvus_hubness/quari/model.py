@@ -48,6 +48,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from milvus_hubness.defaults import FORM, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, whole_number
 
@@ -83,9 +84,9 @@ class QuariConfig:
     steps: int = 2
     heads: int = 4
     dropout: float = 0.1
-    form: Form = "residual"
+    form: Form = FORM
     anchors: int = 64
-    memory: int = 0
+    memory: int = MEMORY
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import as_vectors
+from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
@@ -145,12 +146,12 @@ class TrainingSettings:
     Raises InvalidParameter.
     """
 
-    epochs: int = 100
+    epochs: int = EPOCHS
     patience: int = 10
     batch: int = 320
     learning_rate: float = 1e-5
     least_rate: float = 2e-7
-    anchor_epochs: int = 0
+    anchor_epochs: int = ANCHOR_EPOCHS
     anchor_rate: float = 3e-4
     weight_decay: float = 1e-2
     temperature: float = 0.07
