@@ -37,6 +37,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
@@ -44,9 +45,11 @@ from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, speed
 from milvus_hubness.charts import learning_curves
 from milvus_hubness.demo.run import build, collect
-from milvus_hubness.quality.measures import hits, paired_difference, retrieval_summary
-from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, train
-from milvus_hubness.quari.reranker import as_ranks
+from milvus_hubness.quality.measures import PositiveRanks, hits, paired_difference, retrieval_summary
+from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.pairs import Pairs
+from milvus_hubness.quari.settings import QuariConfig
+from milvus_hubness.quari.train import train
 from tests.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"
@@ -117,10 +120,11 @@ def judged(world: World, kept: Checkpoint, forgetful: Checkpoint) -> dict[str, A
     rivals = Rivals(world, kept, forgetful)
     print(world.name, rivals.chosen, flush=True)
     found = {name: places(scores, world.test) for name, scores in rivals.scores(world.test).items()}
-    first = {name: hits(as_ranks(each), 1) for name, each in found.items()}
+    ranks = {name: PositiveRanks(each, np.arange(len(each) + 1)) for name, each in found.items()}
+    first = {name: hits(each, 1) for name, each in ranks.items()}
     rows = {}
     for name, each in found.items():
-        rows[name] = {"measures": retrieval_summary(as_ranks(each))}
+        rows[name] = {"measures": retrieval_summary(ranks[name])}
         if name != QUARI:
             rows[name]["QuARI over it, R@1"] = paired_difference(first[name], first[QUARI])._asdict()
             reciprocal = paired_difference(1 / each, 1 / found[QUARI])

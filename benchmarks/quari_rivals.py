@@ -13,9 +13,11 @@ from torch.nn import functional
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn
 from milvus_hubness.quality.measures import nearest
-from milvus_hubness.quari import Adaptation, Checkpoint, Pairs, QuariReranker, TrainingSettings
-from milvus_hubness.quari.model import cosines
-from milvus_hubness.quari.pairs import mine
+from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.model import Adaptation, cosines
+from milvus_hubness.quari.pairs import Pairs, mine
+from milvus_hubness.quari.reranker import QuariReranker
+from milvus_hubness.quari.settings import TrainingSettings
 from milvus_hubness.quari.train import contrastive_loss
 
 ESTIMATOR = Sinkhorn(0.03)
@@ -77,9 +79,7 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
     torch.manual_seed(settings.seed)
     pairs, model = world.learned, Maps(world.learned.dim, count)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
-    semi = mine(pairs.gallery, keep=max(1, settings.semi_positives), temperature=settings.temperature)
-    near = torch.from_numpy(semi.items)[:, : settings.semi_positives]
-    shares = torch.from_numpy(semi.weights)[:, : settings.semi_positives]
+    near, shares = map(torch.from_numpy, mine(pairs.gallery, settings))
     queries, gallery, answers = map(torch.from_numpy, (pairs.queries, pairs.gallery, pairs.answers))
     an_epoch = len(pairs) // settings.batch
     best, kept, step = -1.0, model.state_dict(), 0

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.quari_rivals import CANDIDATES, SIZES
-from milvus_hubness.quari import Quari, QuariConfig, QuariReranker
-from milvus_hubness.quari.model import INSIDE
+from milvus_hubness.quari.model import INSIDE, Quari
+from milvus_hubness.quari.reranker import QuariReranker
+from milvus_hubness.quari.settings import QuariConfig
 
 SPEED_REPEATS = 60
 REMEMBERED = 6000

@@ -69,7 +69,7 @@ from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.migration.plan import plan_migration as plan_migration
 from milvus_hubness.quality.collections import diagnose as diagnose
 from milvus_hubness.quality.collections import tune as tune
-from milvus_hubness.quari import QuariReranker as QuariReranker
+from milvus_hubness.quari.reranker import QuariReranker as QuariReranker
 from milvus_hubness.refresh.plan import RefreshOptions as RefreshOptions
 from milvus_hubness.refresh.run import RefreshResult as RefreshResult
 from milvus_hubness.refresh.run import refresh as refresh

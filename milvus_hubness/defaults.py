@@ -41,7 +41,7 @@ PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 195
 
 FORM: Literal["residual"] = "residual"
 MEMORY, EPOCHS, ANCHOR_EPOCHS = 0, 100, 0
-"""Of a network for QuARI; see `quari.QuariConfig` and `quari.TrainingSettings`."""
+"""Of a network for QuARI; see `quari.settings`."""
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"
 """Columns of a file of labelled pairs."""

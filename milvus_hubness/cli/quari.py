@@ -12,9 +12,10 @@ from milvus_hubness.charts import learning_curves, points
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari import Checkpoint, QuariConfig, QuariReranker, TrainingSettings
-from milvus_hubness.quari import train as train_network
-from milvus_hubness.quari.reranker import read_labelled
+from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.reranker import QuariReranker, read_labelled
+from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.quari.train import train as train_network
 
 PairsFile = Annotated[
     str,
@@ -65,7 +66,7 @@ def train(
     curves = out.with_suffix(".svg")
     check_writable(curves)
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, open_store=connection.open, field=field, progress=progress).pairs
+        labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
         learned, held_out = labelled.split(VALIDATION, settings.seed)
         network = train_network(
             learned,
@@ -132,8 +133,8 @@ def evaluate(
     """
     reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates, correction=correction)
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, open_store=connection.open, field=field, progress=progress)
-        result = labelled.evaluate(reranker).to_dict()
+        labelled = read_labelled(pairs, collection, connection.open, field, progress)
+        result = labelled.evaluate(reranker)
     show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))
 
 

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.quari.model import Quari, QuariConfig
-from milvus_hubness.quari.pairs import TrainingSettings
+from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
 FORMAT = 1
 HEADER = "quari"

@@ -41,64 +41,16 @@ This is added to q', so direct searches use it too. It costs 2·n·d multiplicat
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, cast, get_args
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from milvus_hubness.defaults import FORM, MEMORY
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.primitives import convert_fields, finite_number, whole_number
-
-Form = Literal["published", "residual", "anchored"]
+from milvus_hubness.quari.settings import QuariConfig
 
 INSIDE = 2
 """Width inside all MLPs, as a multiple of the width of a token."""
-
-
-@dataclass(frozen=True)
-class QuariConfig:
-    """The sizes and options of a `Quari`.
-
-    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a multiple
-    of heads. layers: of the shared transformer. steps: L, how often it is applied. dropout: in training.
-
-    form: how T and q' follow from the decoders' outputs for a query,
-        "published"  T = Σ u_j v_jᵀ                             q' as decoded
-        "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
-        "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
-    with S and W (d, d) learned for all queries. The last two start at the identity.
-
-    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact. memory:
-    number of remembered training pairs, whose errors move q' (`quari.model`); 0 in the published form.
-
-    Raises InvalidParameter.
-    """
-
-    dim: int
-    rank: int = 64
-    width: int = 64
-    layers: int = 4
-    steps: int = 2
-    heads: int = 4
-    dropout: float = 0.1
-    form: Form = FORM
-    anchors: int = 64
-    memory: int = MEMORY
-
-    def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")
-        convert_fields(self, whole_number, "memory", at_least=0)
-        if self.width % self.heads or self.width % 2:
-            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
-        if not 0 <= finite_number("dropout", self.dropout) < 1:
-            raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
-        if self.form not in get_args(Form):
-            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
-        if self.memory and self.form == "published":
-            raise InvalidParameter("the published form has no memory: pass the form residual or anchored")
 
 
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,18 @@
-"""Labelled pairs, semi-positives and settings of QuARI training."""
+"""Labelled pairs and semi-positives of QuARI training."""
 
 from __future__ import annotations
 
 import hashlib
-import math
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import as_vectors
-from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
-
-Vectors = npt.NDArray[np.float32]
+from milvus_hubness.kernels.primitives import finite_number
+from milvus_hubness.quari.settings import TrainingSettings
 
 
 class Pairs:
@@ -26,7 +22,7 @@ class Pairs:
     query's item; by default item i answers query i. left_out: number of pairs from which nothing can be learned,
     because the query or the item is all zeros.
 
-    Raises DimensionMismatch, NonFiniteVectors, and InvalidInput if the numbers of queries and answers differ,
+    Raises DimensionMismatch, NonFiniteFloats, and InvalidInput if the numbers of queries and answers differ,
     an answer is no item, or no pair is left.
     """
 
@@ -47,7 +43,7 @@ class Pairs:
         usable = query_vectors.any(axis=1) & self.gallery[numbers].any(axis=1)
         if not usable.any():
             raise InvalidInput("no pair has a direction: all queries, or all of their answers, are zero")
-        self.queries: Vectors = query_vectors[usable]
+        self.queries: Floats = query_vectors[usable]
         self.answers: npt.NDArray[np.int64] = numbers[usable].astype(np.int64)
         self.left_out = int((~usable).sum())
 
@@ -85,102 +81,32 @@ class Pairs:
         return Pairs(self.queries[pairs], self.gallery[rest], np.searchsorted(rest, self.answers[pairs]))
 
 
-def unit(rows: Vectors) -> Vectors:
+def unit(rows: Floats) -> Floats:
     """Return (n, d) the rows at length 1; zero rows stay zero."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
 
-class SemiPositives(NamedTuple):
-    """Semi-positives of all items.
-
-    items: (n, keep) int64, numbers of gallery items, best first. weights: (n, keep) float32, the share of each in a
-    softmax over all neighbours.
-    """
-
-    items: npt.NDArray[np.int64]
-    weights: npt.NDArray[np.float32]
-
-
-def mine(
-    gallery: Vectors, *, neighbors: int = 100, keep: int = 2, temperature: float = 0.07, device: str = "auto"
-) -> SemiPositives:
+def mine(gallery: Floats, settings: TrainingSettings, device: str = "auto") -> tuple[npt.NDArray[np.int64], Floats]:
     """Return the semi-positives of every gallery item, as a possible right answer.
 
-    gallery (n, d) of unit rows. An exact search returns each item's `neighbors` nearest other items; of the softmax
-    over their cosines, at the temperature, the first `keep` weights are used. The paper does not say whose neighbours
-    it means, nor at what temperature. Here they are those of the answer, not of the query, whose neighbours are the
-    errors to correct; and the temperature is that of the loss.
+    gallery (n, d): unit rows. Returns numbers of items, best first, and their weights, (n, semi_positives) each: of a
+    softmax over the cosines of each item's `neighbors` nearest other items, or all others if there are fewer, the first
+    weights. The paper does not say whose neighbours it means, nor at what temperature. Here they are those of the
+    answer, not of the query, whose neighbours are the errors to correct; and the temperature is that of the loss.
 
-    If the gallery has fewer than neighbors + 1 items, all others count as neighbours. Raises BankTooSmall if
-    it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
+    Raises BankTooSmall if the gallery has fewer than semi_positives + 1 items.
     """
-    keep = whole_number("keep", keep, at_least=0)
-    neighbors = whole_number("neighbors", neighbors, at_least=max(1, keep))
-    temperature = positive_number("temperature", temperature)
-    if len(gallery) <= keep:
-        raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {len(gallery)}")
+    keep, count = settings.semi_positives, len(gallery)
+    if count <= keep:
+        raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {count}")
     if keep == 0:
-        return SemiPositives(np.zeros((len(gallery), 0), np.int64), np.zeros((len(gallery), 0), np.float32))
-    near = min(neighbors, len(gallery) - 1)
+        return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.float32)
+    near = min(settings.neighbors, count - 1)
     nearest = topk(gallery, gallery, near + 1, device=device)
-    own = np.arange(len(gallery))[:, None] == nearest.indices
+    own = np.arange(count)[:, None] == nearest.indices
     own[~own.any(1), -1] = True  # More than `near` items coincide with this one: drop any of them instead.
     others, cosines = nearest.indices[~own].reshape(-1, near), nearest.values[~own].reshape(-1, near)
-    shares = np.exp((cosines - cosines[:, :1]) / temperature)
+    shares = np.exp((cosines - cosines[:, :1]) / settings.temperature)
     shares /= shares.sum(1, keepdims=True)
-    return SemiPositives(np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32))
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """The settings of a training; the defaults are the paper's.
-
-    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
-    pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
-    anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
-    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. temperature:
-    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query. semi_positives:
-    how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all random draws.
-
-    Raises InvalidParameter.
-    """
-
-    epochs: int = EPOCHS
-    patience: int = 10
-    batch: int = 320
-    learning_rate: float = 1e-5
-    least_rate: float = 2e-7
-    anchor_epochs: int = ANCHOR_EPOCHS
-    anchor_rate: float = 3e-4
-    weight_decay: float = 1e-2
-    temperature: float = 0.07
-    noise: float = 1.0
-    semi_positives: int = 2
-    neighbors: int = 100
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "epochs", "patience", "neighbors")
-        convert_fields(self, whole_number, "batch", at_least=2)
-        convert_fields(self, whole_number, "seed", at_least=0)
-        convert_fields(self, whole_number, "anchor_epochs", at_least=0, at_most=self.epochs)
-        convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
-        convert_fields(self, positive_number, "learning_rate", "anchor_rate", "temperature")
-        convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
-        for name in ("least_rate", "weight_decay", "noise"):
-            if getattr(self, name) < 0:
-                raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
-        if self.least_rate > self.learning_rate:
-            raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
-
-    def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate.
-
-        The anchor epochs have their own schedule, from anchor_rate down in the same proportion.
-        """
-        start, end, scale = steps_per_epoch * self.anchor_epochs, steps_per_epoch * self.epochs, 1.0
-        if step < start:
-            start, end, scale = 0, start, self.anchor_rate / self.learning_rate
-        fallen = (1 - math.cos(math.pi * (step - start) / max(1, end - start - 1))) / 2
-        return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
+    return np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32)

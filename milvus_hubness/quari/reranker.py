@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.defaults import QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.primitives import (
@@ -24,14 +25,12 @@ from milvus_hubness.kernels.primitives import (
     whole_number,
 )
 from milvus_hubness.operations.inputs import read_gallery, read_pairs
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.operations.progress import Progress
 from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.model import Adaptation, Quari, cosines, transformed_queries
 from milvus_hubness.quari.pairs import Pairs, unit
 from milvus_hubness.stores.protocols import Store
-
-Floats = npt.NDArray[np.float32]
 
 QUERIES_AT_ONCE = 16
 
@@ -120,45 +119,6 @@ class QuariReranker:
                 yield part, self.network(as_tensor(queries[part], torch.float32, device))
 
 
-Places = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """The rank, from 1, of the answer of each of n queries; all arrays are (n,) int64.
-
-    corrected: None without biases. milliseconds: of the re-ranking, per query, measured on this machine.
-    """
-
-    raw: Places
-    corrected: Places | None
-    reranked: Places
-    candidates: int
-    milliseconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and the gains by re-ranking.
-
-        These are the changes of R@1 against the other rankings, with 95% intervals over the queries.
-        """
-        rankings = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
-        by_name = {name: as_ranks(places) for name, places in rankings.items() if places is not None}
-        first = {name: hits(ranks, 1) for name, ranks in by_name.items()}
-        after = first.pop("reranked")
-        return {
-            "queries": len(self.raw),
-            "candidates": self.candidates,
-            "milliseconds": self.milliseconds,
-            **{name: retrieval_summary(ranks) for name, ranks in by_name.items()},
-            "gain": {name: paired_difference(before, after)._asdict() for name, before in first.items()},
-        }
-
-
-def as_ranks(places: Places) -> PositiveRanks:
-    """Return the ranks in the form of the measures of `quality`, with one answer per query."""
-    return PositiveRanks(places, np.arange(len(places) + 1))
-
-
 ITEM_COLUMN = "item"
 
 
@@ -183,11 +143,11 @@ class Labelled:
         """The pairs to train on. Raises as Pairs does."""
         return Pairs(self.queries, self.gallery, self.answers)
 
-    def evaluate(self, reranker: QuariReranker) -> Evaluation:
-        """Evaluate a re-ranker by exact searches in memory.
+    def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
+        """Return the ranks of the answers by name, by exact searches in memory, and the ms of re-ranking per query.
 
-        An answer that is no candidate has its former rank. Raises DimensionMismatch, and InvalidInput for fewer than
-        two pairs.
+        The names are raw, corrected (only with biases) and reranked. An answer that is no candidate has its former
+        rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs.
         """
         reranker.expect_dim(self.queries.shape[1])
         if len(self.queries) < 2:
@@ -195,11 +155,12 @@ class Labelled:
         query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
         stored = unit(self.gallery) if self.stored is None else self.stored
         answers, biases = self.answers, self.biases
-        raw = ranks(query_vectors, stored, answers).best
-        before = raw if biases is None else ranks(query_vectors, stored, answers, biases).best
-        count = min(reranker.candidates, len(stored))
-        candidates = nearest(query_vectors, stored, count, biases)
-        after, seconds = before.copy(), 0.0
+        rankings = {"raw": ranks(query_vectors, stored, answers)}
+        if biases is not None:
+            rankings["corrected"] = ranks(query_vectors, stored, answers, biases)
+        candidates = nearest(query_vectors, stored, min(reranker.candidates, len(stored)), biases)
+        *_, before = rankings.values()
+        after, seconds = before.best, 0.0
         for start in range(0, len(answers), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
             chosen = candidates[part]
@@ -212,18 +173,28 @@ class Labelled:
             is_answer = chosen == answers[part, None]
             own = np.where(is_answer, scores, -np.inf).max(1)
             better = ((scores >= own[:, None]) & ~is_answer).sum(1)
-            after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(before[part], count + 1))
-        corrected = None if biases is None else before
-        return Evaluation(raw, corrected, after, count, 1000 * seconds / len(answers))
+            after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1))
+        return {**rankings, "reranked": before._replace(ranks=after)}, 1000 * seconds / len(answers)
+
+    def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by re-ranking.
+
+        These are the changes of R@1 against the other rankings, with 95% intervals over the queries.
+        """
+        rankings, milliseconds = self.rankings(reranker)
+        first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
+        after = first.pop("reranked")
+        return {
+            "queries": len(self.queries),
+            "candidates": min(reranker.candidates, len(self.gallery)),
+            "milliseconds": milliseconds,
+            **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
+            "gain": {name: paired_difference(before, after)._asdict() for name, before in first.items()},
+        }
 
 
 def read_labelled(
-    path: str,
-    collection: str | None = None,
-    *,
-    open_store: Callable[[], Store] | None = None,
-    field: str | None = None,
-    progress: Progress = silent,
+    path: str, collection: str | None, open_store: Callable[[], Store], field: str | None, progress: Progress
 ) -> Labelled:
     """Read the labelled pairs of a .npz, .parquet or .arrow file.
 
@@ -238,8 +209,6 @@ def read_labelled(
             raise InvalidInput(f"{path} has {len(queries)} queries for {len(items)} items")
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
-    if open_store is None:
-        raise InvalidInput("a collection is read from a store: pass open_store")
     queries, keys = read_pairs(path)
     store = open_store()
     rows = read_gallery(store, store.info(collection), field, progress=progress)

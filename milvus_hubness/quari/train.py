@@ -18,8 +18,9 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.kernels.primitives import resolve_device
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
-from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Adaptation, Memory, Quari, QuariConfig, cosines
-from milvus_hubness.quari.pairs import Pairs, TrainingSettings, mine
+from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Adaptation, Memory, Quari, cosines
+from milvus_hubness.quari.pairs import Pairs, mine
+from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
 
 def contrastive_loss(
@@ -151,14 +152,7 @@ class _Run:
         self.queries = torch.from_numpy(pairs.queries)
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.answers)
-        semi_positives = mine(
-            pairs.gallery,
-            neighbors=settings.neighbors,
-            keep=settings.semi_positives,
-            temperature=settings.temperature,
-            device=str(device),
-        )
-        self.semi_items, self.semi_weights = map(torch.from_numpy, semi_positives)
+        self.semi_items, self.semi_weights = map(torch.from_numpy, mine(pairs.gallery, settings, str(device)))
         drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: checkpoint.config.memory]
         self.remembered = torch.from_numpy(drawn)
         self.network = Quari(checkpoint.config).to(device)

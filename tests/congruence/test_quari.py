@@ -18,7 +18,8 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.quari import Quari, QuariConfig
+from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.settings import QuariConfig
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 from tests.quari import explicit
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from milvus_hubness.quari import Quari, QuariConfig
+from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.settings import QuariConfig
 
 DIM = 12
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari import Pairs, Quari, TrainingSettings, train
-from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Memory
+from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Memory, Quari
+from milvus_hubness.quari.pairs import Pairs
+from milvus_hubness.quari.settings import TrainingSettings
+from milvus_hubness.quari.train import train
 from tests.quari.conftest import DIM, small
 
 SHORT = TrainingSettings(

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari import Quari, QuariConfig
-from milvus_hubness.quari.model import cosines, encode, sinusoids, transformed_queries
+from milvus_hubness.quari.model import Quari, cosines, encode, sinusoids, transformed_queries
+from milvus_hubness.quari.settings import QuariConfig
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
 

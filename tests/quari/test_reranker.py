@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quari import Quari, QuariReranker
-from milvus_hubness.quari.reranker import Labelled
+from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.reranker import Labelled, QuariReranker
 from milvus_hubness.rerank import Adaptive
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
@@ -71,30 +71,31 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     queries, gallery, answers = normal(40, DIM), normal(30, DIM, seed=1), np.arange(40) % 30
     bias = np.random.default_rng(2).uniform(0, 0.5, 30).astype(np.float32)
     reranker = QuariReranker(network, candidates=candidates, correction=correction)
-    found = Labelled(queries, gallery, answers, biases=bias).evaluate(reranker)
+    labelled = Labelled(queries, gallery, answers, biases=bias)
+    raw, plain, reranked = (ranks.best for ranks in labelled.rankings(reranker)[0].values())
     cosine = (queries @ gallery.T) / np.outer(np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1))
     corrected = cosine - bias
     adapted = explicit.cosines(network(torch.from_numpy(queries)), gallery.astype(float)) - correction * bias
     order = np.argsort(-corrected, axis=1)
     chosen = np.argsort(order, axis=1) < candidates
-    np.testing.assert_array_equal(found.raw, places(cosine, answers))
-    np.testing.assert_array_equal(found.corrected, places(corrected, answers))
+    np.testing.assert_array_equal(raw, places(cosine, answers))
+    np.testing.assert_array_equal(plain, places(corrected, answers))
     among = chosen[np.arange(40), answers]
     assert among.any()
     adapted = np.where(chosen, adapted, -np.inf)
-    np.testing.assert_array_equal(found.reranked[among], places(adapted, answers)[among])
-    np.testing.assert_array_equal(found.reranked[~among], found.corrected[~among])
-    told = found.to_dict()
-    assert told["reranked"]["R@1"] == pytest.approx((found.reranked == 1).mean())
-    gain = told["gain"]["raw"]
-    assert gain["estimate"] == pytest.approx((found.reranked == 1).mean() - (found.raw == 1).mean())
+    np.testing.assert_array_equal(reranked[among], places(adapted, answers)[among])
+    np.testing.assert_array_equal(reranked[~among], plain[~among])
+    result = labelled.evaluate(reranker)
+    assert result["reranked"]["R@1"] == pytest.approx((reranked == 1).mean())
+    gain = result["gain"]["raw"]
+    assert gain["estimate"] == pytest.approx((reranked == 1).mean() - (raw == 1).mean())
     assert gain["low"] <= gain["estimate"] <= gain["high"]
 
 
 def test_an_untrained_network_changes_nothing():
     queries, gallery = normal(40, DIM), normal(40, DIM, seed=1)
-    found = Labelled(queries, gallery, np.arange(40)).evaluate(QuariReranker(Quari(small())))
-    np.testing.assert_array_equal(found.reranked, found.raw)
-    assert found.corrected is None
+    rankings, _ = Labelled(queries, gallery, np.arange(40)).rankings(QuariReranker(Quari(small())))
+    assert list(rankings) == ["raw", "reranked"]
+    np.testing.assert_array_equal(rankings["reranked"].best, rankings["raw"].best)
     with pytest.raises(InvalidInput, match="two pairs"):
         Labelled(queries[:1], gallery, np.arange(1)).evaluate(QuariReranker(Quari(small())))

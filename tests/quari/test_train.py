@@ -8,8 +8,10 @@ import torch
 
 from milvus_hubness.charts import learning_curves
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, TrainingSettings, train, validate
-from milvus_hubness.quari.pairs import unit
+from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.pairs import Pairs, unit
+from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.quari.train import train, validate
 from tests.quari.conftest import DIM, small
 
 QUICK = TrainingSettings(

@@ -1,0 +1,110 @@
+"""The sizes of a QuARI network and the settings of its training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
+
+Form = Literal["published", "residual", "anchored"]
+
+
+@dataclass(frozen=True)
+class QuariConfig:
+    """The sizes and options of a `Quari`.
+
+    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a multiple
+    of heads. layers: of the shared transformer. steps: L, how often it is applied. dropout: in training.
+
+    form: how T and q' follow from the decoders' outputs for a query,
+        "published"  T = Σ u_j v_jᵀ                             q' as decoded
+        "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
+        "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
+    with S and W (d, d) learned for all queries. The last two start at the identity.
+
+    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact. memory:
+    number of remembered training pairs, whose errors move q' (`quari.model`); 0 in the published form.
+
+    Raises InvalidParameter.
+    """
+
+    dim: int
+    rank: int = 64
+    width: int = 64
+    layers: int = 4
+    steps: int = 2
+    heads: int = 4
+    dropout: float = 0.1
+    form: Form = FORM
+    anchors: int = 64
+    memory: int = MEMORY
+
+    def __post_init__(self) -> None:
+        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")
+        convert_fields(self, whole_number, "memory", at_least=0)
+        if self.width % self.heads or self.width % 2:
+            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
+        if not 0 <= finite_number("dropout", self.dropout) < 1:
+            raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
+        if self.form not in get_args(Form):
+            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+        if self.memory and self.form == "published":
+            raise InvalidParameter("the published form has no memory: pass the form residual or anchored")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The settings of a training; the defaults are the paper's.
+
+    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
+    pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
+    anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
+    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. temperature:
+    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query. semi_positives:
+    how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all random draws.
+
+    Raises InvalidParameter.
+    """
+
+    epochs: int = EPOCHS
+    patience: int = 10
+    batch: int = 320
+    learning_rate: float = 1e-5
+    least_rate: float = 2e-7
+    anchor_epochs: int = ANCHOR_EPOCHS
+    anchor_rate: float = 3e-4
+    weight_decay: float = 1e-2
+    temperature: float = 0.07
+    noise: float = 1.0
+    semi_positives: int = 2
+    neighbors: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        convert_fields(self, whole_number, "epochs", "patience", "neighbors")
+        convert_fields(self, whole_number, "batch", at_least=2)
+        convert_fields(self, whole_number, "seed", at_least=0)
+        convert_fields(self, whole_number, "anchor_epochs", at_least=0, at_most=self.epochs)
+        convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
+        convert_fields(self, positive_number, "learning_rate", "anchor_rate", "temperature")
+        convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
+        for name in ("least_rate", "weight_decay", "noise"):
+            if getattr(self, name) < 0:
+                raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
+        if self.least_rate > self.learning_rate:
+            raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate.
+
+        The anchor epochs have their own schedule, from anchor_rate down in the same proportion.
+        """
+        start, end, scale = steps_per_epoch * self.anchor_epochs, steps_per_epoch * self.epochs, 1.0
+        if step < start:
+            start, end, scale = 0, start, self.anchor_rate / self.learning_rate
+        fallen = (1 - math.cos(math.pi * (step - start) / max(1, end - start - 1))) / 2
+        return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
