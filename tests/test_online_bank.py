@@ -81,7 +81,7 @@ def test_the_bank_is_bounded_and_its_first_queries_keep_their_share(seeds, lives
     assert first >= min(seeds, how.seed_places, size)
     if age == 10_000:
         assert first == min(seeds, max(min(how.seed_places, seeds), size - lives), size)
-    assert done.taken + done.duplicates + done.lost == lives
+    assert done.taken + done.duplicates + done.dropped == lives
     assert len(after) == seeds + done.taken - done.left
 
 
@@ -103,7 +103,7 @@ def test_the_same_samples_again_and_in_any_order_change_nothing(seed, size, shar
     again, done = merged(after, samples, origins, how)
     assert done.bank is None
     assert done.taken == done.left == 0
-    assert (done.duplicates, done.lost) == (before.duplicates, before.lost)
+    assert (done.duplicates, done.dropped) == (before.duplicates, before.dropped)
     assert again is after
 
     order = rng.permutation(40)
@@ -130,7 +130,7 @@ def test_a_query_like_one_that_is_held_is_counted_and_not_added():
     for older, newer in ((2, 3), (3, 2)):
         at = [9, 9 if older == 2 else 500, 9 if older == 3 else 500, 9]
         after, done = merged(bank, samples, sampled([1, 2, 3, 4], at), terms(10))
-        assert (done.taken, done.duplicates, done.lost, done.left) == (2, 2, 0, 0)
+        assert (done.taken, done.duplicates, done.dropped, done.left) == (2, 2, 0, 0)
         np.testing.assert_array_equal(after.vectors[:3], bank.vectors)
         assert set(after.origins.numbers[3:].tolist()) == {newer, 4}
 
@@ -146,7 +146,7 @@ def test_a_query_like_one_that_leaves_is_no_duplicate():
 def test_what_points_nowhere_is_lost():
     samples = [[0, 0], [np.nan, 1], [np.inf, 0], [0, 2]]
     after, done = merged(bank_of([[1, 0]]), samples, sampled(range(4), [5] * 4), terms(9))
-    assert (done.taken, done.lost) == (1, 3)
+    assert (done.taken, done.dropped) == (1, 3)
     assert after.vectors.tolist() == [[1, 0], [0, 2]]
 
 

@@ -44,16 +44,14 @@ class Terms:
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """The result of a merge.
-
-    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples of queries that the
-    bank has; lost: samples that lost the draw or are zero or not finite; left: queries that lost their slot.
-    """
+    """The result of a merge. bank: the new bank; None if nothing changed. taken: samples that came in; duplicates:
+    samples similar to a query of the bank; dropped: samples that lost the draw or are zero or not finite; left: queries
+    that lost their slot."""
 
     bank: QueryBank | None
     taken: int
     duplicates: int
-    lost: int
+    dropped: int
     left: int
 
 
@@ -103,7 +101,7 @@ def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins,
         QueryBank(vectors[placed], bank.source, everything[placed]) if changed else None,
         taken=int((held >= own).sum()),
         duplicates=duplicates,
-        lost=len(fresh) - int((held >= own).sum()) - duplicates,
+        dropped=len(fresh) - int((held >= own).sum()) - duplicates,
         left=own - int((held < own).sum()),
     )
 

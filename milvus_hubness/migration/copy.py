@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import time
-import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,9 +35,9 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
         return former
-    interrupted = former if former and former.phase == "preparing" else None
+    interrupted = former.model_dump(include={"id", "made_bank"}) if former and former.phase == "preparing" else {}
     return Migration(
-        id=interrupted.id if interrupted else uuid.uuid4().hex,
+        **interrupted,
         source=plan.source.name,
         target=plan.target,
         field=plan.field,
@@ -46,7 +45,6 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         arguments=plan.arguments,
         source_identity=plan.source.identity,
         phase="preparing",
-        made_bank=interrupted.made_bank if interrupted else "nothing",
     )
 
 

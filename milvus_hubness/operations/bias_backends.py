@@ -25,11 +25,9 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, `columns` that the codec reads of them, vectors (n, d) as users see them, and biases (n, slots).
-
-    stale: the biases are those of another vector. unbiased: a row has no bias for its vector. pending: it is unbiased
-    or lacks its locality hints. All (n,).
-    """
+    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). All (n,):
+    stale: the bias is that of another vector. unbiased: there is no bias for the vector. pending: unbiased, or without
+    locality hints."""
 
     batch: Batch
     columns: Columns
@@ -91,10 +89,8 @@ class BiasBackend:
     def write(
         self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return the number of rows.
-
-        epoch: None keeps the epoch of each row. Raises NotCaughtUp for rows that change faster than this.
-        """
+        """Compute and write the biases of these slots for the rows that still exist; return their number. epoch: None
+        keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
         biased_rows = self.read(keys, partition)
         self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
         self.repair(biased_rows, partition, corrections, epoch)
@@ -125,10 +121,8 @@ class BiasBackend:
     def repair(
         self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> None:
-        """Give rows whose vector a client has changed since the read fresh biases in these slots; call it after `put`.
-
-        Raises NotCaughtUp for rows that change faster than this. A writer of whole rows repairs them itself.
-        """
+        """After `put`, give fresh biases to rows whose vector a client has changed since the read. A writer of whole
+        rows repairs them itself. Raises NotCaughtUp for rows that change faster than this."""
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
         # A client may write a vector before this job writes the bias of the former vector. The next read

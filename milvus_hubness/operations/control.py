@@ -1,9 +1,5 @@
-"""Control of a running migration: its settings, its control file, and its Prometheus metrics.
-
-A control file is JSON, for example:
-
-{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5, "cutover": "now"}
-"""
+"""Control of a running migration: its settings, its Prometheus metrics, and its control file in JSON, for example
+{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5, "cutover": "now"}."""
 
 from __future__ import annotations
 
@@ -37,10 +33,8 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source and target.
-
-    Besides COUNTERS and GAUGES: chunk_seconds, and phase, 1 for the current one. Safe to use from any thread.
-    """
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source and target:
+    COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from any thread."""
 
     def __init__(self, source: str, target: str) -> None:
         labels = {"source": source, "target": target}
@@ -113,10 +107,8 @@ SETTINGS = ("paused", *LIMITS, "cutover")
 
 
 class Controls:
-    """The controls of one operator, `name`, over a running migration. They report changes to `events`.
-
-    release: set while the cutover may take place. A migration continues when every operator that paused it resumed it.
-    """
+    """The controls of one operator, `name`: a migration continues when every operator that paused it has resumed it.
+    events: get the changes. release: set while the cutover may take place."""
 
     def __init__(self, name: str, throttle: Throttle, release: threading.Event, events: Events) -> None:
         self.name = name
@@ -166,11 +158,8 @@ POLL_SECONDS = 0.5
 
 @contextmanager
 def following_control_file(path: Path, controls: Controls, events: Events) -> Iterator[None]:
-    """Apply the settings in a JSON file now, and later changes to the file while this context is open.
-
-    Only settings with a changed value are applied, so that settings made in other ways stay. A missing file changes
-    nothing. If the file is invalid, `events` gets one warning and the former settings stay.
-    """
+    """Apply the settings in a JSON file now, and whenever one of them changes while this context is open. A missing
+    file changes nothing; an invalid file neither, and `events` gets one warning."""
     former: bytes | None = None
     applied: dict[str, Any] = {}
     problem: str | None = None
@@ -195,10 +184,8 @@ def following_control_file(path: Path, controls: Controls, events: Events) -> It
 
 
 def write_control(path: Path, **changes: Any) -> dict[str, Any]:
-    """Change these settings in the control file at `path` atomically, create it if needed, and return all settings.
-
-    Raises InvalidParameter, and UnreadableFile if the file is invalid or cannot be written.
-    """
+    """Change these settings in the control file, which is created if needed, atomically; return all settings. Raises
+    InvalidParameter, and UnreadableFile if the file is invalid or cannot be written."""
     content = _content(path)
     settings = {**(_parsed(path, content) if content is not None else {}), **changes}
     check_settings(settings)

@@ -1,8 +1,4 @@
-"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration.
-
-The control server answers GET /status, /metrics, /healthz; and POST /pause, /resume, /rate, /cutover with a
-JSON object.
-"""
+"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration."""
 
 from __future__ import annotations
 
@@ -67,11 +63,9 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
 
 
 class HttpServer:
-    """Serves `routes` while this context is open. A route may raise InvalidParameter, which becomes a status of 400.
-
-    address: HOST:PORT; port 0 selects a free port, see `url`. On a loopback address the server refuses requests that
-    name another host (403), so that no page in this machine's browsers can use it. Raises InvalidParameter.
-    """
+    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400. address: HOST:PORT;
+    port 0 selects a free port, see `url`. On a loopback address, requests that name another host are refused (403),
+    so that no web page can use the server through a browser. Raises InvalidParameter."""
 
     def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
         host, port = parse_address(address)
@@ -214,10 +208,8 @@ def is_loopback(address: str) -> bool:
 
 
 def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine.
-
-    Raises InvalidParameter for a host that is not a loopback address, or for a port in use.
-    """
+    """Return the control server of a migration, for every program on this machine. Raises InvalidParameter for a port
+    in use or a host that is not a loopback address."""
     host, _ = parse_address(address)
     if not is_loopback(address):
         raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")

@@ -31,8 +31,7 @@ COLLECTION_PREFIX = "collection:"
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank from a file or a collection. column: required if there are several. Raises as QueryBank.load
-    and the store do."""
+    """Read a query bank from a file or a collection. column: needed if there are several. Raises as QueryBank.load."""
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
     collection = spec.removeprefix(COLLECTION_PREFIX)
@@ -53,10 +52,8 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
-
-    Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
-    """
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file. Raises
+    UnreadableFile, and InvalidInput if one of them is missing or their lengths differ."""
     queries = QueryBank.load(path, QUERY_COLUMN)
     try:
         if path.endswith(".npz"):

@@ -43,11 +43,9 @@ _RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 
 
 class Lease:
-    """The lease on one or more collections: a context manager that renews it in the background.
-
-    collections: their real names; they need not exist yet. fenced: False for a lease on something else. store: the
-    store, with fenced writes. Raises LeaseHeld, which names the holder.
-    """
+    """The lease on one or more collections: a context manager that renews it in the background. collections: their real
+    names; they need not exist yet. fenced: False for a lease on something else. store: the store, with fenced writes.
+    Raises LeaseHeld, which names the holder."""
 
     def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
         self.policy = policy or LeasePolicy.default()
@@ -110,11 +108,9 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists. Raises LeaseLost.
-
-        A call that drops a collection cannot be fenced: it may arrive when another job uses the name. This therefore
-        renames the collection first, and drops it by its new name if the lease is still held then.
-        """
+        """Drop a leased collection if it exists. Such a call cannot be fenced and may arrive when another job uses the
+        name: this renames the collection first, and drops it by its new name if the lease is still held then. Raises
+        LeaseLost."""
         self.include(collection)
         store, token = self.store, self._entries[collection].token
         if not isinstance(store, Renaming):
@@ -136,10 +132,8 @@ class Lease:
         store.drop(dropped)
 
     def check(self) -> None:
-        """Raise LeaseLost if another process holds the lease; call this before every write.
-
-        A read of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner.
-        """
+        """Raise LeaseLost if another process holds the lease; call this before every write. A read of the records stays
+        valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner."""
         if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
             self.check_now()
 
@@ -331,9 +325,7 @@ def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
     """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the lease and current info.
-
-    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld.
-    """
+    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld."""
     while True:
         before = store.info(name, counted=False)
         validate(before)

@@ -39,10 +39,8 @@ def process_start(pid: int) -> str:
 
 
 class Owner(FrozenModel):
-    """A process. started: its start time, in the kernel's ticks since boot.
-
-    Process numbers are unique only within one boot and one PID namespace: two containers may share a host name.
-    """
+    """A process. started: its start time, in the kernel's ticks since boot. Process numbers are unique only within one
+    boot and one PID namespace: two containers may share a host name."""
 
     host: str
     pid: int
@@ -75,11 +73,8 @@ class Owner(FrozenModel):
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The times of a lease, in seconds.
-
-    seconds: lifetime of a lease that is not renewed. skew: maximum difference between the clocks of two machines.
-    fenced_write: time within which a server applies a write whose alias it resolved before the alias was dropped.
-    """
+    """The times of a lease. seconds: lifetime without a renewal. skew: maximum difference between the clocks of two
+    machines. fenced_write: seconds within which a server applies a write whose alias it resolved before the drop."""
 
     seconds: float = 30.0
     skew: float = 5.0

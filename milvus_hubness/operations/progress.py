@@ -105,10 +105,8 @@ Listener = Callable[[Event], None]
 
 
 class Events:
-    """Passes each event to every listener, in order, one at a time, in the thread that reports it.
-
-    Hooks run after the listeners and block only the thread that reports: they may control the migration themselves.
-    """
+    """Passes each event to every listener, in order, one at a time, in the thread that reports it. Hooks run after the
+    listeners, in that thread alone: they may control the migration themselves."""
 
     def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
         self._listeners = tuple(listeners)
@@ -189,11 +187,11 @@ Wait = Callable[[threading.Condition, float], object]
 
 
 class Throttle:
-    """Limits the pace of a job: a writer calls `admit` before each request and `took` after it.
+    """Limits the pace of a job: a writer calls `admit` before each request and `took` after it, from any thread.
 
     rows_per_second, bytes_per_second: token buckets that hold the tokens of one second; a larger request is admitted
-    from a full bucket, and the next waits longer. chunk_seconds: the target duration of a request. None means no limit.
-    clock, wait: time.monotonic and Condition.wait. Safe to use from any thread. Raises InvalidParameter.
+    from a full bucket, and the next waits longer. chunk_seconds: the target duration of a request. None: no limit.
+    clock, wait: time.monotonic and Condition.wait. Raises InvalidParameter.
     """
 
     def __init__(

@@ -122,10 +122,8 @@ class RowWriter:
         self.repaired = 0
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        """Read rows that the job will rewrite, as Store.get does, with all writes that were noted and made before.
-
-        The repair does not replay those. This waits up to VISIBLE_SECONDS for a client between its note and its write.
-        """
+        """Read rows that the job will rewrite, with all writes that were noted and made before, which the repair does
+        not replay. This waits up to VISIBLE_SECONDS for a client between its note and its write."""
         store = self._lease.store
 
         def rows() -> Batch:
@@ -243,10 +241,8 @@ class _Repair:
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
-        """Repair the rows, and return the number of repaired rows. Raises NotCaughtUp.
-
-        record: stores `rows`, with the digests of the rows to replay, before the replay.
-        """
+        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the digests of the rows
+        to replay, before the replay. Raises NotCaughtUp."""
         keys = list(rows)
         seen = set(self.applied)
         repaired: set[Key] = set()

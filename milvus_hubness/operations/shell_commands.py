@@ -44,10 +44,8 @@ def run_command(
     timeout: float | None = None,
     cancelled: threading.Event | None = None,
 ) -> Outcome:
-    """Run `command` through the shell and wait for it, at most `timeout` seconds or until `cancelled` is set.
-
-    variables: added to its environment, which lacks the token and all variables whose value contains a secret.
-    """
+    """Run `command` through the shell; wait at most `timeout` seconds or until `cancelled` is set. variables: added to
+    its environment, which lacks the token and all variables whose value contains a secret."""
     secrets = all_secrets()
     environment = {
         name: value
@@ -94,11 +92,9 @@ log = logging.getLogger("milvus_hubness")
 
 
 class Hooks:
-    """A listener that runs the user's commands for an event, lists by event name, through the shell.
-
-    A command gets $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON.
-    If it still runs when `cancelled` is set, it is killed and has failed. Raises InvalidParameter for unknown events.
-    """
+    """A listener that runs the user's commands, lists by event name. A command gets $MILVUS_HUBNESS_EVENT, and each
+    fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON. It is killed, and has failed, when `cancelled`
+    is set. Raises InvalidParameter for unknown events."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
         _validate_names(commands)
@@ -159,11 +155,9 @@ def watching_load(
     critical_load: str | None = None,
     every: float = 5.0,
 ) -> Iterator[None]:
-    """Run two shell commands of the user once before the body of `with`, and every `every` seconds within it.
-
-    max_load: `throttle` is paused while this exits with a code other than 0. critical_load: once this does, `throttle`
-    is stopped with CriticalLoad, which the caller reports. A command that takes more than 30 s counts as failed.
-    """
+    """Run two shell commands of the user before the body of `with`, and every `every` seconds within it. max_load:
+    `throttle` is paused while it fails. critical_load: once it fails, `throttle` is stopped with CriticalLoad. To fail
+    is to exit with a code other than 0, or to take more than 30 s."""
     over = threading.Event()
 
     def run(command: str | None) -> Outcome | None:

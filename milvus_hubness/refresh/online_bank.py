@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from milvus_hubness.banks.bank import Origins, QueryBank
+from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.banks.online import Merged, Terms, distinct_vectors, merge, safe_seeds
 from milvus_hubness.errors import InvalidParameter
@@ -37,22 +37,14 @@ class OnlineBankStatus:
 
 
 @dataclass(frozen=True, eq=False)
-class Absorbed:
-    """The result of a merge of query samples into a bank.
+class Absorbed(Merged):
+    """The result of a merge of query samples into a profile's bank. samples: the numbers of all processed samples.
+    seed, live: number of original and of sampled queries in the resulting bank."""
 
-    bank: None if it is unchanged. samples: the numbers of all processed samples. seed, live: number of original and
-    of sampled queries in the resulting bank. taken: number of samples that enter it. duplicates: of those similar to
-    a query of the bank. dropped: of those that lose the draw.
-    """
-
-    bank: QueryBank | None
     samples_collection: str
     samples: tuple[int, ...]
     seed: int
     live: int
-    taken: int
-    duplicates: int
-    dropped: int
 
     @property
     def counts(self) -> dict[str, int]:
@@ -64,10 +56,8 @@ def start_online_bank(
 ) -> OnlineBankStatus:
     """Have clients sample the profile's queries for its bank, or change the settings of an online bank.
 
-    field, profile: as in `refresh`. settings: rate, size, seed_share, half_life_seconds, duplicate_cosine, as
-    in `OnlineBank`; omitted settings stay, and are at first 0.01, the bank's own size, 0.25, a week and 0.99.
-    Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if the name
-    <collection>__query_samples is in use.
+    settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and the bank's own size.
+    Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if <collection>__query_samples exists.
     """
     with leasing(store, collection) as (lease, _):
         store = lease.store
@@ -126,11 +116,9 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
 
 
 def absorbed(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Absorbed | None:
-    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online.
-
-    This writes nothing: pass `bank` to a refresh, and then the result to `drop_processed`. A second call before
-    that, for example after a crash, gives the same result. Raises NotCorrected, InvalidInput, DimensionMismatch.
-    """
+    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online. This
+    writes nothing and may be repeated: pass `bank` to a refresh, and then the result to `drop_processed`. Raises
+    NotCorrected, InvalidInput, DimensionMismatch."""
     info, state, name = _profile_of(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
@@ -141,19 +129,12 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
     if len(samples.origins):
         dim = samples.vectors.shape[1]
         stored.queries.expect_dim(dim, f"a sample in {online_bank.samples_collection!r}")
-        terms = terms_of(online_bank)
-        merged = merge(stored.queries, origins, samples.vectors, samples.origins, terms)
+        merged = merge(stored.queries, origins, samples.vectors, samples.origins, terms_of(online_bank))
         origins = (merged.bank.origins if merged.bank else None) or origins
     seeds = int(origins.are_seeds.sum())
+    numbers, live = tuple(samples.origins.numbers.tolist()), len(origins) - seeds
     return Absorbed(
-        bank=merged.bank,
-        samples_collection=online_bank.samples_collection,
-        samples=tuple(samples.origins.numbers.tolist()),
-        seed=seeds,
-        live=len(origins) - seeds,
-        taken=merged.taken,
-        duplicates=merged.duplicates,
-        dropped=merged.lost,
+        **vars(merged), samples_collection=online_bank.samples_collection, samples=numbers, seed=seeds, live=live
     )
 
 
@@ -167,8 +148,7 @@ def origins_of(bank: StoredBank) -> Origins:
 
 
 def drop_processed(store: Store, done: Absorbed) -> None:
-    """Drop the processed samples. Call this once searches read the biases of the new bank, or if there is no
-    new bank."""
+    """Drop the processed samples, once searches read the biases of the new bank, if there is one."""
     capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
 
 
@@ -202,12 +182,11 @@ MOST_COMPARED = 2 * AT_MOST
 
 
 def drift(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Drift:
-    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see `quality.bank_checks`.
+    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see `drift_between`.
 
-    Equal samples count once, as in the bank. Only the bank's places that samples may take count: a bank that
-    has taken in all it can does not show the same drift again. Call this before the samples are taken in. If
-    the bank is not online, or too few samples wait, nothing has fired, and `reason` gives the cause. Raises
-    NotCorrected, InvalidInput, InvalidParameter.
+    Equal samples count once, as in the bank. Only those queries of the bank count whose places samples may take: a bank
+    that has taken in all it can does not show the same drift again. Call this before the samples are taken in. If the
+    bank is not online, or few samples wait, `reason` says so. Raises NotCorrected, InvalidInput, InvalidParameter.
     """
     info, state, name = _profile_of(store, collection, field, profile)
     held = state.profiles[name]
