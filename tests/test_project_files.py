@@ -1,0 +1,118 @@
+"""The workflows, forms and documents of the project pass the tools that check them, and name what exists."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests import tiers
+from tests.servers import CurrentMilvus
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
+SCHEMAS = {
+    "vendor.github-workflows": WORKFLOWS,
+    "custom.github-workflows-require-timeout": WORKFLOWS,
+    "vendor.github-actions": sorted(GITHUB.glob("actions/*/action.yml")),
+    "vendor.github-issue-forms": [GITHUB / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")],
+    "vendor.github-issue-config": [GITHUB / "ISSUE_TEMPLATE" / "config.yml"],
+    "vendor.dependabot": [GITHUB / "dependabot.yml"],
+}
+DOCUMENTS = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PINNED = re.compile(r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+
+
+def workflow(name):
+    return yaml.safe_load((GITHUB / "workflows" / name).read_text())
+
+
+def project(folder):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+
+
+def assert_passes(tool, *arguments):
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    command = [programs / tool, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_workflows_pass_actionlint():
+    assert_passes("actionlint", *WORKFLOWS)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_files_on_github_fit_their_schemas(schema):
+    assert_passes("check-jsonschema", "--builtin-schema", schema, *SCHEMAS[schema])
+
+
+def test_hooks_before_a_commit_are_valid():
+    assert_passes("pre-commit", "validate-config")
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *SCHEMAS["vendor.github-actions"]], ids=lambda path: path.name)
+def test_actions_are_pinned_to_a_commit(path):
+    uses = [line for line in path.read_text().splitlines() if "uses: " in line and "uses: ./" not in line]
+    assert [line for line in uses if not PINNED.search(line)] == []
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_only_publishing_gets_more_than_the_right_to_read(path):
+    content = yaml.safe_load(path.read_text())
+    assert content["permissions"] == {"contents": "read"}
+    assert content["concurrency"]["group"]
+    rights = {name: job["permissions"] for name, job in content["jobs"].items() if "permissions" in job}
+    assert rights == ({"publish": {"id-token": "write"}} if path.name == "release.yml" else {})
+
+
+def test_every_supported_python_runs_the_tests():
+    versions = workflow("ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
+    assert f">={versions[0]}" == project(".")["requires-python"]
+    first, last = (int(version.removeprefix("3.")) for version in (versions[0], versions[-1]))
+    assert versions == [f"3.{minor}" for minor in range(first, last + 1)]
+
+
+def test_every_supported_server_runs_its_tests():
+    legs = workflow("servers.yml")["jobs"]["server"]["strategy"]["matrix"]["include"]
+    assert {leg["tests"] for leg in legs} == set(tiers.SERVERS)
+    images = [leg["image"] for leg in legs if leg["tests"] == "server-current"]
+    assert [re.sub(r".*:v(\d+\.\d+)\..*", r"\1", image) for image in images] == ["2.4", "2.5", "2.6", "3.0"]
+    if "MILVUS_IMAGE" not in os.environ:
+        assert CurrentMilvus.IMAGE in images
+
+
+def test_every_package_is_built_and_published():
+    built = workflow("ci.yml")["jobs"]["packages"]["strategy"]["matrix"]["include"]
+    folders = [".", *(f"integrations/{path.name}" for path in (ROOT / "integrations").iterdir() if path.is_dir())]
+    names = {folder: project(folder)["name"] for folder in folders if (ROOT / folder / "pyproject.toml").exists()}
+    assert {leg["folder"]: leg["project"] for leg in built} == names
+    assert set(workflow("release.yml")["jobs"]["publish"]["strategy"]["matrix"]["project"]) == set(names.values())
+    assert len({project(folder)["version"] for folder in names}) == 1
+
+
+@pytest.mark.parametrize("path", [*WORKFLOWS, *DOCUMENTS], ids=lambda path: path.name)
+def test_targets_of_make_and_files_that_are_named_exist(path):
+    text = path.read_text()
+    targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {name for name in re.findall(r"(?:run: |`)make ([\w./-]+)", text) if name not in targets} == set()
+    if path.suffix == ".md":
+        files = re.findall(r"`((?:milvus_hubness|integrations|tests|benchmarks|docker)/[\w./-]*)", text)
+        files += re.findall(r"\]\(([\w./-]+)\)", text)
+        assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_what_contributors_read_is_short_and_the_changelog_names_what_comes_next():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 150
+    sections = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == "[Unreleased]"
