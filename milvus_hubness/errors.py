@@ -5,9 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import unquote
 
+EXTRAS = {
+    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
+    **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
+    **dict.fromkeys(("apscheduler", "cronsim", "starlette", "tomli", "uvicorn"), "serve"),
+    "milvus_lite": "lite",
+    "ray": "ray",
+    "triton": "gpu",
+}
+"""The extra of this package that installs a module."""
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
@@ -209,6 +219,18 @@ class HookFailed(HubnessError):
 
 class CriticalLoad(HubnessError):
     """The critical-load command reports too much load on the server."""
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{EXTRAS[module]}]"') from error
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, redacted
+from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
 from milvus_hubness.operations.progress import Progress as Report
 
 CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
@@ -151,7 +151,8 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
 def _exit_code(app: typer.Typer, program: str) -> int:
     as_json = AS_JSON in sys.argv
     try:
-        return int(app(standalone_mode=False) or 0)
+        with naming_extras():
+            return int(app(standalone_mode=False) or 0)
     except _UsageError as error:
         if as_json:
             show_json({"error": {"type": type(error).__name__, "message": error.format_message()}})

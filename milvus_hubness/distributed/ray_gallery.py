@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.errors import InvalidInput, MissingExtra
+from milvus_hubness.errors import InvalidInput, naming_extras
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
 from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
@@ -161,10 +161,8 @@ class RayGallery:
 
 
 def imported_ray() -> Any:
-    try:
+    with naming_extras():
         import ray
-    except ImportError as error:
-        raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
     return ray
 
 

@@ -16,7 +16,7 @@ from pymilvus.client.types import BulkInsertState
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import Batch, Row
-from milvus_hubness.errors import StoreError
+from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_banks import MilvusLedger
 from milvus_hubness.stores.milvus_server import supports, translated
@@ -103,9 +103,9 @@ class MilvusBulk(MilvusLedger):
         return Path(paths[0]).relative_to(folder).as_posix() if paths else None
 
     def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
-        """Return a writer of rows as the collection stores them. Raises StoreError if packages are missing."""
+        """Return a writer of rows as the collection stores them. Raises MissingExtra."""
         if missing := _missing_packages():
-            raise StoreError(missing)
+            raise MissingExtra(missing)
         described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
 
@@ -146,7 +146,7 @@ def _missing_packages() -> str:
             return False
 
     missing = ", ".join(name for name in BULK_WRITER_NEEDS if not is_installed(name))
-    return missing and f"pymilvus's bulk writer needs {missing}: pip install 'milvus-hubness[bulk]'"
+    return missing and f'the bulk writer of pymilvus needs {missing}: pip install "milvus-hubness[bulk]"'
 
 
 def _bulk_writer() -> Any:

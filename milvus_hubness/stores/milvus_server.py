@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from importlib import import_module
 from inspect import getattr_static, isfunction
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from milvus_hubness.errors import (
     InvalidParameter,
     ServerUnavailable,
     StoreError,
+    naming_extras,
     redacted,
     secrets_in,
 )
@@ -69,9 +71,12 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 
 
 def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
-    """Connect a MilvusClient with further `options`. Raises InvalidParameter for an invalid address, and
-    ServerUnavailable, which names no user, password and token."""
+    """Connect a MilvusClient with further `options`. Raises InvalidParameter for an invalid address, MissingExtra
+    without Milvus Lite, and ServerUnavailable, which names no user, password and token."""
     _validate_address(uri)
+    if uri.endswith(".db"):
+        with naming_extras():
+            import_module("milvus_lite")
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)

@@ -203,7 +203,7 @@ def test_milvus_lite_imports_no_files(lite, tmp_path):
 
 def test_the_extra_must_be_installed(served, tmp_path, monkeypatch):
     monkeypatch.setattr("milvus_hubness.stores.milvus_bulk.find_spec", lambda name: None if name == "minio" else True)
-    refused(served, by_files(tmp_path), CannotMigrate, r"minio: pip install 'milvus-hubness\[bulk\]'")
+    refused(served, by_files(tmp_path), CannotMigrate, r'minio: pip install "milvus-hubness\[bulk\]"')
 
 
 def test_the_folder_must_be_there(served, tmp_path):
