@@ -13,12 +13,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from milvus_hubness.texts import number, points, span
+
 WIDTH = 440
 TIMELINE_SIZE, CURVES_SIZE = (560, 210), (640, 420)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
 MOST_TICKS = 6
-TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 STEPS = (
     *(timedelta(seconds=count) for count in (5, 15, 30)),
     *(timedelta(minutes=count) for count in (1, 2, 5, 10, 15, 30)),
@@ -357,24 +358,6 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
 
 
 # -- texts and pages ----------------------------------------------------------------------------------------
-
-
-def points(interval: Interval) -> str:
-    """Return a gain as text, in percentage points."""
-    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
-    return f"{estimate} points (95% interval {low} to {high})".replace("-", "−")
-
-
-def number(value: float) -> str:
-    """Return a number as text, with separators between its thousands."""
-    return f"{value:,.0f}"
-
-
-def span(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
-    name, size = next((unit for unit in TIME_UNITS if seconds >= unit[1]), TIME_UNITS[-1])
-    count = seconds / size
-    return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
 
 
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:

@@ -11,43 +11,18 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
-from pymilvus.exceptions import MilvusException
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
-from milvus_hubness.operations.progress import Progress as Report
+from milvus_hubness.texts import describe
 
-CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
-"""Parameters of estimators that are not shown at these values."""
-
-
-def describe(estimator: dict[str, Any]) -> str:
-    """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant parameters."""
-    if "estimators" in estimator:
-        parts = [f"({describe(part)})" if "estimators" in part else describe(part) for part in estimator["estimators"]]
-        shares = rounded_shares(estimator["weights"])
-        return " + ".join(f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True))
-    parameters = ", ".join(
-        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in estimator.items()
-        if name not in ("name", "items") and not (name in CONSTANT and CONSTANT[name] == value)
-    )
-    return f"{estimator['name']}({parameters})"
-
-
-def rounded_shares(weights: Sequence[float]) -> list[int]:
-    """Return the weights of a Blend in hundredths, rounded so that they add up to 100."""
-    shares = [int(100 * weight) for weight in weights]
-    by_remainder = sorted(range(len(shares)), key=lambda i: shares[i] - 100 * weights[i])
-    for i in by_remainder[: 100 - sum(shares)]:
-        shares[i] += 1
-    return shares
-
+if TYPE_CHECKING:
+    from milvus_hubness.operations.progress import Progress as Report
 
 AS_JSON = "--json"
 FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
@@ -161,13 +136,15 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except typer.Abort:
         sys.stderr.write("Aborted!\n")
         return FAILURE
-    except (HubnessError, MilvusException) as error:
+    except HubnessError as error:
         report_error(error, as_json=as_json, program=program)
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
     except OSError:
         raise
     except Exception as error:
-        report_error(error, as_json=as_json, unexpected=True)
+        from pymilvus.exceptions import MilvusException
+
+        report_error(error, as_json=as_json, program=program, unexpected=not isinstance(error, MilvusException))
         return FAILURE
 
 

@@ -8,9 +8,6 @@ import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.defaults import CLIENT_TTL, MAX_MISS_RATE
-from milvus_hubness.enable import enable as enabling
-from milvus_hubness.enable.plan import plan_enable
-from milvus_hubness.operations.inputs import read_bank
 
 Where = Literal["auto", "fields", "side", "vectors"]
 
@@ -40,6 +37,10 @@ def enable(
 
     Plans and measures the miss rate; writes only with --execute.
     """
+    from milvus_hubness.enable.enable import enable
+    from milvus_hubness.enable.plan import plan_enable
+    from milvus_hubness.operations.inputs import read_bank
+
     bank.require()
     store = connection.open()
     with console.progress_bars() as progress:
@@ -62,7 +63,7 @@ def enable(
         if not as_json:
             _show_plan(data["plan"])
         if execute:
-            data["result"] = enabling.enable(store, plan, client_ttl=client_ttl, progress=progress).to_dict()
+            data["result"] = enable(store, plan, client_ttl=client_ttl, progress=progress).to_dict()
     if as_json:
         console.show_json(data)
     elif execute:
@@ -81,8 +82,10 @@ def disable(
 
     The bank stays, and so does a second vector field if the server cannot drop it.
     """
+    from milvus_hubness.enable.enable import disable
+
     store = connection.open()
-    dropped = enabling.disable(store, collection, field=field)
+    dropped = disable(store, collection, field=field)
     info = store.info(collection)
     second_vectors = sorted(info.vector_fields.keys() - info.users_fields.keys())
     facts = {"dropped": dropped, "stays": ", ".join(second_vectors) or None}

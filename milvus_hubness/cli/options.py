@@ -9,19 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.cli.console import describe
 from milvus_hubness.defaults import SHORT_METHODS, WHERE_FROM, Engine
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
-from milvus_hubness.estimators import NNN, Estimator, from_dict
-from milvus_hubness.estimators.base import class_name, with_parameters
-from milvus_hubness.operations.inputs import read_bank
-from milvus_hubness.stores import MilvusStore, connect
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.texts import describe
+
+if TYPE_CHECKING:
+    from milvus_hubness.banks.bank import QueryBank
+    from milvus_hubness.estimators import Estimator
+    from milvus_hubness.stores import MilvusStore, Store
 
 URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
@@ -106,6 +105,8 @@ class Connection:
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     """Return the store of a database. Raises ServerUnavailable, UnreadableFile."""
+    from milvus_hubness.stores import MilvusStore, connect
+
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, read_token(token_file), database))
 
@@ -140,6 +141,8 @@ class BankOptions:
 
 def read_vectors(store: Store, spec: str | None, column: str | None = None) -> QueryBank | None:
     """Return the vectors of a file or collection; None if none is named."""
+    from milvus_hubness.operations.inputs import read_bank
+
     return read_bank(store, spec, column) if spec else None
 
 
@@ -162,6 +165,9 @@ class EstimatorOptions:
         current: the estimator in use, as its dictionary; its parameters apply unless the options name them.
         --k and --alpha without --method mean NNN. Raises InvalidParameter.
         """
+        from milvus_hubness.estimators import from_dict
+        from milvus_hubness.estimators.base import class_name, with_parameters
+
         own = {"k": self.k, "alpha": self.alpha}
         parameters = {name: value for name, value in own.items() if value is not None}
         parameters |= pairs_of(self.param, "--param")
@@ -174,7 +180,7 @@ class EstimatorOptions:
             for name in (name for name in parameters if name in methods and name not in current):
                 raise InvalidParameter(f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}")
             return from_dict(with_parameters(current, parameters))
-        name = NNN.__name__ if self.method is None else class_name(self.method)
+        name = class_name(self.method or "nnn")
         return from_dict(with_parameters({"name": name}, parameters))
 
     @property

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.charts import learning_curves, points
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
+from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.reranker import QuariReranker, read_labelled
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-from milvus_hubness.quari.train import train as train_network
+from milvus_hubness.texts import points
+
+if TYPE_CHECKING:
+    from milvus_hubness.quari.checkpoint import Checkpoint
 
 PairsFile = Annotated[
     str,
@@ -27,8 +27,6 @@ Encoder = Annotated[str | None, "Name and version of the model that made the vec
 NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
 VALIDATION = 0.1
 RANKS = ("MdR", "MnR")
-SIZES = {field.name for field in fields(QuariConfig)} - {"dim"}
-TRAINING = {field.name for field in fields(TrainingSettings)}
 
 
 def train(
@@ -39,12 +37,10 @@ def train(
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[str, "Form of the network: published, residual or anchored."] = QuariConfig.form,
-    memory: Annotated[int, "Training pairs that the network remembers; 0 for none."] = QuariConfig.memory,
-    epochs: Annotated[int, "Maximum number of epochs."] = TrainingSettings.epochs,
-    anchor_epochs: Annotated[
-        int, "First epochs, in which only the maps of the anchored form learn."
-    ] = TrainingSettings.anchor_epochs,
+    form: Annotated[str, "Form of the network: published, residual or anchored."] = FORM,
+    memory: Annotated[int, "Training pairs that the network remembers; 0 for none."] = MEMORY,
+    epochs: Annotated[int, "Maximum number of epochs."] = EPOCHS,
+    anchor_epochs: Annotated[int, "First epochs, in which only the maps of the anchored form learn."] = ANCHOR_EPOCHS,
     param: Annotated[
         list[str] | None, "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable."
     ] = None,
@@ -55,20 +51,27 @@ def train(
     A tenth of the answered items is held out to choose the epoch. The network is written after every epoch;
     --resume continues an interrupted training.
     """
+    from milvus_hubness.charts import learning_curves
+    from milvus_hubness.quari.reranker import read_labelled
+    from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+    from milvus_hubness.quari.train import train
+
+    of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
+    of_training = {field.name for field in fields(TrainingSettings)}
     options: dict[str, Any] = {"form": form, "memory": memory, "epochs": epochs, "anchor_epochs": anchor_epochs}
     options |= pairs_of(param, "--param")
-    if unknown := options.keys() - SIZES - TRAINING:
-        names = ", ".join(sorted(SIZES | TRAINING))
+    if unknown := options.keys() - of_network - of_training:
+        names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
-    sizes = {name: value for name, value in options.items() if name in SIZES}
-    settings = TrainingSettings(**{name: value for name, value in options.items() if name in TRAINING})
+    sizes = {name: value for name, value in options.items() if name in of_network}
+    settings = TrainingSettings(**{name: value for name, value in options.items() if name in of_training})
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".svg")
     check_writable(curves)
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
         learned, held_out = labelled.split(VALIDATION, settings.seed)
-        network = train_network(
+        network = train(
             learned,
             QuariConfig(learned.dim, **sizes),
             settings,
@@ -110,6 +113,8 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
 
 def show(network: NetworkFile, as_json: AsJson = False) -> None:
     """Show the sizes of a network, its training data and the course of its training."""
+    from milvus_hubness.quari.checkpoint import Checkpoint
+
     checkpoint = Checkpoint.load(network)
     facts = {**_facts(checkpoint), "network": str(network)}
     title = f"Trained on {checkpoint.pairs} pairs"
@@ -131,6 +136,8 @@ def evaluate(
 
     Compares the raw search, the corrected search if the collection has biases, and the re-ranked search.
     """
+    from milvus_hubness.quari.reranker import QuariReranker, read_labelled
+
     reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates, correction=correction)
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.defaults import CLIENT_TTL, DEFAULT_TOLERANCE, REBUILD_SHARE, Live
 from milvus_hubness.errors import LeaseHeld
-from milvus_hubness.operations.progress import Throttle
-from milvus_hubness.refresh import online_bank
-from milvus_hubness.refresh.plan import Labels, RefreshOptions
-from milvus_hubness.refresh.run import RefreshResult
-from milvus_hubness.refresh.run import refresh as refresh_biases
-from milvus_hubness.state import require_state
+
+if TYPE_CHECKING:
+    from milvus_hubness.refresh.online_bank import OnlineBankStatus
+    from milvus_hubness.refresh.run import RefreshResult
 
 HOUR = 3_600.0
 
@@ -56,6 +54,11 @@ def refresh(
 
     Exits with 3 if the new biases are evaluated as worse and were not adopted.
     """
+    from milvus_hubness.operations.progress import Throttle
+    from milvus_hubness.refresh.plan import Labels, RefreshOptions
+    from milvus_hubness.refresh.run import refresh
+    from milvus_hubness.state import require_state
+
     if (refreshing.revert or refreshing.refit) and refreshing.live != "never":
         raise typer.BadParameter("--live takes neither --revert nor --refit")
     store = connection.open()
@@ -74,7 +77,7 @@ def refresh(
     )
     try:
         with console.progress_bars() as progress:
-            result = refresh_biases(store, collection, refresh_options, progress=progress)
+            result = refresh(store, collection, refresh_options, progress=progress)
     except LeaseHeld as error:
         if not once:
             raise
@@ -128,6 +131,8 @@ def bank(
 
     Clients then sample live queries. Without options, shows the online banks of the collection.
     """
+    from milvus_hubness.refresh import online_bank
+
     half_life_seconds = None if half_life is None else HOUR * half_life
     shares = {"rate": rate, "seed_share": seed_share, "duplicate_cosine": duplicate_cosine}
     options_of_bank = {**shares, "size": size, "half_life_seconds": half_life_seconds}
@@ -148,7 +153,7 @@ def bank(
     console.show_result(as_json, result, lambda: _show_online_banks(collection, statuses))
 
 
-def _show_online_banks(collection: str, statuses: Sequence[online_bank.OnlineBankStatus]) -> None:
+def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) -> None:
     for status in statuses:
         terms = status.online_bank
         facts = {

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.charts import points, span
 from milvus_hubness.cli import console, options
-from milvus_hubness.cli.console import describe
 from milvus_hubness.defaults import CLIENT_TTL
-from milvus_hubness.operations.inputs import read_bank, read_pairs
-from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.quality import collections
-from milvus_hubness.quality.report import Diagnosis
-from milvus_hubness.refresh import status as statuses
-from milvus_hubness.refresh.status import Status
+from milvus_hubness.texts import describe, points, rounded_shares, span
+
+if TYPE_CHECKING:
+    from milvus_hubness.quality.report import Diagnosis
+    from milvus_hubness.refresh.status import Status
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
@@ -43,12 +40,15 @@ def tune(
     Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank, uses the
     bank of a corrected collection.
     """
+    from milvus_hubness.operations.inputs import read_pairs
+    from milvus_hubness.quality.collections import tune
+
     if queries and pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
     store = connection.open()
     query_vectors, answers = read_pairs(pairs) if pairs else (options.read_vectors(store, queries), None)
     with console.progress_bars() as progress:
-        tuning = collections.tune(
+        tuning = tune(
             store,
             collection,
             bank.read(store),
@@ -65,7 +65,7 @@ def tune(
 def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     choice = tuning["choice"] or {"estimators": [], "weights": []}
     parts, weights = choice.get("estimators", [choice]), choice.get("weights", [1])
-    shares = dict(zip(map(describe, parts), console.rounded_shares(weights), strict=True))
+    shares = dict(zip(map(describe, parts), rounded_shares(weights), strict=True))
     rows = []
     for number, trial in enumerate(tuning["rows"]):
         method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
@@ -99,6 +99,9 @@ def diagnose(
 
     Takes --queries or --pairs; a collection that is not corrected needs --bank.
     """
+    from milvus_hubness.operations.inputs import read_bank, read_pairs
+    from milvus_hubness.quality import collections
+
     if bool(queries) == bool(pairs):
         raise typer.BadParameter("give either --queries or --pairs")
     console.check_writable(output)
@@ -148,6 +151,9 @@ def status(
     as_json: options.AsJson = False,
 ) -> None:
     """Show how a collection is corrected, and how fresh its biases are."""
+    from milvus_hubness.operations.lease import holder_of
+    from milvus_hubness.refresh import status as statuses
+
     store = connection.open()
     repaired = statuses.repair(store, collection, client_ttl=client_ttl) if repair else None
     result = statuses.status(store, collection, field=field)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -12,20 +11,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
-from prometheus_client import disable_created_metrics
 
 from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIABLES, AsJson, open_store
-from milvus_hubness.defaults import STATE_TTL
+from milvus_hubness.defaults import DRAIN_SECONDS, MAX_CALLS, MAX_MESSAGE, PROXY_HOST, PROXY_PORT, STATE_TTL
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
-from milvus_hubness.operations.progress import Event
-from milvus_hubness.proxy import Proxy, ProxyOptions, Tls, read_pem
-from milvus_hubness.serve import ACTIONS, ConfigFile, OpenStore, Service, database_faults, file_faults
+
+if TYPE_CHECKING:
+    from milvus_hubness.operations.progress import Event
+    from milvus_hubness.proxy import ProxyOptions, Tls
+    from milvus_hubness.serve import ConfigFile, OpenStore
 
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
 LINES = {
@@ -46,6 +46,8 @@ def print_event(event: Event) -> None:
 
 def _line(name: str, facts: Mapping[str, Any]) -> str:
     """Return the line of an event; empty for a reconciliation in which nothing was due."""
+    from milvus_hubness.serve import ACTIONS
+
     if name == "missed":
         count = f"{facts['count']:,} scheduled runs" if facts["count"] > 1 else "a scheduled run"
         reason = "this process was delayed" if facts["reason"] == "late" else "the last run was not over"
@@ -70,6 +72,10 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Keep the biases of several collections up to date, and show their state over HTTP."""
+    from prometheus_client import disable_created_metrics
+
+    from milvus_hubness.serve import ConfigFile, database_faults, file_faults
+
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
     try:
@@ -99,6 +105,8 @@ def serve(
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
     """Run the service. SIGTERM and SIGINT end it between two batches, a second signal at once."""
+    from milvus_hubness.serve import Service
+
     service = Service(file, uri, connect, [stream if as_json else print_event])
     caught: list[int] = []
 
@@ -140,15 +148,13 @@ MIB = 1 << 20
 class Proxying:
     """The options of the same names in ProxyOptions."""
 
-    host: Annotated[str, "Address to listen on."] = ProxyOptions.host
-    port: Annotated[int, "Port to listen on; 0 for a free one.", {"min": 0, "max": 65_535}] = ProxyOptions.port
+    host: Annotated[str, "Address to listen on."] = PROXY_HOST
+    port: Annotated[int, "Port to listen on; 0 for a free one.", {"min": 0, "max": 65_535}] = PROXY_PORT
     upstream_tls: Annotated[bool, "Use TLS to Milvus."] = False
     strength: Annotated[float | None, "Strength of searches that name none. [default: the collection's]"] = None
     state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = STATE_TTL
-    max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = (
-        ProxyOptions.max_calls
-    )
-    drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = ProxyOptions.drain
+    max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = MAX_CALLS
+    drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = DRAIN_SECONDS
 
 
 def proxy(
@@ -159,12 +165,15 @@ def proxy(
     upstream_ca: Annotated[
         Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
     ] = None,
-    max_message_mib: Annotated[
-        int, "Maximum size of a message in either direction, in MiB.", {"min": 1}
-    ] = ProxyOptions.max_message // MIB,
+    max_message_mib: Annotated[int, "Maximum size of a message in either direction, in MiB.", {"min": 1}] = MAX_MESSAGE
+    // MIB,
     as_json: AsJson = False,
 ) -> None:
     """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search."""
+    import asyncio
+
+    from milvus_hubness.proxy import ProxyOptions
+
     options = ProxyOptions(
         upstream,
         **vars(proxying),
@@ -176,6 +185,8 @@ def proxy(
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    from milvus_hubness.proxy import Tls, read_pem
+
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
     return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
@@ -183,6 +194,10 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 
 async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:
     """Run the proxy until SIGTERM or SIGINT."""
+    import asyncio
+
+    from milvus_hubness.proxy import Proxy
+
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

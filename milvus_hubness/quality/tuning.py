@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
-from milvus_hubness.charts import points
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.estimators.base import require_gallery
@@ -19,6 +18,7 @@ from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
 from milvus_hubness.quality.trials import Trial, sweep
+from milvus_hubness.texts import points
 
 MEMBERS = 8
 UNEVENNESS_WEIGHT = 0.3

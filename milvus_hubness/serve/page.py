@@ -18,10 +18,11 @@ from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
 
-from milvus_hubness.charts import TIME_UNITS, Line, Mark, number, page_template, span, timeline
+from milvus_hubness.charts import Line, Mark, page_template, timeline
 from milvus_hubness.operations.http_server import RedactedResponse, get
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
 from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServiceView
+from milvus_hubness.texts import TIME_UNITS, number, span
 
 
 def ago(moment: datetime, now: datetime) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import REFUSED, TERMINATED, describe, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, add_commands
@@ -29,6 +29,7 @@ from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh
 from milvus_hubness.refresh.status import status as read_status
 from milvus_hubness.state import require_state
+from milvus_hubness.texts import describe
 from qdrant_hubness.store import QdrantStore, connect
 
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"

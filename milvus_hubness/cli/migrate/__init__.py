@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from milvus_hubness.cli.migrate.commands import clean, cutover, plan, rollback, status, verify
+from milvus_hubness.cli.migrate.commands import (
+    clean,
+    cutover,
+    pause,
+    plan,
+    release,
+    resume,
+    rollback,
+    set_rate,
+    status,
+    verify,
+)
 from milvus_hubness.cli.migrate.run import rehearse, run
-from milvus_hubness.cli.migrate.session import pause, release, resume, set_rate
 from milvus_hubness.cli.options import add_commands
 
 app = typer.Typer(

@@ -1,22 +1,21 @@
-"""The commands milvus-hubness migrate plan, verify, cutover, rollback, clean and status."""
+"""The commands milvus-hubness migrate, other than run and rehearse."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milvus_hubness.cli.console import show_facts, show_json, show_result, show_table
 from milvus_hubness.cli.migrate import options, show
-from milvus_hubness.cli.migrate.session import Session
-from milvus_hubness.cli.options import AsJson, Connection
-from milvus_hubness.migration import catch_up, migrator
-from milvus_hubness.migration import clean as cleaning
-from milvus_hubness.migration.ledger import Ledger, Migration
-from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.cli.options import AsJson, Connection, RowsPerSecond
+
+if TYPE_CHECKING:
+    from milvus_hubness.migration.ledger import Ledger, Migration
+    from milvus_hubness.stores import MilvusStore
 
 
 def plan(
@@ -43,7 +42,10 @@ def verify(
     name: options.Name, connection: Connection, target: options.Target = None, as_json: options.AsEvents = False
 ) -> None:
     """Compare every row and field of source and copy once more; write nothing."""
-    session = Session(options.Watching(), as_json=as_json)
+    from milvus_hubness.migration import catch_up
+    from milvus_hubness.migration.ledger import Ledger
+
+    session = options.Watching().session(as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     with session.open(migration.source_now, migration.target) as settings:
@@ -67,13 +69,16 @@ def cutover(
 
     Finishes an interrupted cutover with its own options.
     """
-    session = Session(watching, postponed=postpone_cutover, as_json=as_json)
+    from milvus_hubness.migration.ledger import Ledger
+    from milvus_hubness.migration.migrator import cutover
+
+    session = watching.session(postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not (switching.alias or switching.rename):
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
     with session.open(migration.source, migration.target) as settings:
-        migration = migrator.cutover(store, migration.target, **vars(switching), options=settings)
+        migration = cutover(store, migration.target, **vars(switching), options=settings)
     show.show_last(as_json, show.migration_facts(migration), lambda: show.show_migration(migration))
 
 
@@ -85,7 +90,10 @@ def rollback(
     as_json: options.AsEvents = False,
 ) -> None:
     """Carry rows written since the switch back to the source, and move the application's name back to it."""
-    session = Session(watching, as_json=as_json)
+    from milvus_hubness.migration.ledger import Ledger
+    from milvus_hubness.migration.migrator import rollback
+
+    session = watching.session(as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     source, target = migration.source, migration.target
@@ -94,7 +102,7 @@ def rollback(
         show.show_last(as_json, result, lambda: typer.echo(f"{source} is rolled back already."))
         return
     with session.open(source, target) as settings:
-        done = migrator.rollback(store, target, options=settings)
+        done = rollback(store, target, options=settings)
     facts = {
         "alias": f"{done.alias} -> {source}" if done.alias != source else f"{source}, under its own name",
         "carried back": f"{done.carried:,} rows written since the switch",
@@ -115,6 +123,8 @@ def clean(
 
     Refuses to drop the collection that the application reads.
     """
+    from milvus_hubness.migration import clean as cleaning
+
     store = connection.open()
     dropped = cleaning.would_drop(store, name, drop=drop, target=target)
     if not as_json:
@@ -139,6 +149,8 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the progress of migrations from the ledger in the database."""
+    from milvus_hubness.migration.ledger import Ledger
+
     store = connection.open()
     ledger = Ledger(store)
     if name is None:
@@ -151,6 +163,8 @@ def status(
 
 
 def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+    from milvus_hubness.operations.lease import holder_of
+
     chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
@@ -205,3 +219,44 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
         "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
     }
     show_facts(f"{migration.source} -> {migration.target}", words)
+
+
+Control = Annotated[Path, "File that the run has as --control."]
+
+
+def pause(control: Control, as_json: AsJson = False) -> None:
+    """Pause the run before its next request; clients continue to write to both collections."""
+    _write(control, as_json, paused=True)
+
+
+def resume(control: Control, as_json: AsJson = False) -> None:
+    """Resume a paused run."""
+    _write(control, as_json, paused=False)
+
+
+def set_rate(
+    control: Control,
+    rows_per_second: RowsPerSecond = None,
+    bytes_per_second: options.BytesPerSecond = None,
+    chunk_seconds: options.ChunkSeconds = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the limits of a run; 0 removes a limit."""
+    values = {"rows_per_second": rows_per_second, "bytes_per_second": bytes_per_second, "chunk_seconds": chunk_seconds}
+    limits = {name: limit or None for name, limit in values.items() if limit is not None}
+    if not limits:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in values)
+        raise typer.BadParameter(f"no limit to change: pass one of {names}")
+    _write(control, as_json, **limits)
+
+
+def release(control: Control, as_json: AsJson = False) -> None:
+    """Let a run with --postpone-cutover cut over as soon as the copy has caught up."""
+    _write(control, as_json, cutover="now")
+
+
+def _write(control: Path, as_json: bool, **changes: Any) -> None:
+    from milvus_hubness.operations.control import write_control
+
+    settings = write_control(control, **changes)
+    show_result(as_json, {"control": settings}, lambda: typer.echo(f"{control}: {show.limit_words(settings)}"))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milvus_hubness.cli import options
 from milvus_hubness.defaults import CLIENT_TTL
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators import to_dict
-from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.migration.plan import MigrationPlan, plan_migration
-from milvus_hubness.operations.inputs import read_bank
-from milvus_hubness.state import slots_for
-from milvus_hubness.stores import MilvusStore
+
+if TYPE_CHECKING:
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.migration.ledger import Migration
+    from milvus_hubness.migration.plan import MigrationPlan
+    from milvus_hubness.stores import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
 Source = Annotated[
@@ -80,6 +80,9 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         self, store: MilvusStore, source: str, switching: Switching, writers: Writers, *, measure: bool = False
     ) -> MigrationPlan:
         """Return the plan of these options."""
+        from milvus_hubness.migration.plan import plan_migration
+        from milvus_hubness.operations.inputs import read_bank
+
         return plan_migration(
             store,
             source,
@@ -96,6 +99,9 @@ class Planning(options.EstimatorOptions, options.BankOptions):
 
     def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
         """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
+        from milvus_hubness.estimators import to_dict
+        from milvus_hubness.state import slots_for
+
         former, switch = migration.arguments, migration.switch
         index = former.get("index") or {}
         estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)
@@ -163,3 +169,9 @@ class Watching(Writers):
         {"metavar": "EVENT=CMD"},
     ] = None
     metrics_file: Annotated[Path | None, "File for the metrics in Prometheus format, for node_exporter."] = None
+
+    def session(self, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False) -> Session:
+        """Check these options before any read. Raises InvalidParameter."""
+        from milvus_hubness.cli.migrate.session import Session
+
+        return Session(self, pace or Pace(), postponed=postponed, as_json=as_json)

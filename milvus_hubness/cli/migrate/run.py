@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import resource
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from milvus_hubness.cli.console import show_facts
 from milvus_hubness.cli.migrate import options
-from milvus_hubness.cli.migrate.session import Session
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import NoMigration
-from milvus_hubness.migration.ledger import RENAMED, Ledger, Migration
-from milvus_hubness.migration.migrator import migrate, resume
-from milvus_hubness.stores import MilvusStore, Store
+
+if TYPE_CHECKING:
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.migration.ledger import Migration
+    from milvus_hubness.stores import MilvusStore, Store
 
 
 def to_resume(store: Store, name: str | None, target: str | None, *, is_planned: bool) -> Migration | None:
@@ -26,6 +27,8 @@ def to_resume(store: Store, name: str | None, target: str | None, *, is_planned:
     is_planned: a bank is named. The result is then None unless the application's name has begun to move. Raises
     NoMigration, and InvalidInput if the name has several copies.
     """
+    from milvus_hubness.migration.ledger import Ledger
+
     ledger = Ledger(store)
     if name is None and target is None:
         over = {"switched", "rolled back", "finished"}
@@ -59,7 +62,7 @@ def run(
 
     Continues an interrupted run; without --bank, with its own options.
     """
-    session = Session(watching, pace, postponed=postpone_cutover, as_json=as_json)
+    session = watching.session(pace, postponed=postpone_cutover, as_json=as_json)
     _, migration = _carry_out(connection, source, planning, watching, session, switching)
     result = {**migration_facts(migration), **session.timeline.to_dict()}
     show_last(as_json, result, lambda: _show_outcome(migration))
@@ -76,6 +79,8 @@ def _carry_out(
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
     """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
+    from milvus_hubness.migration.migrator import migrate, resume
+
     if planning.bank and source is None:
         raise typer.BadParameter("--bank needs a collection: name one")
     store, name = connection.open(), switching or options.Switching()
@@ -116,7 +121,9 @@ def rehearse(
 
     Drop the copy afterwards, or continue with migrate run.
     """
-    session = Session(watching, pace, as_json=as_json)
+    from milvus_hubness.migration.ledger import RENAMED
+
+    session = watching.session(pace, as_json=as_json)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
     source, target = migration.source, migration.target
     aliases = store.info(source).aliases

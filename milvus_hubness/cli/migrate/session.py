@@ -1,4 +1,4 @@
-"""A running migration: its listeners, its signals, and the commands pause, resume, set-rate and release."""
+"""A running migration: its settings, its listeners and its signals."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli import options
-from milvus_hubness.cli.console import on_signals, show_result
-from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching
-from milvus_hubness.cli.migrate.show import Timeline, limit_words, printed, stream
+from milvus_hubness.cli.console import on_signals
+from milvus_hubness.cli.migrate.options import Pace, Watching
+from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
 from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
-from milvus_hubness.operations.progress import LIMITS, Event, Events, LatestEvents, Listener, Throttle
+from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.operations.shell_commands import Hooks, parse_hooks, watching_load
 
 
@@ -55,11 +53,9 @@ def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
 class Session:
     """The settings of a run, checked before any read. Raises InvalidParameter."""
 
-    def __init__(
-        self, watching: Watching, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False
-    ) -> None:
+    def __init__(self, watching: Watching, pace: Pace, *, postponed: bool, as_json: bool) -> None:
         self.as_json, self.timeline = as_json, Timeline()
-        self._watching, self._pace = watching, pace or Pace()
+        self._watching, self._pace = watching, pace
         self._hooks = parse_hooks(watching.on or [])
         self._release = threading.Event()
         if not postponed:
@@ -116,42 +112,3 @@ def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
             metrics.write_textfile(path)
 
     return write
-
-
-Control = Annotated[Path, "File that the run has as --control."]
-
-
-def pause(control: Control, as_json: options.AsJson = False) -> None:
-    """Pause the run before its next request; clients continue to write to both collections."""
-    _write(control, as_json, paused=True)
-
-
-def resume(control: Control, as_json: options.AsJson = False) -> None:
-    """Resume a paused run."""
-    _write(control, as_json, paused=False)
-
-
-def set_rate(
-    control: Control,
-    rows_per_second: options.RowsPerSecond = None,
-    bytes_per_second: BytesPerSecond = None,
-    chunk_seconds: ChunkSeconds = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Change the limits of a run; 0 removes a limit."""
-    values = dict(zip(LIMITS, (rows_per_second, bytes_per_second, chunk_seconds), strict=True))
-    limits = {name: limit or None for name, limit in values.items() if limit is not None}
-    if not limits:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in LIMITS)
-        raise typer.BadParameter(f"no limit to change: pass one of {names}")
-    _write(control, as_json, **limits)
-
-
-def release(control: Control, as_json: options.AsJson = False) -> None:
-    """Let a run with --postpone-cutover cut over as soon as the copy has caught up."""
-    _write(control, as_json, cutover="now")
-
-
-def _write(control: Path, as_json: bool, **changes: Any) -> None:
-    settings = write_control(control, **changes)
-    show_result(as_json, {"control": settings}, lambda: typer.echo(f"{control}: {limit_words(settings)}"))

@@ -6,13 +6,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from milvus_hubness.cli.console import bank_words, progress_bars, show_facts, show_json, show_result
-from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.operations.progress import Event, Listener, as_events
+
+if TYPE_CHECKING:
+    from milvus_hubness.migration.ledger import Migration
+    from milvus_hubness.operations.progress import Event, Listener
 
 RESOLUTION = "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
 
@@ -109,6 +111,8 @@ LINES = {
 @contextmanager
 def printed() -> Iterator[Listener]:
     """Yield a listener that prints lines on standard output, and shows progress bars."""
+    from milvus_hubness.operations.progress import as_events
+
     with progress_bars() as progress:
         bars = as_events(progress)
 
@@ -130,6 +134,8 @@ def stream(event: Event) -> None:
 
 def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object]) -> None:
     """Print a result as the last event or, by calling `show`, as text."""
+    from milvus_hubness.operations.progress import Event
+
     show_result(as_json, Event("result", facts, datetime.now(timezone.utc)).to_dict(), show)
 
 
