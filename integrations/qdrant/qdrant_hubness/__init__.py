@@ -1,4 +1,4 @@
-"""Hubness correction for Qdrant: collections migrated, refreshed and searched with corrected scores."""
+"""Hubness correction for Qdrant: migrate, refresh and search corrected collections."""
 
 from qdrant_hubness.client import AsyncHubnessQdrantClient, HubnessQdrantClient
 from qdrant_hubness.store import QdrantStore, connect

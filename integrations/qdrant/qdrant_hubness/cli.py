@@ -1,4 +1,4 @@
-"""qdrant-hubness: the jobs of milvus_hubness on Qdrant, from the command line."""
+"""The command qdrant-hubness: the jobs of milvus_hubness on Qdrant."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULT_URI = "http://localhost:6333"
 
 @dataclass(frozen=True)
 class Connection:
-    """Which database."""
+    """The options of the connection."""
 
     uri: Uri = DEFAULT_URI
 
@@ -54,7 +54,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Writers:
-    """The options about clients that write meanwhile."""
+    """The options about clients that write during the job."""
 
     no_writers: Annotated[
         bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
@@ -107,7 +107,7 @@ def migrate(
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a collection into its corrected form, verify it, and with --alias cut the application over to it.
+    """Make a corrected copy of a collection, verify it, and with --alias cut the application over to it.
 
     Continues an interrupted run; without --bank, with its own options.
     """
@@ -122,7 +122,7 @@ def migrate(
         if resumed is not None:
             migration = resume(store, resumed.target, options, alias=alias)
         else:
-            wanted = plan_migration(
+            planned = plan_migration(
                 store,
                 str(source),
                 read_bank(store, correcting.bank, correcting.bank_column),
@@ -133,22 +133,22 @@ def migrate(
                 restart=restart,
             )
             if plan:
-                _show(f"Would migrate {source}", "plan", wanted.to_dict(), as_json=as_json)
+                _show(f"Would migrate {source}", "plan", planned.to_dict(), as_json=as_json)
                 return
-            migration = run_plan(store, wanted, options)
+            migration = run_plan(store, planned, options)
     _show(f"Migrated {migration.source}", "migration", _summary(migration), as_json=as_json)
 
 
 def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
     """Carry points written since the cutover back to the source, and move the alias back to it."""
     store = connection.open()
-    known = Ledger(store).find(collection)
-    if known.phase == "rolled back":
-        result = {"source": known.source, "target": known.target, "carried": 0}
-        _show(f"{known.target} is rolled back already", "rollback", result, as_json=as_json)
+    migration = Ledger(store).find(collection)
+    if migration.phase == "rolled back":
+        result = {"source": migration.source, "target": migration.target, "carried": 0}
+        _show(f"{migration.target} is rolled back already", "rollback", result, as_json=as_json)
         return
     with progress_bars() as progress:
-        done = roll_back(store, known.target, options=writers.options(progress))
+        done = roll_back(store, migration.target, options=writers.options(progress))
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 
@@ -171,13 +171,13 @@ def enable(
     store = connection.open()
     queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
     with progress_bars() as progress:
-        wanted = plan_enable(
+        planned = plan_enable(
             store, collection, queries, estimator=estimator, field=correcting.vector, where="fields", progress=progress
         )
         if plan:
-            _show(f"Would enable {collection}", "plan", wanted.to_dict(), as_json=as_json)
+            _show(f"Would enable {collection}", "plan", planned.to_dict(), as_json=as_json)
             return
-        done = run_enable(store, wanted, progress=progress)
+        done = run_enable(store, planned, progress=progress)
     _show(f"Enabled {collection}", "enable", done.to_dict(), as_json=as_json)
 
 
@@ -233,10 +233,10 @@ def refresh(
 
 def status(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
     """Show how a collection is corrected, and how fresh its biases are."""
-    found = read_status(connection.open(), collection, field=vector).to_dict()
-    if found["estimator"] and not as_json:
-        found["estimator"] = describe(found["estimator"])
-    _show(collection, "status", found, as_json=as_json)
+    facts = read_status(connection.open(), collection, field=vector).to_dict()
+    if facts["estimator"] and not as_json:
+        facts["estimator"] = describe(facts["estimator"])
+    _show(collection, "status", facts, as_json=as_json)
 
 
 add_commands(app, migrate, rollback, clean, enable, disable, refresh, status)

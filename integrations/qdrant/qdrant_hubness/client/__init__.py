@@ -1,4 +1,4 @@
-"""Clients of Qdrant to which corrected collections look as if they had never been changed."""
+"""Clients of Qdrant that search corrected collections and hide their augmented vectors."""
 
 from qdrant_hubness.client.aio import AsyncHubnessQdrantClient
 from qdrant_hubness.client.sync import HubnessQdrantClient

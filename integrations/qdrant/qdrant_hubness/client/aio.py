@@ -18,7 +18,7 @@ from qdrant_hubness.store.requests import is_local
 
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
-    """Use it wherever an AsyncQdrantClient is used: see HubnessQdrantClient. Every method is awaited."""
+    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is awaited."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 
     async def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """As AsyncQdrantClient.close; a client that is shared stays open."""
+        """As AsyncQdrantClient.close; the argument `client` stays open."""
         if not self._shares:
             await super().close(grpc_grace, **kwargs)
 
@@ -47,8 +47,8 @@ class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc
 
     async def _answer(self, step: Any) -> Any:
         if isinstance(step, Ask):
-            found = getattr(super(Methods, self), step.method)(*step.args, **step.options)
-            return await found if hasattr(found, "__await__") else found
+            answer = getattr(super(Methods, self), step.method)(*step.args, **step.options)
+            return await answer if hasattr(answer, "__await__") else answer
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return await asyncio.to_thread(step.work)

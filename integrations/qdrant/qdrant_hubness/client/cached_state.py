@@ -1,4 +1,4 @@
-"""The cached state of a collection, and its points as the user sees them. No I/O."""
+"""The cached state of a collection, and its points decoded. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdrant_client import models
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.records import DualWrite, WriteIntentLog
-from qdrant_hubness.store.properties import OURS
+from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
 
 DISTANCES = {"COSINE": models.Distance.COSINE, "IP": models.Distance.DOT, "L2": models.Distance.EUCLID}
@@ -21,9 +21,11 @@ DISTANCES = {"COSINE": models.Distance.COSINE, "IP": models.Distance.DOT, "L2": 
 
 @dataclass(frozen=True)
 class CachedState:
-    """name: the real one, where there is a copy. sizes: of the single dense vectors as they are stored, by
-    name. states: of those that are corrected. dual_write: where its points are carried to. intent_log: where
-    writes are noted first."""
+    """The state of a collection, as a client last read it.
+
+    name: the real name, not an alias, during a dual write. sizes: the stored dimensions of dense vectors, by name.
+    states: by the name of the corrected vector.
+    """
 
     name: str
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -32,7 +34,7 @@ class CachedState:
     intent_log: WriteIntentLog | None = None
 
     def state_of(self, using: str | None) -> CollectionState | None:
-        """Of the vector that a query is about."""
+        """Return the state of the vector that a query searches; None if it is not corrected."""
         return self.states.get(using or UNNAMED)
 
     @cached_property
@@ -45,7 +47,7 @@ class CachedState:
 
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
-        """The states whose biases are in the vectors."""
+        """Return the states whose biases are in the vectors."""
         return {name: state for name, state in self.states.items() if not state.codec.leaves_vectors}
 
     def fits(self, vector: Any) -> bool:
@@ -59,16 +61,16 @@ class CachedState:
         if point.payload and (hidden := self.hidden - set(requested)):
             changed["payload"] = {key: value for key, value in point.payload.items() if key not in hidden}
         if point.vector is not None and self.in_vectors:
-            changed["vector"] = self.stripped(point.vector)
+            changed["vector"] = self.decoded(point.vector)
         return point.model_copy(update=changed) if changed else point
 
-    def stripped(self, vector: Any) -> Any:
+    def decoded(self, vector: Any) -> Any:
         """Return a stored vector, or several by name, as the user sees them."""
         if not isinstance(vector, dict):
             state = self.in_vectors.get(UNNAMED)
-            return users_vector(state, vector).tolist() if state else vector
+            return _decoded_vector(state, vector).tolist() if state else vector
         return {
-            name: users_vector(self.in_vectors[name], value).tolist() if name in self.in_vectors else value
+            name: _decoded_vector(self.in_vectors[name], value).tolist() if name in self.in_vectors else value
             for name, value in vector.items()
         }
 
@@ -82,7 +84,7 @@ class CachedState:
             vectors = self._params(UNNAMED, vectors)
         elif vectors:
             vectors = {name: self._params(name, own) for name, own in vectors.items()}
-        metadata = {k: v for k, v in (result.config.metadata or {}).items() if not k.startswith(OURS)}
+        metadata = {k: v for k, v in (result.config.metadata or {}).items() if not k.startswith(PREFIX)}
         params = params.model_copy(update={"vectors": vectors})
         config = result.config.model_copy(update={"params": params, "metadata": metadata or None})
         return result.model_copy(update={"config": config})
@@ -94,8 +96,8 @@ class CachedState:
         return params.model_copy(update={"size": state.dim, "distance": DISTANCES[state.metric]})
 
 
-def users_vector(state: CollectionState, vector: Any) -> Floats:
-    """Return the vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
+def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
+    """Return the user's vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
     codec = state.codec
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
     return codec.decode_rows({codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}})[0]

@@ -1,4 +1,4 @@
-"""What both clients do otherwise than Qdrant's own. The sync one returns what is awaited of the async one."""
+"""The methods of qdrant-client that both clients override. The async client returns awaitables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdrant_hubness.client.state_cache import Operation
 
 
 class Methods(ABC):
-    """Each method takes what the method of that name of qdrant-client takes."""
+    """Each method has the arguments of qdrant-client's method of that name."""
 
     _operations: Operations
 
@@ -42,7 +42,7 @@ class Methods(ABC):
         profile: str | None = None,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.query_points. strength: w; 0 is the raw search. profile: another set of biases."""
+        """As QdrantClient.query_points. strength: w; 0 for a raw search. profile: the bias profile to use."""
         request = request_of(
             query,
             using=using,
@@ -110,11 +110,11 @@ class Methods(ABC):
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_pairs, of vectors that are not in augmented form."""
+        """As QdrantClient.search_matrix_pairs. Raises UnsupportedOperation for augmented vectors."""
         return self._run(self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs))
 
     def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_offsets, of vectors that are not in augmented form."""
+        """As QdrantClient.search_matrix_offsets. Raises UnsupportedOperation for augmented vectors."""
         return self._run(self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs))
 
     # -- reads ----------------------------------------------------------------------------------------
@@ -128,8 +128,8 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.retrieve."""
-        result = {"with_payload": with_payload, "with_vectors": with_vectors, **options}
-        return self._run(self._operations.retrieve(collection_name, ids, result))
+        options |= {"with_payload": with_payload, "with_vectors": with_vectors}
+        return self._run(self._operations.retrieve(collection_name, ids, options))
 
     def scroll(
         self,
@@ -143,7 +143,7 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.scroll."""
-        result = {
+        options |= {
             "scroll_filter": scroll_filter,
             "limit": limit,
             "order_by": order_by,
@@ -151,10 +151,10 @@ class Methods(ABC):
             "with_payload": with_payload,
             "with_vectors": with_vectors,
         }
-        return self._run(self._operations.scroll(collection_name, {**result, **options}))
+        return self._run(self._operations.scroll(collection_name, options))
 
     def get_collection(self, collection_name: str, **kwargs: Any) -> Any:
-        """As QdrantClient.get_collection, with sizes and distances as they were before the correction."""
+        """As QdrantClient.get_collection, with the sizes and distances before the correction."""
         return self._run(self._operations.described(collection_name))
 
     # -- writes ---------------------------------------------------------------------------------------
@@ -162,8 +162,9 @@ class Methods(ABC):
     def upsert(self, collection_name: str, points: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.upsert; each point gets its bias from the bank.
 
-        Raises DimensionMismatch, NonFiniteVectors and, under Cosine, ZeroVectors, each naming the points by
-        their place; WriteIntentFailed where nothing was written, and DualWriteFailed."""
+        Raises DimensionMismatch, NonFiniteVectors and, for Cosine, ZeroVectors, which name points by their position;
+        WriteIntentFailed if nothing was written, and DualWriteFailed if only the copy was not.
+        """
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 
     def update_vectors(
@@ -176,8 +177,7 @@ class Methods(ABC):
         self, collection_name: str, vectors: Sequence[str], points: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.delete_vectors."""
-        result = {"vectors": vectors, "points": points, "wait": wait}
-        return self._write(collection_name, "delete_vectors", **result, **options)
+        return self._write(collection_name, "delete_vectors", vectors=vectors, points=points, wait=wait, **options)
 
     def delete(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.delete."""
@@ -193,38 +193,35 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.set_payload."""
-        result = {"payload": payload, "points": points, "key": key, "wait": wait}
-        return self._write(collection_name, "set_payload", **result, **options)
+        return self._write(
+            collection_name, "set_payload", payload=payload, points=points, key=key, wait=wait, **options
+        )
 
     def overwrite_payload(
         self, collection_name: str, payload: dict[str, Any], points: Any, wait: bool = True, **options: Any
     ) -> Any:
-        """As QdrantClient.overwrite_payload. Where biases lie in payloads, these points have none until the
-        next refresh."""
-        result = {"payload": payload, "points": points, "wait": wait}
-        return self._write(collection_name, "overwrite_payload", **result, **options)
+        """As QdrantClient.overwrite_payload. Biases in payloads are lost until the next refresh."""
+        return self._write(collection_name, "overwrite_payload", payload=payload, points=points, wait=wait, **options)
 
     def delete_payload(
         self, collection_name: str, keys: Sequence[str], points: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.delete_payload."""
-        result = {"keys": keys, "points": points, "wait": wait}
-        return self._write(collection_name, "delete_payload", **result, **options)
+        return self._write(collection_name, "delete_payload", keys=keys, points=points, wait=wait, **options)
 
     def clear_payload(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
-        """As QdrantClient.clear_payload; biases in payloads as for overwrite_payload."""
-        result = {"points_selector": points_selector, "wait": wait}
-        return self._write(collection_name, "clear_payload", **result, **options)
+        """As QdrantClient.clear_payload. Biases in payloads are lost until the next refresh."""
+        return self._write(collection_name, "clear_payload", points_selector=points_selector, wait=wait, **options)
 
     def batch_update_points(
         self, collection_name: str, update_operations: Sequence[Any], wait: bool = True, **options: Any
     ) -> Any:
-        """As QdrantClient.batch_update_points; on corrected collections one operation after the other."""
+        """As QdrantClient.batch_update_points. Corrected collections get one request per operation."""
         calls = calls_of(update_operations, {"wait": wait, **options})
         return self._run(self._operations.write(collection_name, calls))
 
     def upload_points(self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any) -> Any:
-        """As QdrantClient.upload_points; to corrected collections by this process alone."""
+        """As QdrantClient.upload_points. Corrected collections are written by this process alone."""
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 
     def upload_collection(
@@ -236,7 +233,7 @@ class Methods(ABC):
         batch_size: int = 64,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.upload_collection; to corrected collections by this process alone."""
+        """As QdrantClient.upload_collection. Corrected collections are written by this process alone."""
         points = points_of(vectors, payload, ids)
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

@@ -1,4 +1,4 @@
-"""What the clients do, sync and async alike. No I/O: see milvus_hubness.client.steps."""
+"""The operations of both clients, sync and async. No I/O: see milvus_hubness.client.steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from qdrant_hubness.client.cached_state import CachedState
-from qdrant_hubness.client.rewrite import DEFAULT_LIMIT, Answered, Named, Rewriting, picked_by_mmr, points_named
+from qdrant_hubness.client.rewrite import DEFAULT_LIMIT, Decoding, Named, Rewriting, picked_by_mmr, points_named
 from qdrant_hubness.client.state_cache import Operation
 from qdrant_hubness.client.writes import Writing
 from qdrant_hubness.store.rows import UNNAMED, named
@@ -31,9 +31,9 @@ class Operations(Writing):
         def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
             return (yield Ask("retrieve", (collection, ids), options)), cached
 
-        found, cached = yield from self.reading(collection, call, _some_vectors)
-        asked = payload_keys(options["with_payload"])
-        return [cached.shown(each, asked) for each in found]
+        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        requested = payload_keys(options["with_payload"])
+        return [cached.shown(record, requested) for record in records]
 
     def scroll(self, collection: str, options: Options) -> Operation[tuple[list[Any], Any]]:
         """As QdrantClient.scroll."""
@@ -44,9 +44,9 @@ class Operations(Writing):
             offsets.append(offset)
             return records, cached
 
-        found, cached = yield from self.reading(collection, call, _some_vectors)
-        asked = payload_keys(options["with_payload"])
-        return [cached.shown(each, asked) for each in found], offsets[-1]
+        records, cached = yield from self.with_state_of_vectors(collection, call, _some_vectors)
+        requested = payload_keys(options["with_payload"])
+        return [cached.shown(record, requested) for record in records], offsets[-1]
 
     def described(self, collection: str) -> Operation[Any]:
         """As QdrantClient.get_collection."""
@@ -54,14 +54,15 @@ class Operations(Writing):
         def call(cached: CachedState) -> Operation[Any]:
             return cached.described((yield Ask("get_collection", (collection,))))
 
-        return self.as_it_is(collection, call)
+        return self.with_state(collection, call)
 
     def matrix(self, method: str, collection: str, args: tuple[Any, ...], options: Options) -> Operation[Any]:
-        """A method that compares points with each other. Raises UnsupportedOperation where their vectors are
-        in augmented form."""
+        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for augmented vectors."""
         cached = yield from self.cached_state(collection)
         if (options.get("using") or UNNAMED) in cached.in_vectors:
-            raise UnsupportedOperation(f"{method} would compare stored vectors, with their biases in them")
+            raise UnsupportedOperation(
+                f"{method} would compare augmented vectors, which have the biases in them: use the source collection"
+            )
         return (yield Ask(method, (collection, *args), options))
 
     # -- queries ------------------------------------------------------------------------------------------
@@ -105,22 +106,22 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            sent, answered = [], []
+            sent, decodings = [], []
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
-                found = yield from self._rewritten(collection, cached, request, most, strength, profile)
-                sent.append(found[0])
-                answered.append(found[1])
-            shown = []
+                rewritten, decoding = yield from self._rewritten(collection, cached, request, most, strength, profile)
+                sent.append(rewritten)
+                decodings.append(decoding)
+            answers = []
             responses = yield from send(sent)
-            for request, answer, response in zip(requests, answered, responses, strict=True):
-                points = yield from self._diverse(collection, cached, answer, response.points)
-                asked = payload_keys(request.with_payload)
-                points = [cached.shown(answer.scored(each), asked) for each in points]
-                shown.append(response.model_copy(update={"points": points}))
-            return shown
+            for request, decoding, response in zip(requests, decodings, responses, strict=True):
+                points = yield from self._diverse(collection, cached, decoding, response.points)
+                requested = payload_keys(request.with_payload)
+                points = [cached.shown(decoding.scored(point), requested) for point in points]
+                answers.append(response.model_copy(update={"points": points}))
+            return answers
 
-        return self.as_it_is(collection, call)
+        return self.with_state(collection, call)
 
     def groups(
         self,
@@ -136,28 +137,28 @@ class Operations(Writing):
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            sent, answered = yield from self._rewritten(collection, cached, request, limit, strength, profile)
-            if answered.mmr is not None:
-                raise UnsupportedOperation("mmr of a corrected vector in groups")
-            result = {name: each for name, each in arguments(sent).items() if name != "offset"}
-            sizes = {"group_by": group_by, "group_size": group_size}
-            found = yield Ask("query_points_groups", (collection,), {**result, **sizes, **options})
-            beside = yield from self._look_up_cached(options.get("with_lookup"))
-            asked = payload_keys(request.with_payload)
+            sent, decoding = yield from self._rewritten(collection, cached, request, limit, strength, profile)
+            if decoding.mmr is not None:
+                raise UnsupportedOperation("a corrected vector does not support mmr in groups: use query_points")
+            grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
+            grouped |= {"group_by": group_by, "group_size": group_size, **options}
+            response = yield Ask("query_points_groups", (collection,), grouped)
+            lookup_state = yield from self._lookup_state(options.get("with_lookup"))
+            requested = payload_keys(request.with_payload)
             groups = [
                 group.model_copy(
                     update={
-                        "hits": [cached.shown(answered.scored(hit), asked) for hit in group.hits],
-                        "lookup": beside.shown(group.lookup) if group.lookup is not None else None,
+                        "hits": [cached.shown(decoding.scored(hit), requested) for hit in group.hits],
+                        "lookup": lookup_state.shown(group.lookup) if group.lookup is not None else None,
                     }
                 )
-                for group in found.groups
+                for group in response.groups
             ]
-            return found.model_copy(update={"groups": groups})
+            return response.model_copy(update={"groups": groups})
 
-        return self.as_it_is(collection, call)
+        return self.with_state(collection, call)
 
-    def _look_up_cached(self, lookup: Any) -> Operation[CachedState]:
+    def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
             return CachedState("")
         return (yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection))
@@ -170,18 +171,17 @@ class Operations(Writing):
         most: int,
         strength: float | None,
         profile: str | None,
-    ) -> Operation[tuple[models.QueryRequest, Answered]]:
+    ) -> Operation[tuple[models.QueryRequest, Decoding]]:
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
-        wanted = points_named(request, cached)
-        vectors = yield from self._by_pointof(collection, cached, wanted)
+        vectors = yield from self._users_vectors(collection, cached, points_named(request, cached))
         return Rewriting(cached, vectors, weight, profile).request(request, most=most)
 
-    def _by_pointof(
+    def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
-        """What the user gave for points that a query names. Raises InvalidInput naming one without it."""
+        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or has none."""
         by_point: dict[Named, Any] = {}
         by_place: dict[tuple[str | None, str], list[Any]] = {}
         for place, field, id in points:
@@ -190,21 +190,23 @@ class Operations(Writing):
             state = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield Ask("retrieve", (place or collection, ids), options)
-            vectors = {record.id: named(state.stripped(record.vector)).get(field) for record in records}
+            vectors = {record.id: named(state.decoded(record.vector)).get(field) for record in records}
             for id in ids:
                 if vectors.get(id) is None:
-                    raise InvalidInput(f"point {id!r} of {place or collection!r} has no vector {field!r}")
+                    raise InvalidInput(
+                        f"point {id!r} of {place or collection!r} has no vector {field!r}: name another point"
+                    )
                 by_point[place, field, id] = vectors[id]
         return by_point
 
     def _diverse(
-        self, collection: str, cached: CachedState, answered: Answered, hits: list[Any]
+        self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]
     ) -> Operation[list[Any]]:
-        mmr = answered.mmr
+        mmr = decoding.mmr
         if mmr is None or not hits:
             return hits
         points = [(None, mmr.field, point.id) for point in hits]
-        vectors = yield from self._by_pointof(collection, cached, points)
+        vectors = yield from self._users_vectors(collection, cached, points)
         return picked_by_mmr(mmr, hits, np.array([vectors[point] for point in points], np.float32))
 
 
@@ -213,26 +215,23 @@ def _some_vectors(answer: tuple[list[Any], CachedState]) -> list[Any]:
 
 
 def arguments(request: models.QueryRequest) -> Options:
-    """What query_points takes for a request."""
-    named_otherwise = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
-    result = {named_otherwise.get(name, name): value for name, value in request if name != "shard_key"}
-    result["limit"] = result["limit"] or DEFAULT_LIMIT
+    """Return the arguments of query_points for a request."""
+    renamed = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
+    options = {renamed.get(name, name): value for name, value in request if name != "shard_key"}
+    options["limit"] = options["limit"] or DEFAULT_LIMIT
     if request.shard_key is not None:
-        result["shard_key_selector"] = request.shard_key
-    return result
+        options["shard_key_selector"] = request.shard_key
+    return options
 
 
-def request_of(query: Any, **result: Any) -> models.QueryRequest:
-    """The arguments of query_points as a request."""
-    return models.QueryRequest.model_construct(query=_plain(query), **result)
-
-
-def _plain(query: Any) -> Any:
-    return query.tolist() if isinstance(query, np.ndarray) else query
+def request_of(query: Any, **options: Any) -> models.QueryRequest:
+    """Return the arguments of query_points as a request."""
+    plain = query.tolist() if isinstance(query, np.ndarray) else query
+    return models.QueryRequest.model_construct(query=plain, **options)
 
 
 def payload_keys(with_payload: Any) -> frozenset[str]:
-    """The keys that a call asks for by name."""
+    """Return the keys that the argument `with_payload` names."""
     if isinstance(with_payload, models.PayloadSelectorInclude):
         return frozenset(with_payload.include)
     return frozenset(with_payload) if isinstance(with_payload, list | tuple) else frozenset()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ SELECTORS = {
     "delete_payload": "points",
     "delete_vectors": "points",
 }
-"""The argument by which a method is told of its points, by ids or by a filter."""
+"""The argument that selects the points of a method, by ids or by a filter."""
 _CONDITIONS = ("update_filter", "update_mode")
 
 
@@ -35,7 +35,7 @@ class Call:
     options: dict[str, Any]
 
     def having(self, **changed: Any) -> Call:
-        """The call with some arguments changed."""
+        """Return the call with some arguments changed."""
         return replace(self, options={**self.options, **changed})
 
     @property
@@ -44,39 +44,39 @@ class Call:
 
     @property
     def is_conditional(self) -> bool:
-        """Whether which of its points are written depends on those that are there."""
+        """Whether the call writes only those of its points that fulfil a condition."""
         return any(self.options.get(name) is not None for name in _CONDITIONS)
 
     @property
     def selector(self) -> Any:
-        """What the points are told by, of methods that bring no vectors."""
+        """The ids, or the filter, of a method that brings no vectors."""
         return self.options[SELECTORS[self.method]]
 
 
 def key_of(id: Any) -> Key:
-    """A point's id as Qdrant gives it back. Raises InvalidInput for what is none."""
+    """Return a point's id as Qdrant returns it. Raises InvalidInput."""
     if isinstance(id, int):
         return id
     try:
         return str(id if isinstance(id, uuid.UUID) else uuid.UUID(id))
     except (ValueError, AttributeError, TypeError):
-        raise InvalidInput(f"a point's id is a number or a UUID, not {id!r}") from None
+        raise InvalidInput(f"{id!r} is not the id of a point: pass a number or a UUID") from None
 
 
 def filter_of(selector: Any) -> models.Filter | None:
-    """The filter that a selector is; None where it names ids."""
+    """Return the filter of a selector; None if it names ids."""
     if isinstance(selector, models.FilterSelector):
         return selector.filter
     return selector if isinstance(selector, models.Filter) else None
 
 
 def ids_of(selector: Any) -> list[Key]:
-    """The ids that a selector names."""
+    """Return the ids that a selector names."""
     return [key_of(id) for id in getattr(selector, "points", selector)]
 
 
 def structs(points: Any) -> list[models.PointStruct]:
-    """What upsert takes, as points one by one."""
+    """Return the points of an argument of `upsert`, a list or a Batch."""
     if not isinstance(points, models.Batch):
         return [
             point if isinstance(point, models.PointStruct) else models.PointStruct.model_validate(point)
@@ -85,7 +85,7 @@ def structs(points: Any) -> list[models.PointStruct]:
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
     if {len(points.ids)} != {len(payloads), *map(len, vectors.values())}:
-        raise InvalidInput("ids, vectors and payloads of a batch are not equally many")
+        raise InvalidInput("the batch has unequal numbers of ids, vectors and payloads: pass one of each per point")
     named = vectors.keys() != {UNNAMED}
     return [
         models.PointStruct.model_construct(
@@ -98,20 +98,20 @@ def structs(points: Any) -> list[models.PointStruct]:
 
 
 def by_name(vector: Any) -> dict[str, Any]:
-    """A point's vectors by name."""
+    """Return a point's vectors by name."""
     if vector is None:
         return {}
     return dict(vector) if isinstance(vector, dict) else {UNNAMED: vector}
 
 
 def merged(vectors: dict[str, Any]) -> Any:
-    """Vectors by name as Qdrant takes them."""
+    """Return vectors by name as Qdrant accepts them."""
     return vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
 
 
 def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
-    """The calls that the operations of batch_update_points stand for."""
-    return [Call(method, {**result, **options}) for method, result in map(_call_of, operations)]
+    """Return the operations of batch_update_points as calls."""
+    return [Call(method, {**own, **options}) for method, own in map(_call_of, operations)]
 
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
@@ -131,17 +131,19 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
         return "delete_payload", {"keys": request.keys, "points": _selector(request), **_further(request)}
     if isinstance(operation, models.SetPayloadOperation):
         request = operation.set_payload
-        result = {"payload": request.payload, "points": _selector(request), "key": request.key}
-        return "set_payload", {**result, **_further(request)}
+        arguments = {"payload": request.payload, "points": _selector(request), "key": request.key}
+        return "set_payload", {**arguments, **_further(request)}
     if isinstance(operation, models.OverwritePayloadOperation):
         request = operation.overwrite_payload
-        result = {"payload": request.payload, "points": _selector(request)}
-        return "overwrite_payload", {**result, **_further(request)}
+        return "overwrite_payload", {"payload": request.payload, "points": _selector(request), **_further(request)}
     if isinstance(operation, models.DeleteOperation):
         return "delete", {"points_selector": operation.delete}
     if isinstance(operation, models.ClearPayloadOperation):
         return "clear_payload", {"points_selector": operation.clear_payload}
-    raise UnsupportedOperation(f"{type(operation).__name__} on a corrected collection")
+    raise UnsupportedOperation(
+        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, update_vectors, "
+        "delete_vectors, set_payload, overwrite_payload, delete_payload, clear_payload and delete"
+    )
 
 
 def _selector(request: Any) -> Any:
@@ -155,20 +157,20 @@ def _further(request: Any, *names: str) -> dict[str, Any]:
 
 
 def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
-    """The items, so many at a time."""
+    """Yield the items in lists of at most `size`."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 def points_of(
     vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
 ) -> Iterator[models.PointStruct]:
-    """What upload_collection takes, as points: vectors in rows, or such rows by name; without ids, of new ones."""
+    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids they get new UUIDs."""
     if isinstance(vectors, dict):
         rows: Iterable[Any] = (dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True))
     else:
         rows = vectors
-    numbered = (str(uuid.uuid4()) for _ in repeat(None)) if ids is None else ids
-    for vector, payload, id in zip(rows, payloads or repeat({}), numbered, strict=False):
+    numbered = (str(uuid.uuid4()) for _ in itertools.count()) if ids is None else ids
+    for vector, payload, id in zip(rows, payloads or itertools.repeat({}), numbered, strict=False):
         yield models.PointStruct(id=id, vector=_listed(vector), payload=payload)
 
 

@@ -1,8 +1,9 @@
-"""Queries of corrected collections, turned into queries that Qdrant answers with corrected scores. No I/O.
+"""Queries of corrected collections, rewritten so that Qdrant answers with corrected scores. No I/O.
 
-In the augmented form < r , b > a vector q is asked as < q , −w >, whatever kind of query it is part of. Points that a
-query names by id are asked by the vector that the user gave them: their stored one would ask for its own bias. Where
-biases lie in payloads, candidates are fetched and a formula takes w times the bias off."""
+Every vector q in a query becomes the augmented query <q, −w>. A point that a query names by id is replaced by its
+user's vector, because the bias in its augmented vector would enter the scores. Biases in payloads are subtracted by a
+formula over candidates.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +22,16 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: the collection to look it up in, None for the one that is asked; the vector; the id."""
+"""A point that a query names: its collection, None for the searched one; the name of the vector; the id."""
 Vectors = Mapping[Named, Floats]
-"""Of such points, as the user knows them."""
+"""The user's vectors (d,) of such points."""
 
 DEFAULT_LIMIT = 10
 _AVERAGES = (None, models.RecommendStrategy.AVERAGE_VECTOR)
 
 
 def is_id(value: Any) -> bool:
-    """Whether a query's input names a point."""
+    """Whether an input of a query is the id of a point."""
     return isinstance(value, int | str | uuid.UUID)
 
 
@@ -39,7 +40,7 @@ def _id(value: Any) -> Any:
 
 
 def _inputs(query: Any) -> list[Any]:
-    """All that a query holds of vectors and of points that stand for theirs."""
+    """Return the vectors and the ids of points in a query."""
     if query is None:
         return []
     if isinstance(query, models.NearestQuery):
@@ -52,13 +53,13 @@ def _inputs(query: Any) -> list[Any]:
         return _pairs(query.context)
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
-        return [feedback.target, *(each.example for each in feedback.feedback)]
+        return [feedback.target, *(item.example for item in feedback.feedback)]
     return [] if _needs_no_vector(query) else [query]
 
 
 def _pairs(context: Any) -> list[Any]:
     pairs = context if isinstance(context, list) else [context]
-    return [each for pair in pairs if pair is not None for each in (pair.positive, pair.negative)]
+    return [item for pair in pairs if pair is not None for item in (pair.positive, pair.negative)]
 
 
 def _needs_no_vector(query: Any) -> bool:
@@ -68,27 +69,34 @@ def _needs_no_vector(query: Any) -> bool:
 
 
 def points_named(request: Any, cached: CachedState) -> set[Named]:
-    """The points of which a request, or a prefetch, needs the vectors as the user knows them."""
+    """Return the points whose user's vectors a request, or a prefetch, needs."""
     points: set[Named] = set()
-    look, using = request.lookup_from, request.using or UNNAMED
-    if using in cached.in_vectors or look is not None:
-        field = (look.vector if look and look.vector is not None else using) or UNNAMED
-        points = {
-            (look.collection if look else None, field, _id(part)) for part in _inputs(request.query) if is_id(part)
-        }
+    if (request.using or UNNAMED) in cached.in_vectors or request.lookup_from is not None:
+        collection, field = _source_of(request)
+        points = {(collection, field, _id(part)) for part in _inputs(request.query) if is_id(part)}
     return points.union(*(points_named(part, cached) for part in prefetches(request)))
 
 
+def _source_of(request: Any) -> tuple[str | None, str]:
+    """Return the collection and the vector that ids in a request's query refer to."""
+    lookup, using = request.lookup_from, request.using or UNNAMED
+    field = (lookup.vector if lookup and lookup.vector is not None else using) or UNNAMED
+    return lookup.collection if lookup else None, field
+
+
 def prefetches(request: Any) -> list[Any]:
-    """Those of a request or of a prefetch."""
+    """Return the prefetches of a request or of a prefetch."""
     inner = request.prefetch
     return [] if inner is None else list(inner) if isinstance(inner, Sequence) else [inner]
 
 
 @dataclass(frozen=True)
-class Answered:
-    """How the answer of a rewritten request is read. state, query, strength: of a distance that is to be told
-    from the products; None where scores stand as they are. mmr: what is still to be picked by it."""
+class Decoding:
+    """How to decode the answer of a rewritten request.
+
+    state, query, strength: for scores that are products and become distances; None if the scores are final. mmr: the
+    selection that is still to be made.
+    """
 
     state: CollectionState | None = None
     query: Floats | None = None
@@ -96,7 +104,7 @@ class Answered:
     mmr: Mmr | None = None
 
     def scored(self, point: Any) -> Any:
-        """The point with its score in the user's metric."""
+        """Return the point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
         squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[0, 0]
@@ -105,8 +113,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Mmr:
-    """Maximal marginal relevance among candidates, by their corrected scores and the vectors as the user
-    knows them. field: whose."""
+    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors. field: the vector's."""
 
     field: str
     diversity: float
@@ -115,104 +122,107 @@ class Mmr:
 
 
 def _rooted(squared: float) -> float:
-    """The distance of a squared one; corrected, that may be below 0, as the distance then is."""
+    """Return the root of a squared distance, with its sign: a corrected one may be negative."""
     return float(np.copysign(np.sqrt(abs(squared)), squared))
 
 
 @dataclass(frozen=True)
 class Rewriting:
-    """strength: w, None for each profile's own. profile: which set of biases, None for the active one.
-    vectors: of the points that `points_named` told of."""
+    """Rewrites requests.
+
+    vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the active one.
+    """
 
     cached_state: CachedState
     vectors: Vectors
     strength: float | None = None
     profile: str | None = None
 
-    def request(self, request: models.QueryRequest, *, most: int) -> tuple[models.QueryRequest, Answered]:
-        """A request as it is to be sent, and how its answer is read. most: points that it may be answered
-        with, its offset counted. Raises UnsupportedOperation for what a corrected vector cannot be asked."""
-        state = self.cached_state.state_of(request.using)
-        asked, answered = self._rewritten(request, state, most, is_top=True)
-        return asked, answered
+    def request(self, request: models.QueryRequest, *, most: int) -> tuple[models.QueryRequest, Decoding]:
+        """Return the request to send, and how to decode its answer. most: the points of the answer and of the offset.
+
+        Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
+        """
+        rewritten: tuple[models.QueryRequest, Decoding] = self._rewritten(
+            request, self.cached_state.state_of(request.using), most, is_top=True
+        )
+        return rewritten
 
     def _rewritten(
         self, request: Any, state: CollectionState | None, most: int, *, is_top: bool
-    ) -> tuple[Any, Answered]:
+    ) -> tuple[Any, Decoding]:
         inner = prefetches(request)
         changed: dict[str, Any] = {}
         if inner:
             self._require_mergeable(request.query, inner)
             changed["prefetch"] = [
                 self._rewritten(
-                    each, self.cached_state.state_of(each.using), each.limit or DEFAULT_LIMIT, is_top=False
+                    prefetch, self.cached_state.state_of(prefetch.using), prefetch.limit or DEFAULT_LIMIT, is_top=False
                 )[0]
-                for each in inner
+                for prefetch in inner
             ]
         query = request.query
         if query is None or _needs_no_vector(query):
-            return request.model_copy(update=changed), Answered()
+            return request.model_copy(update=changed), Decoding()
         if request.lookup_from is not None or (state is not None and not state.codec.leaves_vectors):
-            query, excluded = self._looked_up(request)
+            query, excluded = self._with_vectors(request)
             changed["query"], changed["lookup_from"] = query, None
             if excluded:
                 changed["filter"] = _without(request.filter, excluded)
         if state is None:
-            return request.model_copy(update=changed), Answered()
+            return request.model_copy(update=changed), Decoding()
         weight = self._weight(state)
         if state.codec.needs_candidates:
-            return self._by_formula(request.model_copy(update=changed), state, weight, most), Answered()
+            return self._by_formula(request.model_copy(update=changed), state, weight, most), Decoding()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
     def _in_vectors(
         self, request: Any, changed: dict[str, Any], query: Any, state: CollectionState, weight: float, *, is_top: bool
-    ) -> tuple[Any, Answered]:
-        wrap = self._wrapped(state, weight)
+    ) -> tuple[Any, Decoding]:
+        encode = self._encoder(state, weight)
         if not isinstance(query, models.NearestQuery):
             if state.metric == "L2":
                 raise UnsupportedOperation(
-                    f"{type(query).__name__} compares similarities of several vectors, which are none under "
-                    "Euclid in augmented form: ask for the nearest, or recommend by the average vector"
+                    f"a corrected Euclid vector does not support {type(query).__name__}, which compares the scores of "
+                    "several vectors: search for the nearest, or recommend by the average vector"
                 )
-            changed["query"] = _mapped(query, wrap)
-            return request.model_copy(update=changed), Answered()
+            changed["query"] = _mapped(query, encode)
+            return request.model_copy(update=changed), Decoding()
         vector = as_vector(query.nearest)
-        changed["query"] = models.NearestQuery(nearest=wrap(vector))
-        answered = Answered()
+        changed["query"] = models.NearestQuery(nearest=encode(vector))
+        decoding = Decoding()
         if state.metric == "L2":
-            answered = Answered(state, state.layout.rows(vector[None])[0], weight)
+            decoding = Decoding(state, state.layout.rows(vector[None])[0], weight)
             if request.score_threshold is not None:
                 squared = request.score_threshold * abs(request.score_threshold)
                 changed["score_threshold"] = float(state.layout.products(squared, vector))
         if query.mmr is not None:
             if not is_top or state.metric == "L2" or request.prefetch:
                 raise UnsupportedOperation(
-                    "mmr of a corrected vector: neither in a prefetch, nor over one, nor under Euclid"
+                    "a corrected vector does not support mmr in a prefetch, over one, or with Euclid: leave it out"
                 )
             limit, offset = request.limit or DEFAULT_LIMIT, request.offset or 0
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
-            answered = Answered(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
+            decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
             changed |= {"limit": query.mmr.candidates_limit or limit + offset, "offset": None}
-        return request.model_copy(update=changed), answered
+        return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
-        """Raises UnsupportedOperation where scores of prefetches would be merged that are not the user's."""
+        """Raise UnsupportedOperation if the query merges scores of prefetches that are still products."""
         merges = (isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF) or isinstance(
             query, models.FormulaQuery
         )
-        for each in inner:
-            state = self.cached_state.state_of(each.using)
-            if merges and state is not None and state.metric == "L2" and not _needs_no_vector(each.query):
+        for prefetch in inner:
+            state = self.cached_state.state_of(prefetch.using)
+            if merges and state is not None and state.metric == "L2" and not _needs_no_vector(prefetch.query):
                 raise UnsupportedOperation(
-                    "the scores of a corrected Euclid vector are products until the answer is read: merge "
-                    "them by reciprocal ranks"
+                    "a query cannot merge the scores of a corrected Euclid vector, which Qdrant computes as products: "
+                    "merge by reciprocal ranks"
                 )
 
-    def _looked_up(self, request: Any) -> tuple[Any, list[Any]]:
-        """The query with vectors in place of the points it names, and those of them that it leaves out."""
-        look, using = request.lookup_from, request.using or UNNAMED
-        field = (look.vector if look and look.vector is not None else using) or UNNAMED
-        collection = look.collection if look else None
+    def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
+        """Return the query with vectors in place of ids, and the ids that its answer must leave out."""
+        collection, field = _source_of(request)
         excluded: list[Any] = []
 
         def resolved(value: Any) -> Any:
@@ -233,18 +243,19 @@ class Rewriting:
     def _profile(self, state: CollectionState) -> Profile:
         return state.profile_of(self.profile)
 
-    def _wrapped(self, state: CollectionState, weight: float) -> Callable[[Any], list[float]]:
+    def _encoder(self, state: CollectionState, weight: float) -> Callable[[Any], list[float]]:
+        """Return the function that encodes a vector as an augmented query."""
         slot = self._profile(state).slot
 
-        def wrap(value: Any) -> list[float]:
+        def encode(value: Any) -> list[float]:
             encoded = state.codec.pack_queries(as_vector(value)[None], weight, slot=slot)
             query_vector: list[float] = decode(encoded, state.dtype)[0].tolist()
             return query_vector
 
-        return wrap
+        return encode
 
     def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:
-        """The candidates of a request, and a formula that takes their biases off."""
+        """Return a request for candidates, from whose scores a formula subtracts their biases."""
         if weight == 0:
             return request
         query = request.query
@@ -278,18 +289,16 @@ class Rewriting:
 
 
 def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
-    """A query with each of its inputs changed."""
+    """Return the query with `change` applied to its vectors and ids."""
     if isinstance(query, models.NearestQuery):
         return models.NearestQuery.model_construct(nearest=change(query.nearest), mmr=query.mmr)
     if isinstance(query, models.RecommendQuery):
-        given = query.recommend
-        recommend = given.model_copy(
-            update={
-                "positive": [change(each) for each in given.positive or []],
-                "negative": [change(each) for each in given.negative or []],
-            }
-        )
-        return query.model_copy(update={"recommend": recommend})
+        recommend = query.recommend
+        examples = {
+            "positive": [change(example) for example in recommend.positive or []],
+            "negative": [change(example) for example in recommend.negative or []],
+        }
+        return query.model_copy(update={"recommend": recommend.model_copy(update=examples)})
     if isinstance(query, models.DiscoverQuery):
         discover = query.discover
         changed = {"target": change(discover.target), "context": _mapped_pairs(discover.context, change)}
@@ -298,8 +307,8 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
         return query.model_copy(update={"context": _mapped_pairs(query.context, change)})
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
-        result = [each.model_copy(update={"example": change(each.example)}) for each in feedback.feedback]
-        changed = {"target": change(feedback.target), "feedback": result}
+        items = [item.model_copy(update={"example": change(item.example)}) for item in feedback.feedback]
+        changed = {"target": change(feedback.target), "feedback": items}
         return query.model_copy(update={"relevance_feedback": feedback.model_copy(update=changed)})
     return models.NearestQuery.model_construct(nearest=change(query), mmr=None)
 
@@ -307,52 +316,53 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
 def _mapped_pairs(context: Any, change: Callable[[Any], Any]) -> Any:
     pairs = context if isinstance(context, list) else [] if context is None else [context]
     return [
-        each.model_copy(update={"positive": change(each.positive), "negative": change(each.negative)}) for each in pairs
+        pair.model_copy(update={"positive": change(pair.positive), "negative": change(pair.negative)}) for pair in pairs
     ]
 
 
 def _average(recommend: Any) -> Floats:
-    """(d,) what Qdrant asks for where it recommends by the average vector."""
+    """Return the query vector (d,) by which Qdrant recommends with the strategy average_vector."""
     if not recommend.positive:
-        raise InvalidInput("a recommendation by the average vector needs a positive example")
-    mean: Floats = np.mean([as_vector(each) for each in recommend.positive], axis=0, dtype=np.float32)
+        raise InvalidInput("the recommendation by the average vector has no positive example: add one")
+    mean: Floats = np.mean([as_vector(example) for example in recommend.positive], axis=0, dtype=np.float32)
     if recommend.negative:
-        mean = 2 * mean - np.mean([as_vector(each) for each in recommend.negative], axis=0, dtype=np.float32)
+        negatives = [as_vector(example) for example in recommend.negative]
+        mean = 2 * mean - np.mean(negatives, axis=0, dtype=np.float32)
     return mean
 
 
 def as_vector(value: Any) -> Floats:
     try:
-        found = np.asarray(value, np.float32)
+        vector = np.asarray(value, np.float32)
     except (TypeError, ValueError):
-        found = np.empty((0, 0), np.float32)
-    if found.ndim != 1:
+        vector = np.empty((0, 0), np.float32)
+    if vector.ndim != 1:
         raise UnsupportedOperation(
-            f"a corrected vector is searched with a list of numbers or a point's id, not with {type(value).__name__}"
+            f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of numbers or a point's id"
         )
-    return found
+    return vector
 
 
 def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
-    """The filter, and none of these points."""
-    left_out = models.HasIdCondition(has_id=list(dict.fromkeys(ids)))
+    """Return a filter that also excludes these points."""
+    excluded = models.HasIdCondition(has_id=list(dict.fromkeys(ids)))
     if where is None:
-        return models.Filter(must_not=[left_out])
-    there = where.must_not
-    others = [] if there is None else list(there) if isinstance(there, list) else [there]
-    changed: models.Filter = where.model_copy(update={"must_not": [*others, left_out]})
+        return models.Filter(must_not=[excluded])
+    before = where.must_not
+    others = [] if before is None else list(before) if isinstance(before, list) else [before]
+    changed: models.Filter = where.model_copy(update={"must_not": [*others, excluded]})
     return changed
 
 
 def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]:
-    """Which of the candidates, best first, are answered with. vectors (n, d): as the user knows them, unit
-    under Cosine."""
+    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the user's, unit for
+    Cosine."""
     relevance = np.array([point.score for point in points])
     similarity = vectors @ vectors.T
     left, chosen = list(range(len(points))), [0] if points else []
     left = left[1:]
     while left and len(chosen) < mmr.limit + mmr.offset:
         crowded = similarity[np.ix_(left, chosen)].max(axis=1)
-        worth = (1 - mmr.diversity) * relevance[left] - mmr.diversity * crowded
-        chosen.append(left.pop(int(np.argmax(worth))))
+        gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * crowded
+        chosen.append(left.pop(int(np.argmax(gain))))
     return [points[i] for i in chosen[mmr.offset :]]

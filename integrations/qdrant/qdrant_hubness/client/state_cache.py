@@ -19,7 +19,7 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.properties import STATES, of_metadata, point_id
-from qdrant_hubness.store.requests import FAILURES, is_not_found, keeps_metadata
+from qdrant_hubness.store.requests import FAILURES, is_missing, keeps_metadata
 from qdrant_hubness.store.rows import UNNAMED, named
 
 T = TypeVar("T")
@@ -30,9 +30,11 @@ NOTHING = CachedState("")
 
 
 class StateCache:
-    """strength: w of every query that names none; None for each collection's own. state_ttl: seconds for
-    which a collection's state stays cached. bank_budget: bytes of banks to keep in memory. local:
-    whether the client keeps the data itself."""
+    """The cached states, and the banks in memory.
+
+    strength: w of queries without one; None for that of the collection. state_ttl: seconds for which a state stays
+    cached. bank_budget: bytes of banks in memory. local: whether the client is in the local mode.
+    """
 
     def __init__(self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool) -> None:
         self.strength = strength
@@ -54,7 +56,7 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
-            if is_not_found(error):
+            if is_missing(error):
                 return NOTHING
             raise
         name, properties = yield from self._properties(collection, described)
@@ -68,8 +70,8 @@ class StateCache:
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state
 
-    def as_it_is(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
-        """Return call(state); if it fails and the collection has changed, call once more."""
+    def with_state(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
+        """Return call(state). If it fails and the collection has another state by now, call once more."""
         cached = yield from self.cached_state(collection)
         try:
             return (yield from call(cached))
@@ -80,11 +82,13 @@ class StateCache:
                 raise
         return (yield from call(now))
 
-    def reading(
+    def with_state_of_vectors(
         self, collection: str, call: Callable[[CachedState], Operation[T]], vectors: Callable[[T], list[Any]]
     ) -> Operation[T]:
-        """As `as_it_is`, for a call that returns stored vectors: their width shows whether the collection is another
-        one now. vectors: one or some of each answer."""
+        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias was moved.
+
+        vectors: returns some vectors of an answer.
+        """
 
         def checked(cached: CachedState) -> Operation[T]:
             answer = yield from call(cached)
@@ -93,7 +97,7 @@ class StateCache:
                 answer = yield from call((yield from self.cached_state(collection)))
             return answer
 
-        return self.as_it_is(collection, checked)
+        return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
         """Return the collection's real name, which is read only if it matters, and its properties."""
@@ -108,7 +112,7 @@ class StateCache:
         try:
             points = yield Ask("retrieve", (STATES, [point_id(name)]))
         except FAILURES as error:
-            if is_not_found(error):
+            if is_missing(error):
                 return name, {}
             raise
         return name, dict(points[0].payload["properties"]) if points else {}
@@ -121,8 +125,7 @@ class StateCache:
     # -- biases of new points -----------------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """(n, slots) biases of vectors (n, d): each profile's in its two slots, and in theirs those that a
-        refresh is about to bring or has just taken away."""
+        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a running refresh."""
         biases = np.zeros((len(vectors), state.slots), np.float32)
         profiles = {slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)}
         moving = [update.profile for update in (state.outgoing, state.incoming) if update is not None]
@@ -142,8 +145,8 @@ class StateCache:
         biases: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).centred(vectors))
         return biases
 
-    def cells(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """(n, c) what the locality hint columns of vectors (n, d) hold, by the active profile's bank."""
+    def locality_hints(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)

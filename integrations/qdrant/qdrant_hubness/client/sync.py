@@ -1,4 +1,4 @@
-"""HubnessQdrantClient: a QdrantClient to which corrected collections look as they did before."""
+"""HubnessQdrantClient: a QdrantClient that hides the augmented vectors of corrected collections."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ DEFAULT_BANK_BUDGET = 1 << 30
 
 
 class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
-    """Use it wherever a QdrantClient is used. Ordinary collections are passed through untouched.
+    """A replacement of QdrantClient, which corrects searches of corrected collections.
 
-    On corrected ones, upserts, queries and reads speak the original size and distance. Scores are s(q, r) − w·(b(r) −
-    c): similarities under Cosine and Dot, thresholds included; under Euclid the root of the squared distance plus 2w·(b
-    − c), below 0 where that is. Vectors read back are what Qdrant would give: unit ones under Cosine.
+    Calls about other collections pass unchanged. Upserts, queries and reads of a corrected one have its original size
+    and distance. Scores and thresholds are s(q, r) − w·(b(r) − c), with c the mean bias, for Cosine and Dot; for Euclid
+    the root of the squared distance plus 2w·(b − c), negative if that sum is. Returned vectors are unit for Cosine.
 
-    client: one whose connection, or local data, is shared, in place of the arguments of QdrantClient.
-    strength: w of every query that names none; None takes each collection's own (1.0 unless changed).
-    state_ttl: seconds for which the state of a collection stays cached; keep
-    it below the time between two refreshes. bank_budget: bytes of banks in memory.
-    Raises UnsupportedOperation for what a corrected collection cannot answer.
+    client: a client whose connection or local data to use, instead of the arguments of QdrantClient.
+    strength: w of queries without one; None for that of the collection (1.0 unless changed).
+    state_ttl: seconds for which the state of a collection stays cached; choose less than the time between two
+    refreshes. bank_budget: bytes of banks in memory.
+    Raises UnsupportedOperation for operations that corrected collections do not support.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
-        """As QdrantClient.close; a client that is shared stays open."""
+        """As QdrantClient.close; the argument `client` stays open."""
         if not getattr(self, "_shares", True):
             super().close(grpc_grace, **kwargs)
 

@@ -1,8 +1,7 @@
-"""Writes: each point with its bias, noted while a refresh is at work, and carried on while a migration is.
-No I/O: see milvus_hubness.client.steps.
+"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No I/O.
 
-What is carried to a copy is read from the collection after the write, and read again after it was carried:
-whichever of two clients that write the same point carries last, it carries what the collection holds.
+A dual write reads the points from the collection after the write to it, writes them to the copy, and reads them once
+more. So the copy is right, whichever of two clients that write the same point comes last.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES
 from qdrant_hubness.store.write_intents import line
 
-CARRYING_ROUNDS = 20
+DUAL_WRITE_ROUNDS = 20
+"""Attempts to copy points that other clients change meanwhile."""
 IDS_PER_REQUEST = 1_000
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
@@ -37,60 +37,57 @@ _log = logging.getLogger("qdrant_hubness")
 
 
 class Writing(StateCache):
-    """What changes points."""
+    """The methods that change points."""
 
     def write(self, collection: str, calls: Sequence[Call]) -> Operation[list[Any]]:
-        """The calls one after the other, and what each returned."""
+        """Run the calls one after the other, and return their results."""
 
         def attempt(cached: CachedState) -> Operation[list[Any]]:
             results = []
             for call in calls:
-                results.append((yield from self._written(collection, cached, call)))
+                results.append((yield from self._write(collection, cached, call)))
             return results
 
-        return self.as_it_is(collection, attempt)
+        return self.with_state(collection, attempt)
 
     def write_one(self, collection: str, call: Call) -> Operation[Any]:
-        """The call, and what it returned."""
         return (yield from self.write(collection, [call]))[0]
 
     def upload(
         self, collection: str, points: Iterable[Any], batch_size: int, options: dict[str, Any]
     ) -> Operation[None]:
-        """As QdrantClient.upload_points, whose options are: those of how it works in parallel are for plain
-        collections."""
+        """As QdrantClient.upload_points. For corrected collections, the options about parallel work have no effect."""
         cached = yield from self.cached_state(collection)
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
             return
-        result = {name: each for name, each in options.items() if name not in _IN_PARALLEL}
-        left = iter(points)
-        while part := list(islice(left, batch_size)):
-            yield from self.write(collection, [Call("upsert", {"points": part, **result})])
+        upsert_options = {name: value for name, value in options.items() if name not in _IN_PARALLEL}
+        remaining = iter(points)
+        while part := list(islice(remaining, batch_size)):
+            yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
 
-    def _written(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        watched = cached.dual_write is not None or (cached.intent_log is not None and call.brings_vectors)
-        if watched:
+    def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
+        if cached.dual_write is not None or (cached.intent_log is not None and call.brings_vectors):
             collection = cached.name
-            call = (yield from self._settled(collection, call)).having(wait=True)
+            call = (yield from self._with_ids(collection, call)).having(wait=True)
             if not self._ids(call):
                 return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
-        after: list[tuple[Key, Columns]] = []
+        payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
-            call, notes, after = yield from self._stored(collection, cached, call)
+            call, notes, payloads = yield from self._encode_call(collection, cached, call)
             if cached.intent_log is not None:
                 yield from self._note(cached, notes)
         result = yield Ask(call.method, (collection,), call.options)
-        for key, columns in after:
+        for key, columns in payloads:
             yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
         if cached.dual_write is not None:
-            yield from self._reach(cached, self._ids(call))
+            yield from self._write_to_copy(cached, self._ids(call))
         return result
 
-    # -- which points -------------------------------------------------------------------------------------
+    # -- the ids of points --------------------------------------------------------------------------------
 
-    def _settled(self, collection: str, call: Call) -> Operation[Call]:
-        """The call about points that are named one by one, whatever it left open."""
+    def _with_ids(self, collection: str, call: Call) -> Operation[Call]:
+        """Return the call with the ids that its filter or its condition selects now."""
         if not call.brings_vectors:
             where = filter_of(call.selector)
             if where is None:
@@ -100,63 +97,62 @@ class Writing(StateCache):
         if not call.is_conditional:
             return call
         points = structs(call.options["points"]) if call.method == "upsert" else list(call.options["points"])
-        ids = [key_of(each.id) for each in points]
-        there = {r.id for r in (yield Ask("retrieve", (collection, ids), {"with_payload": False}))}
+        ids = [key_of(point.id) for point in points]
+        existing = {r.id for r in (yield Ask("retrieve", (collection, ids), {"with_payload": False}))}
         mode, where = call.options.get("update_mode"), call.options.get("update_filter")
-        written = there
+        selected = existing
         if where is not None:
             among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
-            written = set((yield from self._matching(collection, among)))
+            selected = set((yield from self._matching(collection, among)))
         if mode == models.UpdateMode.INSERT_ONLY:
-            written = set()
+            selected = set()
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
-            written = written | (set(ids) - there)
-        return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in written])
+            selected = selected | (set(ids) - existing)
+        return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in selected])
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
-        found: list[Key] = []
+        ids: list[Key] = []
         offset: Any = None
         while True:
             options = {"scroll_filter": where, "limit": IDS_PER_REQUEST, "offset": offset}
             page, offset = yield Ask("scroll", (collection,), {**options, "with_payload": False})
-            found += [record.id for record in page]
+            ids += [record.id for record in page]
             if offset is None:
-                return found
+                return ids
 
     @staticmethod
     def _ids(call: Call) -> list[Key]:
         if call.brings_vectors:
-            return [key_of(each.id) for each in call.options["points"]]
+            return [key_of(point.id) for point in call.options["points"]]
         return ids_of(call.selector)
 
-    # -- in augmented form ---------------------------------------------------------------------------------
+    # -- encoding -----------------------------------------------------------------------------------------
 
-    def _stored(
+    def _encode_call(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """The call with its points as they are stored, the notes of that, and what payloads are to be told
-        afterwards, where the call brings none."""
+        """Return the call with augmented vectors, its notes, and the payloads to set after a call without payloads."""
         upserts = call.method == "upsert"
         points = structs(call.options["points"]) if upserts else list(call.options["points"])
         vectors = [by_name(point.vector) for point in points]
-        columns = yield from self._convert(collection, cached, points, vectors, valid=True)
+        columns = yield from self._encode(collection, cached, points, vectors, valid=True)
         notes = [
-            line(field, key_of(point.id), own[field], {n: result[n] for n in _fields_of(state) if n in result})
-            for point, own, result in zip(points, vectors, columns, strict=True)
+            line(field, key_of(point.id), own[field], {n: biases[n] for n in _fields_of(state) if n in biases})
+            for point, own, biases in zip(points, vectors, columns, strict=True)
             for field, state in cached.states.items()
             if field in own
         ]
         kind = models.PointStruct if upserts else models.PointVectors
-        made = [
+        encoded = [
             kind.model_construct(
-                id=point.id, vector=merged(own), **({"payload": {**(point.payload or {}), **result}} if upserts else {})
+                id=point.id, vector=merged(own), **({"payload": {**(point.payload or {}), **biases}} if upserts else {})
             )
-            for point, own, result in zip(points, vectors, columns, strict=True)
+            for point, own, biases in zip(points, vectors, columns, strict=True)
         ]
-        after = [] if upserts else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
-        return call.having(points=made), notes, after
+        payloads = [] if upserts else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
+        return call.having(points=encoded), notes, payloads
 
-    def _convert(
+    def _encode(
         self,
         collection: str,
         cached: CachedState,
@@ -165,20 +161,24 @@ class Writing(StateCache):
         *,
         valid: bool,
     ) -> Operation[list[Columns]]:
-        """Vectors by name are brought into the augmented form, in place. Returns what each payload is to say
-        of biases. valid: refuse points without a direction under Cosine or with NaN, instead of bias 0."""
+        """Replace vectors by augmented vectors, in place, and return the bias fields for each point's payload.
+
+        valid: refuse points with NaN, or of length 0 under Cosine; else their bias is 0.
+        """
         columns: list[Columns] = [{} for _ in points]
         for field, state in cached.states.items():
             places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
             if not places:
                 continue
-            given = [as_vector(vectors[i][field]) for i in places]
-            if odd := [points[i].id for i, own in zip(places, given, strict=True) if len(own) != state.dim]:
-                raise DimensionMismatch(f"vectors of points {name_some(odd)} have not {state.dim} dimensions")
-            rows = np.array(given, np.float32)
+            listed = [as_vector(vectors[i][field]) for i in places]
+            if odd := [points[i].id for i, vector in zip(places, listed, strict=True) if len(vector) != state.dim]:
+                raise DimensionMismatch(
+                    f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
+                )
+            rows = np.array(listed, np.float32)
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
-            locality_hints: Floats = yield from self.cells(collection, state, rows)
+            locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
             biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
@@ -189,7 +189,7 @@ class Writing(StateCache):
         return columns
 
     def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
-        """Raises WriteIntentFailed where a write cannot be noted."""
+        """Note a write. Raises WriteIntentFailed."""
         intent_log = cached.intent_log
         if intent_log is None or not notes:
             return
@@ -198,27 +198,25 @@ class Writing(StateCache):
                 yield Ask("upsert", (intent_log.collection, part), {"wait": True})
         except FAILURES as error:
             raise WriteIntentFailed(
-                f"nothing was written: it could not be noted in {intent_log.collection!r}: {error}"
+                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
+                f"in {intent_log.collection!r}, which failed: {error}. "
+                "Write again; the client needs the right to write to that collection"
             ) from error
 
     # -- the copy -----------------------------------------------------------------------------------------
 
-    def _reach(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
-        """What the collection holds of these points, its copy holds too. Raises DualWriteFailed."""
+    def _write_to_copy(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
+        """Write these points of the collection to its copy; delete those it no longer has. Raises DualWriteFailed."""
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return
         try:
-            yield from self._carry(cached, dual_write.collection, ids)
+            yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
             if not dual_write.required:
-                _log.warning(
-                    "written to %r, but not to %r, which is being made of it and is repaired later: %s",
-                    cached.name,
-                    dual_write.collection,
-                    error,
-                )
+                message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
+                _log.warning(message, cached.name, dual_write.collection, error)
                 return
         for name in (cached.name, dual_write.collection):
             self.forget(name)
@@ -226,45 +224,48 @@ class Writing(StateCache):
         if now.dual_write is None:
             return
         try:
-            yield from self._carry(now, now.dual_write.collection, ids)
+            yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"written to {cached.name!r}, but not to {now.dual_write.collection!r}, where its points are "
-                f"carried: {error}. Repeat the write"
+                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: {error}. "
+                "Write again"
             ) from error
 
-    def _carry(self, cached: CachedState, dual_write: str, ids: list[Key]) -> Operation[None]:
-        target = yield from self.cached_state(dual_write)
+    def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
+        target = yield from self.cached_state(copy)
         for part in parts(list(dict.fromkeys(ids)), IDS_PER_REQUEST):
             before: dict[Key, Any] | None = None
-            for _ in range(CARRYING_ROUNDS):
+            for _ in range(DUAL_WRITE_ROUNDS):
                 read = yield Ask("retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True})
                 now = {record.id: record for record in read}
                 if now == before:
                     break
                 before = now
-                yield from self._put(cached, target, dual_write, list(now.values()))
-                if gone := [id for id in part if id not in now]:
-                    selector = models.PointIdsList(points=gone)
-                    yield Ask("delete", (dual_write, selector), {"wait": True})
+                yield from self._put(cached, target, copy, list(now.values()))
+                if missing := [id for id in part if id not in now]:
+                    selector = models.PointIdsList(points=missing)
+                    yield Ask("delete", (copy, selector), {"wait": True})
             else:
-                raise DualWriteFailed(f"points of {cached.name!r} change faster than they can be carried")
+                raise DualWriteFailed(
+                    f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to write them to its "
+                    f"copy {copy!r}: fewer clients at once must write the same points"
+                )
 
-    def _put(self, cached: CachedState, target: CachedState, dual_write: str, records: list[Any]) -> Operation[None]:
+    def _put(self, cached: CachedState, target: CachedState, copy: str, records: list[Any]) -> Operation[None]:
         if not records:
             return
         shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
-        columns = yield from self._convert(dual_write, target, shown, vectors, valid=False)
+        columns = yield from self._encode(copy, target, shown, vectors, valid=False)
         points = [
             models.PointStruct.model_construct(
-                id=record.id, vector=merged(own), payload={**(record.payload or {}), **result}
+                id=record.id, vector=merged(own), payload={**(record.payload or {}), **biases}
             )
-            for record, own, result in zip(shown, vectors, columns, strict=True)
+            for record, own, biases in zip(shown, vectors, columns, strict=True)
         ]
-        yield Ask("upsert", (dual_write, points), {"wait": True})
+        yield Ask("upsert", (copy, points), {"wait": True})
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:
-    """What of the payload tells of a field's biases, where they lie there."""
+    """Return the keys of the payload that hold the biases of a field, if they are in payloads."""
     return state.codec.hidden_fields if state.codec.leaves_vectors else ()

@@ -1,4 +1,4 @@
-"""Qdrant behind the protocol that the jobs of milvus_hubness are written against."""
+"""QdrantStore: the protocol of milvus_hubness.stores for Qdrant."""
 
 from qdrant_hubness.store.requests import connect
 from qdrant_hubness.store.store import QdrantStore

@@ -52,13 +52,13 @@ class QdrantBanks(QdrantLedger, BankGenerations):
 
     def _all_states(self) -> Iterator[CollectionState]:
         for collection in self.client.get_collections().collections:
-            # Some may be dropped meanwhile.
+            # Another process may have dropped it meanwhile.
             if self.exists(collection.name):
                 yield from self._states(collection.name, self.ask("get_collection", collection.name)).values()
 
 
 def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:
-    """Return the filter that picks these parts of a generation, all of them without `parts`."""
+    """Return the filter that selects these parts of a generation, all of them without `parts`."""
     generation = models.MatchValue(value=reference.generation)
     must: list[models.Condition] = [models.FieldCondition(key="generation", match=generation)]
     if parts:

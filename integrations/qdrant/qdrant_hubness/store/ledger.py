@@ -1,4 +1,4 @@
-"""Ledgers as Qdrant collections without vectors: one point for each entry."""
+"""Ledgers as Qdrant collections without vectors: one point per record."""
 
 from __future__ import annotations
 
@@ -76,5 +76,4 @@ def _of(group: str) -> models.Filter:
 
 
 def _record(point: Any) -> Record:
-    result = point.payload
-    return Record(result["key"], result["group"], result["body"])
+    return Record(point.payload["key"], point.payload["group"], point.payload["body"])

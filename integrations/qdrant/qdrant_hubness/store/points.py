@@ -1,7 +1,7 @@
-"""Points of Qdrant collections, read and written as the jobs need it: by id, in order, acknowledged.
+"""Reads and writes of points, by id, in order, acknowledged.
 
-Ids are numbers and UUIDs, which have no order among themselves in Python: a collection counts as two
-partitions, of one kind of id each.
+Ids are numbers and UUIDs, which Python cannot order among each other. So a collection counts as two partitions, one for
+each kind of id.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
 KEYS_PER_PAGE = 10_000
 REQUEST_BYTES = 8_000_000
 BYTES_PER_NUMBER = 20
-"""Of a vector in JSON."""
+"""Bytes of a number of a vector in JSON."""
 ROW_BYTES = 512
 MOST_ROWS = 1_000
 
@@ -52,7 +52,7 @@ def partition_of(key: Key) -> str:
 
 
 def _next(key: Key) -> Key | None:
-    """The first id that comes after this one in its partition."""
+    """Return the next possible id in the partition of `key`."""
     if isinstance(key, int):
         return key + 1 if key < LAST_NUMBER else None
     if key >= LAST_UUID:
@@ -62,12 +62,10 @@ def _next(key: Key) -> Key | None:
 
 
 def create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
-    """The change that makes an alias."""
     return models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=collection, alias_name=alias))
 
 
 def drop_alias(alias: str) -> models.DeleteAliasOperation:
-    """The change that drops an alias."""
     return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
 
 
@@ -103,13 +101,13 @@ class QdrantPoints:
             self.change_aliases([drop_alias(alias)], alias)
 
     def change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
-        """All in one step of the database."""
+        """Make these changes in one step of the database."""
         with turn(self.client), translated(alias):
             self.client.update_collection_aliases(change_aliases_operations=list(changes))
 
     @contextmanager
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
-        """The name by which a request is sent. Raises LeaseLost for a write whose alias is gone."""
+        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if it is gone."""
         is_fenced = self._fences is not None and method in WRITES
         name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
         try:
@@ -186,7 +184,7 @@ class QdrantPoints:
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """As Store.get."""
-        return self._fetch(collection, keys, self.form(collection, field))
+        return self._retrieve(collection, keys, self.form(collection, field))
 
     def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As Store.upsert."""
@@ -265,7 +263,7 @@ class QdrantPoints:
     def _states(self, collection: str, described: Any) -> dict[str, CollectionState]:
         return read_states(self._properties(collection, described))
 
-    def _fetch(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
+    def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         records: list[Any] = []
         for part in self._parts(list(keys), form):
             records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
@@ -282,7 +280,7 @@ class QdrantPoints:
         with_payload: bool = False,
         with_vectors: bool = False,
     ) -> list[Any]:
-        """The first points of a partition behind `after`."""
+        """Return the first points of a partition after `after`."""
         first: Key | None = 0 if partition == NUMBERS else FIRST_UUID
         if after is not None:
             first = _next(after)
@@ -307,7 +305,7 @@ class QdrantPoints:
         return NUMBERS if after is None else partition_of(after)
 
     def _pending(self, collection: str, epoch_field: str) -> models.Filter:
-        """The filter that picks points whose bias is not computed yet."""
+        """Return the filter that selects points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         states = self._states(collection, self.ask("get_collection", collection)).values()
         if any(state.codec.epoch_field == epoch_field and state.codec.needs_candidates for state in states):

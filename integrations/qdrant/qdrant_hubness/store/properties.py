@@ -8,11 +8,11 @@ from typing import Any
 
 from qdrant_client import QdrantClient, models
 
-from qdrant_hubness.store.requests import is_local, is_not_found, keeps_metadata, translated, turn
+from qdrant_hubness.store.requests import is_local, is_missing, keeps_metadata, translated, turn
 
 STATES = "hubness_state"
-"""The collection with the properties of the others, on servers without metadata."""
-OURS = "hubness"
+"""The collection that holds the properties of all others, on servers without metadata."""
+PREFIX = "hubness"
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
 
 
@@ -22,32 +22,32 @@ def point_id(text: str) -> str:
 
 
 class Properties:
-    """in_metadata: whether the database keeps metadata of collections."""
+    """Reads and writes properties. in_metadata: whether the database has metadata of collections."""
 
     def __init__(self, client: QdrantClient) -> None:
         self._client = client
         self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
 
     def of(self, name: str, described: Any) -> dict[str, str]:
-        """The properties of the collection of that real name, which is described like that."""
+        """Return the properties of a collection, given its real name and its description."""
         if self.in_metadata:
             return of_metadata(described)
         with turn(self._client), translated(STATES):
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
-                if is_not_found(error):
+                if is_missing(error):
                     return {}
                 raise
         return dict((points[0].payload or {})["properties"]) if points else {}
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
-        """Change these and keep the others."""
+        """Change these properties; the others stay."""
         with turn(self._client), translated(name):
             if self.in_metadata:
                 self._client.update_collection(name, metadata=dict(changed))
                 return
-        self._keep(name)
+        self._create(name)
         with turn(self._client), translated(STATES):
             self._client.set_payload(
                 STATES,
@@ -59,13 +59,13 @@ class Properties:
             )
 
     def forget(self, name: str) -> None:
-        """All of a collection that is dropped."""
+        """Delete the properties of a collection that was dropped."""
         if not self.in_metadata and self._client.collection_exists(STATES):
             with translated(STATES):
                 self._client.delete(STATES, [point_id(name)], wait=True)
 
-    def _keep(self, name: str) -> None:
-        """A place for the properties of a collection, unless there is one."""
+    def _create(self, name: str) -> None:
+        """Create the record of a collection's properties, if it does not exist."""
         with translated(STATES):
             if not self._client.collection_exists(STATES):
                 self._client.create_collection(STATES, vectors_config={})
@@ -76,6 +76,6 @@ class Properties:
 
 
 def of_metadata(described: Any) -> dict[str, str]:
-    """Those of our properties that a collection has in its metadata."""
+    """Return the properties of this package in the metadata of a collection."""
     metadata = described.config.metadata or {}
-    return {name: text for name, text in metadata.items() if name.startswith(OURS) and isinstance(text, str)}
+    return {name: text for name, text in metadata.items() if name.startswith(PREFIX) and isinstance(text, str)}

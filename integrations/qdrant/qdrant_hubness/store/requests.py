@@ -1,4 +1,4 @@
-"""Talking to Qdrant: connecting, errors in our terms, one thread at a time in the local mode."""
+"""Requests to Qdrant: connections, errors, and a lock for the local mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreEr
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
 FAILURES = (ApiException, grpc.RpcError, ValueError, KeyError, RuntimeError)
-"""What qdrant-client raises. Its local mode raises plain ValueErrors, and KeyErrors for points."""
+"""The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for points."""
 
 _NO_POINT = "no point with id"
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
@@ -28,8 +28,10 @@ _locks_lock = threading.Lock()
 
 
 def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
-    """A plain QdrantClient of a server (http://… or https://…), of a folder of the local mode, or of ":memory:". Raises
-    ServerUnavailable, which names the address without its user and password, and never the key."""
+    """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or ":memory:".
+
+    Raises ServerUnavailable, which names no user, password and key.
+    """
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
@@ -42,12 +44,12 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
 
 
 def is_local(client: Any) -> bool:
-    """Whether the client keeps the data itself."""
+    """Whether the client is in the local mode, in which it stores the data itself."""
     return isinstance(client._client, QdrantLocal | AsyncQdrantLocal)
 
 
 def turn(client: Any) -> Any:
-    """A context in which a thread may call this client. The local mode bears one at a time."""
+    """Return a context in which a thread may call this client: the local mode allows one thread at a time."""
     if not is_local(client):
         return nullcontext()
     with _locks_lock:
@@ -59,8 +61,8 @@ def keeps_metadata(version: str) -> bool:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) >= KEEPS_METADATA
 
 
-def is_not_found(error: BaseException) -> bool:
-    """Whether a collection was asked for that is not there."""
+def is_missing(error: BaseException) -> bool:
+    """Whether the error says that a collection does not exist."""
     text = error_text(error).lower()
     if isinstance(error, UnexpectedResponse):
         return error.status_code == 404 and _NO_POINT not in text
@@ -68,19 +70,19 @@ def is_not_found(error: BaseException) -> bool:
 
 
 def lacks_points(error: BaseException) -> bool:
-    """Whether some points of a request were not there. All others were served."""
+    """Whether points of the request did not exist; it was carried out for the others."""
     return isinstance(error, KeyError) or _NO_POINT in error_text(error).lower()
 
 
 @contextmanager
 def translated(collection: str) -> Iterator[None]:
-    """qdrant-client's errors as ours, about `collection`."""
+    """Convert qdrant-client's errors to errors of milvus_hubness about `collection`."""
     try:
         yield
     except FAILURES as error:
         if isinstance(error, StoreError):
             raise
-        if is_not_found(error):
+        if is_missing(error):
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if isinstance(error, ResponseHandlingException):
             raise ServerUnavailable(
@@ -91,7 +93,7 @@ def translated(collection: str) -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """What went wrong, in Qdrant's own words."""
+    """Return Qdrant's message of an error."""
     if isinstance(error, UnexpectedResponse):
         return f"{error.status_code} {error.content.decode(errors='replace')[:500]}"
     if isinstance(error, grpc.RpcError):

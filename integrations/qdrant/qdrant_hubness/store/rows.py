@@ -1,9 +1,10 @@
-"""Points of Qdrant as rows and back. No I/O.
+"""Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the point's payload, and under `OTHER_VECTORS` its vectors but for the one that a batch is of. Of a
-field in augmented form it shows what other databases keep with the row: the bias, which is read out of the
-vector; the epoch, PENDING where the payload says so; under COSINE a norm of 1, as Qdrant makes all vectors
-unit. Of these only the mark of pending points is kept, so that the payload is the user's own."""
+A row is the payload of a point; `OTHER_VECTORS` holds all its vectors but that of the batch. For an augmented vector
+the row also has the fields that other databases store: the bias, read from the vector; the epoch, PENDING if the
+payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of these, only the mark of pending points is
+stored, so the payload is the user's.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from milvus_hubness.state import CollectionState
 
 OTHER_VECTORS = "hubness_vectors"
 UNNAMED = ""
-"""What Qdrant calls the vector of a collection that has one without a name."""
+"""Qdrant's name for the single vector of a collection without vector names."""
 SERVER_UNITS, LOCAL_UNITS = 2, 64
-"""By how many units in the last place the numbers of vectors may move that Qdrant brings to length 1: when
-they are written, and the local mode, where they lie, once more at every search."""
+"""Units in the last place by which normalisation may change the numbers of a vector. A server normalises on a write,
+the local mode again in every search."""
 UNIT_LENGTH = 1e-6
-"""Vectors whose length is that near to 1 are unit."""
+"""Tolerance of the length of unit vectors."""
 
 Row = dict[str, Any]
 Vectors = dict[str, Any]
@@ -36,8 +37,10 @@ Vectors = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Others:
-    """Vectors by name: lists of numbers, lists of such lists, or {"indices", "values"}. unit: the names of
-    those that Qdrant brings to length 1, and so moves by up to so many units in the last place."""
+    """Vectors by name: lists of numbers, lists of such lists, or {"indices", "values"}; equal up to normalisation.
+
+    unit: the names of vectors that Qdrant normalises. units: tolerance for these, in units in the last place.
+    """
 
     vectors: Mapping[str, Any]
     unit: frozenset[str] = frozenset()
@@ -47,22 +50,24 @@ class Others:
         if not isinstance(other, Others) or self.vectors.keys() != other.vectors.keys():
             return False
         return all(
-            _near(mine, other.vectors[name], self.units) if name in self.unit else mine == other.vectors[name]
-            for name, mine in self.vectors.items()
+            _near(vector, other.vectors[name], self.units) if name in self.unit else vector == other.vectors[name]
+            for name, vector in self.vectors.items()
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _near(a: Any, b: Any, units: int) -> bool:
-    mine, theirs = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=units * 2.0**-23, atol=2.0**-126)
+    first, second = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    return first.shape == second.shape and np.allclose(first, second, rtol=units * 2.0**-23, atol=2.0**-126)
 
 
 @dataclass(frozen=True)
 class Form:
-    """How points of a collection are read and written with one of their vectors in front. field: its name; form: how
-    the rows of a layout, or the user's, lie in it; state: where these are a layout's; unit, units: see Others."""
+    """Conversion of a collection's points for one of their vectors.
+
+    field: the vector's name. form: its storage format. state: if it is an augmented vector. unit, units: see Others.
+    """
 
     field: str
     form: StorageFormat
@@ -75,8 +80,7 @@ class Form:
         return self.state.codec if self.state else None
 
     def batch(self, records: Sequence[Any]) -> Batch:
-        """The rows of points read with payload and vectors, in their order. A point without this vector has
-        NaN in its place."""
+        """Return points as rows, in their order; NaN in place of a missing vector."""
         keys: list[Key] = []
         rows: list[Row] = []
         stored = np.zeros((len(records), self.form.width), np.float32)
@@ -98,45 +102,46 @@ class Form:
         joined = self.form.joined(_unit(stored) if self.field in self.unit else stored)
         joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
-            _show(self.state, joined, rows)
+            _add_columns(self.state, joined, rows)
         return Batch(keys, joined, rows)
 
     def points(self, batch: Batch) -> list[models.PointStruct]:
-        """What Qdrant takes for these rows."""
+        """Return rows as points."""
         split = self.form.split(batch.vectors).tolist()
-        whole = ~np.isnan(batch.vectors[:, 0])
-        made = []
-        for key, vector, is_there, row in zip(batch.keys, split, whole, batch.rows, strict=True):
-            payload = self._kept(row)
+        present = ~np.isnan(batch.vectors[:, 0])
+        points = []
+        for key, own, has_own, row in zip(batch.keys, split, present, batch.rows, strict=True):
+            payload = self._payload(row)
             others = payload.pop(OTHER_VECTORS, None)
-            vectors = {name: as_taken(value) for name, value in others.vectors.items()} if others else {}
-            if is_there:
-                vectors[self.field] = vector
-            taken = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
-            made.append(construct(models.PointStruct, id=key, vector=taken, payload=payload))
-        return made
+            vectors = {name: as_model(value) for name, value in others.vectors.items()} if others else {}
+            if has_own:
+                vectors[self.field] = own
+            vector = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
+            points.append(construct(models.PointStruct, id=key, vector=vector, payload=payload))
+        return points
 
     def vectors(self, batch: Batch) -> list[models.PointVectors]:
-        """What Qdrant takes to replace this vector of the rows that have it, and nothing else of them."""
+        """Return the arguments of update_vectors for the rows that have this vector."""
         split = self.form.split(batch.vectors).tolist()
-        whole = ~np.isnan(batch.vectors[:, 0])
+        present = ~np.isnan(batch.vectors[:, 0])
         return [
             construct(models.PointVectors, id=key, vector={self.field: vector} if self.field else vector)
-            for key, vector, is_there in zip(batch.keys, split, whole, strict=True)
-            if is_there
+            for key, vector, has_own in zip(batch.keys, split, present, strict=True)
+            if has_own
         ]
 
-    def _kept(self, row: Row) -> Row:
+    def _payload(self, row: Row) -> Row:
         codec = self.codec
         if codec is None:
             return dict(row)
-        shown = {codec.bias_field, *codec.decoding_fields}
+        derived = {codec.bias_field, *codec.decoding_fields}
         if row.get(codec.epoch_field) != PENDING:
-            shown.add(codec.epoch_field)
-        return {name: value for name, value in row.items() if name not in shown}
+            derived.add(codec.epoch_field)
+        return {name: value for name, value in row.items() if name not in derived}
 
 
-def _show(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
+def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
+    """Add the bias, the epoch and the norm to rows of augmented vectors."""
     codec, epoch = state.codec, state.profile.epoch
     biases = codec.read_biases({codec.field: stored})[:, state.profile.slot].tolist()
     for row, bias in zip(rows, biases, strict=True):
@@ -145,16 +150,15 @@ def _show(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
 
 
 def _unit(vectors: Any) -> Floats:
-    """Vectors (…, d) of length 1, but for those of length 0. A server makes them so when they are written;
-    the local mode, of data that it reads from the disk, when they are searched."""
+    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise stored data."""
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
-    as_they_are = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)
-    return np.asarray(rows / np.where(as_they_are, 1, lengths), np.float32)
+    unchanged = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)
+    return np.asarray(rows / np.where(unchanged, 1, lengths), np.float32)
 
 
 def named(vector: Any) -> Vectors:
-    """The vectors of a point by name, in plain lists and dictionaries."""
+    """Return the vectors of a point by name, as plain lists and dictionaries."""
     if vector is None:
         return {}
     by_name = vector if isinstance(vector, dict) else {UNNAMED: vector}
@@ -168,12 +172,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def as_taken(value: Any) -> Any:
-    """A vector as Qdrant takes it, from what `named` makes of it."""
+def as_model(value: Any) -> Any:
+    """Return a vector as qdrant-client expects it, from a value of `named`."""
     return models.SparseVector(**value) if isinstance(value, dict) else value
 
 
 def in_order(records: Iterable[Any], keys: Sequence[Key]) -> list[Any]:
-    """The points in the order of `keys`, those that are there."""
+    """Return the existing points in the order of `keys`."""
     by_key = {record.id: record for record in records}
     return [by_key[key] for key in keys if key in by_key]

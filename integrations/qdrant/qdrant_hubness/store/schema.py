@@ -1,4 +1,4 @@
-"""Descriptions of Qdrant collections: read, checked, and adapted for a copy. No I/O."""
+"""Schemas of Qdrant collections: read, checked, and built for the corrected copy. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PRO
 from qdrant_hubness.store.rows import UNNAMED
 
 METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
-"""What is corrected, by the names that the layout has for it."""
+"""The distances that can be corrected, and the metrics of the layout."""
 DTYPES: dict[Any, Dtype] = {None: "float32", models.Datatype.FLOAT32: "float32", models.Datatype.FLOAT16: "float16"}
 
 Described = models.CollectionInfo
@@ -20,7 +20,7 @@ Params = models.VectorParams
 
 
 def dense(described: Described) -> dict[str, Params]:
-    """The dense vectors of a collection by name; UNNAMED for one that has none."""
+    """Return the dense vectors of a collection by name; a vector without a name is UNNAMED."""
     vectors = described.config.params.vectors
     if isinstance(vectors, models.VectorParams):
         return {UNNAMED: vectors}
@@ -32,7 +32,7 @@ def is_unnamed(described: Described) -> bool:
 
 
 def unit_vectors(described: Described) -> frozenset[str]:
-    """The names of the dense vectors that Qdrant brings to length 1."""
+    """Return the names of the dense vectors that Qdrant normalises."""
     return frozenset(n for n, params in dense(described).items() if params.distance == models.Distance.COSINE)
 
 
@@ -55,19 +55,19 @@ def vector_fields(described: Described) -> dict[str, VectorField]:
 
 
 def width_multiple(field: VectorField) -> int:
-    """Qdrant's quantisers take any width; sixteen numbers fill the registers."""
+    """Return ALIGNMENT, for speed: Qdrant's quantisers allow any width."""
     return ALIGNMENT
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether it is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
     described: Described = source.schema["described"]
     own = dense(described)[field].quantization_config
     return own is None and described.config.quantization_config is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Whether it is neither quantised nor of half precision, where each hint would take three columns."""
+    """Whether the vector is neither quantised nor of half precision, in which a hint takes three columns."""
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
@@ -81,13 +81,13 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
         if field in vectors:
             why = "a multivector" if vectors[field].multivector_config else str(vectors[field].datatype)
         reasons.append(
-            f"vector {field!r} is {why}: single dense vectors of 32 or 16 bits are corrected "
+            f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
         )
     elif source.vector_fields[field].metric not in METRICS.values():
         reasons.append(
-            f"vector {field!r} is compared by {source.vector_fields[field].metric}: Cosine, Dot and Euclid "
-            "are corrected"
+            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, Dot and Euclid are "
+            "corrected"
         )
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         reasons.append("custom shard keys cannot be copied yet")
@@ -101,7 +101,7 @@ def remarks(source: CollectionInfo) -> list[str]:
     if source.aliases:
         texts.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     if _is_quantized(described):
-        texts.append("quantized vectors hold the bias as coarsely as the rest: leave rescoring on")
+        texts.append("quantization also rounds the biases: leave rescoring on")
     return texts
 
 
@@ -117,7 +117,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """What create_collection takes for a copy: as the source, but for the corrected vector."""
+    """Return the arguments of create_collection for a copy: those of the source, with the augmented vector."""
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
     vectors: Any = dense(described)
@@ -126,7 +126,7 @@ def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[s
         vectors[state.field] = vectors[state.field].model_copy(
             update={"size": state.codec.form.width, "distance": models.Distance.DOT}
         )
-    made = {
+    options = {
         "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,
         "sparse_vectors_config": params.sparse_vectors,
         "shard_number": params.shard_number,
@@ -141,11 +141,11 @@ def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[s
         "strict_mode_config": _strict(config.strict_mode_config),
         "metadata": metadata,
     }
-    return {name: value for name, value in made.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str, Any]:
-    """The source's own metadata with the state of the copy."""
+    """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
     carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
     for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY):

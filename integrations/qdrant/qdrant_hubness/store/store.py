@@ -1,4 +1,4 @@
-"""Qdrant, local and served, as a Store."""
+"""QdrantStore: the Store protocol for Qdrant, local or a server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BIAS_METRICS = {"COSINE", "IP"}
 
 
 class QdrantStore(QdrantWriteIntents):
-    """A Store over a plain QdrantClient, see `connect`. The methods do what Store says."""
+    """The Store of a QdrantClient, see `connect`. The protocol documents the methods."""
 
     # -- descriptions ------------------------------------------------------------------------------
 
@@ -116,13 +116,13 @@ class QdrantStore(QdrantWriteIntents):
                 self.properties.alter(target, {**states, state.property_name: state.to_json()})
             self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
         for name, index in (source.schema["described"].payload_schema or {}).items():
-            how = index.params if index.params is not None else index.data_type
-            self.ask("create_payload_index", target, field_name=name, field_schema=how)
+            field_schema = index.params if index.params is not None else index.data_type
+            self.ask("create_payload_index", target, field_name=name, field_schema=field_schema)
 
     # -- biases in payloads ----------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
-        """Payloads take any key; a bias cannot be subtracted from the score of Euclid, which is a root."""
+        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root."""
         metrics = {field.metric for field in source.users_fields.values()}
         return "present" if metrics & BIAS_METRICS else "none"
 
@@ -130,7 +130,7 @@ class QdrantStore(QdrantWriteIntents):
         return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """Payloads take any key."""
+        """Payloads accept any key."""
 
     # -- whole collections -------------------------------------------------------------
 
@@ -138,11 +138,11 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        is_building = retry_if_result(lambda seen: seen.status == models.CollectionStatus.YELLOW)
+        is_building = retry_if_result(lambda described: described.status == models.CollectionStatus.YELLOW)
         Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(self.ask, "get_collection", collection)
 
     def wait_visible(self, collection: str) -> None:
-        """Every write was waited for."""
+        """Every write of this store is visible when it returns."""
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
@@ -159,8 +159,8 @@ class QdrantStore(QdrantWriteIntents):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
-        made = create_alias(alias, collection)
-        self.change_aliases([drop_alias(alias), made] if self._behind(alias) else [made], alias)
+        created = create_alias(alias, collection)
+        self.change_aliases([drop_alias(alias), created] if self._behind(alias) else [created], alias)
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)

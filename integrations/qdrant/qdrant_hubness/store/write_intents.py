@@ -73,8 +73,8 @@ class QdrantWriteIntents(QdrantBanks):
             )
             for field in source.states
         }
-        result = json.dumps({"collection": source.name, "fields": list(source.states)})
-        self.make_collection(name, {WRITE_INTENTS_OF_PROPERTY: result}, vectors_config=vectors)
+        described = json.dumps({"collection": source.name, "fields": list(source.states)})
+        self.make_collection(name, {WRITE_INTENTS_OF_PROPERTY: described}, vectors_config=vectors)
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
