@@ -40,8 +40,8 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison of all rows. rows, fields: number of compared rows of the origin and of their
-    values. differing: number of rows that still differed when read again; after the pass none does."""
+    """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
+    differing: number of rows that differed when read again, and were carried over."""
 
     rows: int
     fields: int
@@ -51,11 +51,8 @@ class Pass:
 def run_pass(
     pair: Pair, partitions: Sequence[str | None], migration: Migration, options: MigrationOptions, *, number: int
 ) -> Pass:
-    """Compare all rows once, and carry over the rows of the copy that differ. number: from 1; 0 writes nothing.
-
-    Raises NotCaughtUp for a row that changes faster than it can be carried over, and, if number is 0,
-    VerificationFailed, which names rows that differ.
-    """
+    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing. Raises NotCaughtUp for
+    a row that changes faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows."""
     throttle, rows_total = options.throttle, migration.rows
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
@@ -92,11 +89,8 @@ def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays:
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
-    """Carry these rows over until the copy holds the rows of the origin.
-
-    A client writes first to the origin and then to the copy, and this may undo the second write. The next read of the
-    origin shows such a write; a later write to the copy follows this one, and stays.
-    """
+    """Carry these rows over until the copy holds the rows of the origin. A client writes to the origin first, and this
+    may undo its write to the copy. The next read of the origin then shows it; a later write to the copy stays."""
     store, field = pair.store, pair.state.field
     for _ in range(REPAIR_ROUNDS):
         rows = store.get(pair.origin.collection, keys, field, partition=partition)
@@ -138,9 +132,8 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a verification. rows, fields: number compared one by one. biases: number of biases that were
-    computed again. searched: number of rows whose own vector was searched for; in_source, in_copy: those among the ten
-    best."""
+    """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
+    own vector was searched for; in_source, in_copy: those among the ten best."""
 
     rows: int
     fields: int
@@ -151,8 +144,8 @@ class Verification:
 
 
 def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
-    """Check what the comparison of rows, `equal`, does not show: no row is doubled, sampled biases equal those that the
-    bank gives now, and searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
+    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those that the bank gives
+    now, and that searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
     if not chunks:
         raise StateError(
             f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
@@ -178,8 +171,7 @@ def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chun
 
 
 def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
-    """Check that the copy has the planned index, unless it has taken over: its owner may have created another index.
-    Raises VerificationFailed."""
+    """Check that a copy that has not taken over has the planned index. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
     planned = migration.indexed(source).vector_fields[migration.field]
@@ -200,8 +192,7 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled. While clients write, only a stable count means anything, and inserts may balance
-    deletes: so this counts several times."""
+    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may balance inserts."""
     store, copy = pair.store, pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)
@@ -247,9 +238,8 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
     """Compare every row and field of a migration's two collections, and check the rest of `Verification`. Read only.
 
     name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are not unit
-    may differ by one unit in the last place. After the cutover, rows that the application changed since then differ.
-    Raises VerificationFailed, which names the first rows that differ or an index that is not as planned, NoMigration,
-    and WrongPhase before the copy exists or after the source is dropped.
+    may differ by one unit in the last place. After the cutover, rows differ that the application has changed since.
+    Raises VerificationFailed, which names rows or the index, NoMigration, and WrongPhase unless both collections exist.
     """
     options, ledger = options or MigrationOptions(), Ledger(store)
     migration = ledger.find(name)

@@ -11,12 +11,9 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
-    """Drop one side of a migration for good.
-
-    name: its source, target or alias. drop: the source, which finishes the migration; or the copy, while the
-    application reads the source, which undoes it. target: the copy, if the source has several. Raises LeaseHeld, and as
-    `would_drop` does.
-    """
+    """Drop one side of a migration for good. name: its source, target or alias. drop: the source, which finishes the
+    migration, or the copy, while the application reads the source, which undoes it. target: the copy, if the source has
+    several. Raises LeaseHeld, and as `would_drop` does."""
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
         store, ledger = lease.store, Ledger(lease.store)
@@ -31,11 +28,8 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return the names that `clean` would drop, by kind. Read only.
-
-    Raises InvalidInput if `drop` does not belong to this migration, NoMigration, WrongPhase, CollectionExists
-    if another collection has the name, and StoreError if an alias leads to it.
-    """
+    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase, InvalidInput if
+    `drop` is not of this migration, CollectionExists if it is another collection, StoreError if it has aliases."""
     migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
     going = {}

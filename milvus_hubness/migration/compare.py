@@ -94,7 +94,7 @@ class Pair:
 
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy first: clients write
-        to the origin first, so a row that appears in the copy was in the origin before."""
+        to the origin first, so every row of the copy is in the origin."""
         copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
         return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
 
@@ -102,8 +102,7 @@ class Pair:
         return scan_chunk(self.store, self.origin.collection, self.state.field, chunk, limit)
 
     def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
-        """Write rows to the copy, in requests that the throttle admits; return the bytes of their vectors.
-        are_new: the copy has never had their keys."""
+        """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never had their keys."""
         write = self.store.insert if are_new else self.store.upsert
         per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
         start = 0
@@ -118,8 +117,8 @@ class Pair:
         return per_row * len(rows)
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
-        """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the end, rows
-        with keys above all keys of that moment are left out, so that the loop ends while clients write."""
+        """Yield pages of both collections in key order; the pages of a pair cover the same keys. Near the end, later
+        keys are left out, so that the loop ends while clients write."""
         names = (self.origin.collection, self.copy.collection)
         for name in names:
             self.store.count(name)

@@ -1,8 +1,6 @@
-"""The preparation of a migration, and the copy: by chunks of rows, or by files to import.
-
-A repeated import doubles its rows. The ledger therefore names the file of a chunk before its import; a later run waits
-until no import is running, and then imports only the rows that are missing.
-"""
+"""The preparation of a migration, and the copy: by chunks of rows, or by files to import. A repeated import doubles its
+rows. The ledger therefore names the file of a chunk before its import; a later run waits until no import is running,
+and then imports only the rows that are missing."""
 
 from __future__ import annotations
 
@@ -160,8 +158,8 @@ def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -
 
 
 BEGUN_AT_MOST = 4
-"""Number of chunks after the last recorded one that a killed run may have begun: one is written while the one before
-is recorded, and a busy Milvus 2.3 may still show a former record."""
+"""Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
+and a busy Milvus 2.3 may still show a former record."""
 
 _Copied = tuple[list[Chunk], int, float]
 
@@ -229,9 +227,7 @@ def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Th
 
 class Importer:
     """Copies the chunks that are not recorded as done, through files; the copy shows them after `Store.show_imported`.
-
-    The copy must hold none of their rows, and no client may write to it: an import would double upserted keys.
-    """
+    It must hold none of their rows, and no client may write to it: an import doubles present keys."""
 
     def __init__(self, pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
         self._pair, self._recorder = pair, recorder

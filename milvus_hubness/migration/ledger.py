@@ -27,8 +27,8 @@ the source is dropped."""
 
 
 class Switch(FrozenModel):
-    """The move of the application's name, the alias or the source's own name, to the copy. source_renamed: the new name
-    of the source, if any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
+    """The move of the alias or of the source's own name to the copy. source_renamed: the new name of the source, if
+    any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
 
     name: str
     source_renamed: str | None = None
@@ -37,8 +37,8 @@ class Switch(FrozenModel):
 
 
 class Migration(FrozenModel):
-    """The record of one migration. id: random; the copy carries it. rebuilds: the former state of a corrected source
-    whose copy gets other biases. arguments: those of MigrationPlan; every further run must have the same."""
+    """The record of one migration. id: random; the copy carries it. arguments: those of MigrationPlan; every further
+    run must have the same. rebuilds: the former state of a corrected source whose copy gets other biases."""
 
     version: Literal[1] = 1
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)

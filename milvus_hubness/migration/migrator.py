@@ -36,13 +36,12 @@ def migrate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Migration:
-    """Copy, catch up, verify, and cut over if the plan names an alias or a rename; continue an earlier run of the plan.
-
-    changes: fields of `MigrationOptions`, in place of those of `options`. After a failure or an interruption,
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure or an interruption,
     call it again to continue, or use `clean` to undo it.
 
-    Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
-    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the store.
+    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if the plan or the
+    source's schema differs from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
+    CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
     if progress is not None:
         changes["events"] = as_events(progress)
@@ -61,11 +60,8 @@ def migrate(
 def resume(
     store: Store, name: str, options: MigrationOptions | None = None, *, alias: str | None = None, rename: bool = False
 ) -> Migration:
-    """Resume the unfinished migration of this source or to this target, with its original arguments.
-
-    alias, rename: as in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as
-    `migrate` does.
-    """
+    """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
+    in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
         return migration
@@ -78,11 +74,10 @@ def cutover(
 ) -> Migration:
     """Let the application read the copy: catch up once more, then move the name that the application uses.
 
-    name: the source, the copy or the alias. alias: the alias that is moved or created, in one step of the database.
-    rename: the source gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the
-    name leads nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments.
-
-    Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    name: the source, the copy or the alias. alias: is moved or created, in one step of the database. rename: the source
+    gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the name leads
+    nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments. Raises
+    WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
     migration = Ledger(store).find(name)
     migration.require("verified", "switching", "switched", step="cutover")
@@ -94,8 +89,8 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows that
-    clients wrote since the cutover and that were carried back."""
+    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows
+    written since the cutover that were carried back."""
 
     alias: str
     source: str
@@ -104,11 +99,8 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, once it has caught up with writes since the cutover.
-
-    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound,
-    NotCaughtUp, and the exceptions of the store.
-    """
+    """Let the application read the source again, once it has caught up. name: the source, the copy or the alias. Raises
+    WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and the exceptions of the store."""
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
     with opened(store, migration, options or MigrationOptions()) as migrator:
@@ -119,8 +111,7 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 def opened(
     store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Migrator]:
-    """Yield the migrator of a migration under its lease: `lease`, extended to its collections, or a new one. Raises
-    LeaseHeld, NoMigration."""
+    """Yield the migrator of a migration, under `lease` or a new one. Raises LeaseHeld, NoMigration."""
     with _leased(store, (migration.source_now, migration.target, migration.source), options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
@@ -151,8 +142,7 @@ class Migrator:
         self._store, self._ledger = lease.store, Ledger(lease.store)
 
     def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
-        """Run every step that no earlier run has completed. plan: needed until the bank is saved. alias, rename: with
-        neither, the run ends before the cutover."""
+        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
         migration = self.migration
         if migration.phase == "rolling back":
             self.roll_back()

@@ -68,14 +68,10 @@ class BulkTarget:
 
 @dataclass(frozen=True)
 class MigrationOptions:
-    """Options of a run.
-
-    no_writers: no client writes to the source, so clients need no announcement, and one pass follows the copy.
-    client_ttl: the longest state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is
-    set; the copy catches up meanwhile. bulk: the folder for files that the database imports, in place of upserts; only
-    with no_writers. engine: computes the biases: "server" uses the database's own search over the bank (NNN and CSLS),
-    "ray" uses a Ray cluster. Raises InvalidParameter.
-    """
+    """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
+    state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
+    up meanwhile. bulk: the folder for files that the database imports, in place of upserts; only with no_writers.
+    engine: computes the biases; "server" is for NNN and CSLS. Raises InvalidParameter."""
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=default_client_ttl)
@@ -95,12 +91,10 @@ class MigrationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan(Fitting):
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form.
-
-    alias: the alias that the cutover moves. rename: it moves the source's own name instead. seconds, memory_bytes: see
-    `estimates`. waits: seconds that the run waits for clients. recall, resolution: what the index and an exact search
-    lose, if measured. restart: the run drops an unfinished target first. index: the copy's, if it differs.
-    """
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. alias: the alias that the
+    cutover moves. rename: it moves the source's own name instead. seconds, memory_bytes: see `estimates`. waits:
+    seconds that the run waits for clients. recall, resolution: the losses of the index and of an exact search, if
+    measured. restart: the run drops an unfinished target first. index: the copy's, if it differs."""
 
     schema: dict[str, Any]
     target: str
@@ -210,12 +204,11 @@ def plan_migration(
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(), the best known choice
-    without labelled pairs. force: plan even if tuning advises against correction. gate: see DynamicGate; by default
-    every query is corrected. With gate_targets, see DualDynamicGate. profiles: the minimum number of bias profiles with
-    room in the vectors. index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are
-    the source's. measure: measure the recall that such an index loses with the augmented form, in some 10 s.
-    client_ttl: seconds until writing clients have read a new collection state; 0 if no client writes.
+    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
+    tuning advises against correction. gate, gate_targets: see DynamicGate, DualDynamicGate; by default every query is
+    corrected. profiles: the minimum number of bias profiles with room in the vectors. index_type, index_params: of the
+    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure the recall that such
+    an index loses with the augmented form, in some 10 s. client_ttl: as in MigrationOptions; 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
     every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
@@ -323,8 +316,8 @@ def checked_gates(
 def chosen(
     info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
 ) -> tuple[Estimator, float]:
-    """Return the estimator to fit and the search strength: `estimator`, at strength 1; else the choice of tuning for
-    this bank; else Blend(). Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`."""
+    """Return the estimator to fit and the strength: `estimator` at 1; else the choice of tuning for this bank; else
+    Blend() at 1. Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
         return estimator or Blend(), 1.0

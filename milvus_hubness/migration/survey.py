@@ -46,11 +46,9 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 
 
 def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there is no such key.
-
-    A reader that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than
-    requested does not show the end: Milvus 2.3 returns some rows one by one.
-    """
+    """Return a key that is at least the greatest current key, searched from `key` up; None if there is none. A reader
+    that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than requested
+    does not show the end: Milvus 2.3 returns some rows one by one."""
     for step in count():
         above = store.above(key, step)
         if above is None or not store.scan_keys(collection, after=above, limit=1, partition=partition):
@@ -62,9 +60,8 @@ SAMPLE_ROWS = 4_096
 
 
 class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto. rows: their number when the chunk was fixed. seconds: duration
-    of their write; None until it is done. invalid: number of rows without a usable vector. importing: the file that the
-    database is to import, by its name there."""
+    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
+    None until it is done. invalid: number of rows without a usable vector. importing: the file to import."""
 
     number: int = Field(ge=0)
     partition: str | None
@@ -201,9 +198,8 @@ LEAST_IN_ORDER, REMARKED = 0.5, 0.99
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the augmented form keeps the raw order, on so many rows and queries. in_order: the share of queries
-    whose ten nearest rows keep it at strength 0. gap: the median score difference of neighbours among those ten (L2:
-    squared distance). error: the median error of the augmented form."""
+    """How well the augmented form keeps the raw order. in_order: share of queries whose ten nearest rows keep it at
+    strength 0. gap: median difference of neighbouring scores (L2: squared distances). error: median error of scores."""
 
     rows: int
     queries: int
@@ -232,8 +228,7 @@ class Resolution:
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, on some vectors (n, d) and queries (m, d). Return None
-    if there are fewer than a dozen usable rows, or no query."""
+    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d) suffice."""
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
@@ -283,7 +278,7 @@ def resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype
 
 def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     """Measure the resolution on rows spread over the collection and queries of the bank; None if the augmented form is
-    as good as the vectors. Raises CannotMigrate if it does not distinguish them."""
+    as good as the vectors. Raises CannotMigrate as `resolved` does."""
     layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None

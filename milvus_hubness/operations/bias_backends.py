@@ -25,9 +25,8 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). All (n,):
-    stale: the bias is that of another vector. unbiased: there is no bias for the vector. pending: unbiased, or without
-    locality hints."""
+    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). (n,) each:
+    stale: the bias is of another vector; unbiased: the vector has no bias; pending: that, or no locality hints."""
 
     batch: Batch
     columns: Columns

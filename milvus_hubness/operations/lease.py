@@ -108,9 +108,8 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists. Such a call cannot be fenced and may arrive when another job uses the
-        name: this renames the collection first, and drops it by its new name if the lease is still held then. Raises
-        LeaseLost."""
+        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another job uses the name:
+        so the collection is renamed first, and dropped if the lease is still held then. Raises LeaseLost."""
         self.include(collection)
         store, token = self.store, self._entries[collection].token
         if not isinstance(store, Renaming):

@@ -90,8 +90,7 @@ def _canonical(value: Any) -> Any:
 
 
 class BatchRecord(FrozenModel):
-    """Rows that a job may have rewritten. rows: as `Rows`, where a digest is a list of the hashes of `fields`, in their
-    order; a missing field has an empty hash."""
+    """Rows that a job may have rewritten. rows: `Rows` with a list of the hashes of `fields`, or "", for a digest."""
 
     token: int
     partition: str | None
@@ -293,8 +292,7 @@ class _Repair:
     def _contents(
         self, notes: Sequence[Note], partition: str | None
     ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
-        """Return the current digests of the noted rows; and for each key, the digests of all rows noted for it, by the
-        name of the noted row."""
+        """Return the current digests of the noted rows; and for each key, those of its noted rows, by their names."""
         field, keys = self.content.field, [note.key for note in notes]
         batch = self.store.get(self.collection, keys, field, partition=partition)
         current = dict(zip(batch.keys, self.content.digests(batch), strict=True))

@@ -50,13 +50,10 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
-    """The result of a refresh evaluation.
-
-    skewness: of N_10 under "raw", "old" and "new" biases, which are fitted without the held-out queries.
-    overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of the labelled queries
-    under the same three biases. gains: the 95% intervals of "new" over "raw" and "old". r1 and gains are
-    empty without labels. objection: the reason not to use the new biases; empty if there is none.
-    """
+    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases, which are fitted
+    without the held-out queries. overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of
+    the labelled queries, and gains: the 95% intervals of "new" over the others; empty without labels. objection: the
+    reason not to use the new biases; empty if there is none."""
 
     items: int
     queries: int
@@ -74,11 +71,9 @@ class RefreshEvaluation:
 def judge(
     layout: Layout, sample: Floats, old: RefreshPlan, new: RefreshPlan, labelled: Labelled | None = None
 ) -> RefreshEvaluation | None:
-    """Evaluate old and new biases on a sample (n, d) of the gallery. Hold out a fifth of the new bank, fit
-    both without it, and use it as queries. Labels decide if given, else the skewness decides.
-
-    Return None if there is too little data: under 50 held-out queries, or under 200 items.
-    """
+    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new bank, fit both without
+    it, and use it as queries. Labels decide if given, else the skewness decides. Return None if there is too little
+    data: under 50 held-out queries, or under 200 items."""
     rng = np.random.default_rng(0)
     queries = new.bank.queries.vectors
     held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
@@ -112,8 +107,7 @@ def judge(
 
 
 def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out: Floats) -> Floats | None:
-    """Return the biases (n,) of the sample times the strength, fitted without the held-out queries; None if too
-    few queries remain for the fit."""
+    """Return the biases (n,) of the sample times the strength, fitted on the other queries, if they are enough."""
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
@@ -196,8 +190,8 @@ def evaluate(
 def fit(
     store: Store, info: CollectionInfo, state: CollectionState, plan: RefreshPlan, options: RefreshOptions
 ) -> Correction:
-    """Fit the estimator on the bank, and on the gallery if it needs that. Start from the stored potentials if the
-    estimator is unchanged. If the plan names a stored bank, restore the fit from its potentials."""
+    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored potentials if the estimator
+    is unchanged. If the plan names a stored bank, restore its fit."""
     bank = plan.bank
     if plan.reference is not None:
         return Correction.restore(state.layout, plan.estimator, bank)
@@ -219,8 +213,8 @@ def fit(
 
 
 def steady_mean(old: float, biases: Floats) -> float:
-    """Return the old mean bias if it is within one standard deviation of the new mean, so that rows with an
-    unchanged bias need no write; else return the new mean."""
+    """Return the old mean bias if it is within one standard deviation of the new mean, which spares rows with an
+    unchanged bias a write; else the new mean."""
     if not len(biases):
         return old
     mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
@@ -251,8 +245,7 @@ class _Reached(FrozenModel):
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. state: with the new biases, if there are any. names_epoch: whether rows
-    get the epoch of the new biases."""
+    """Writes the biases of a refresh. state: with the new biases. names_epoch: whether rows get their epoch."""
 
     lease: Lease
     info: CollectionInfo
@@ -285,8 +278,8 @@ class Renewal:
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
-        """Write the new biases of this profile; return the numbers of scanned and of written rows, which include
-        earlier runs of this refresh. Raises Cancelled, LeaseLost."""
+        """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
+        this refresh. Raises Cancelled, LeaseLost."""
         reached = self._reached(incoming)
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
@@ -304,8 +297,7 @@ class Renewal:
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
-        """Write the new biases to rows where they differ, and all biases to rows without any. Return the
-        number of these rows."""
+        """Write the new biases to rows where they differ, and all biases to rows without any; return their number."""
         self._admit(0)
         backend, corrections = self._backend, self._corrections
         rows = backend.read(keys, partition)
@@ -325,8 +317,7 @@ class Renewal:
 
     @property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than the fits. The fit of the new biases covers all rows,
-        so their correction is as in `_corrections`."""
+        """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
         incoming = self.state.incoming
         fitted = incoming.profile.slot if incoming else None
         as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}

@@ -1,8 +1,8 @@
 """The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank generations.
 
-A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection drops the
-noted generations. A job drops only generations that its own collection noted and that no collection state names; if
-another job names a generation at the same time, the store restores its rows, see Store.drop_bank_generation.
+A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
+unless a collection state names them. If another job names one at that moment, the store restores its rows, see
+Store.drop_bank_generation.
 """
 
 from __future__ import annotations
@@ -66,16 +66,14 @@ class RefreshOptions:
     bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last refresh,
     else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
     bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
-    of the stored vectors. refit: run a full refresh even if nothing changed, for estimators that learn from a gallery
-    that has changed. revert: return to the biases before the last full refresh. force: use new biases even if they are
-    worse than the old ones. labels: labelled queries for the evaluation. live: when sampled queries enter the bank, if
-    no other bank is given. rebuild_share: if at least this share of 50,000 rows or more must be written, and the
-    collection is named by an alias, make a copy with the new biases, which takes over the alias. plan: only return the
-    plan. tolerance: the difference, in units of the score, from which on a bias is written again. client_ttl: seconds
-    until every client has read a new collection state; the refresh waits this long before it writes the first row.
-    throttle: limits the rows per second. engine: computes the written biases: "server" uses the database's own search
-    over the bank (NNN and CSLS); "ray" uses the workers of a Ray cluster, which also fit (milvus_hubness.distributed).
-    stop: an event; once it is set, Cancelled is raised between two batches.
+    of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
+    revert: return to the biases before the last full refresh. force: use new biases even if they are worse than the old
+    ones. labels: labelled queries for the evaluation. live: when sampled queries enter the bank, if no other bank is
+    given. rebuild_share: if at least this share of 50,000 rows or more must be written, and the collection is named by
+    an alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
+    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
+    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
+    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
     """
@@ -135,8 +133,8 @@ class SpareBanks:
         return [BankReference.model_validate(bank) for bank in json.loads(record.body)] if record else []
 
     def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
-        """Save a bank, and return the reference to it; until a collection state names it, it is spare. If it
-        equals the current generation, which stays, return the reference to that."""
+        """Save a bank, and return the reference to it, or to the current generation if they are equal. Until a
+        collection state names it, it is spare."""
         reference = reference_to(current.collection, bank)
         is_current = reference.generation == current.generation
         if not is_current:
@@ -156,9 +154,8 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases. reason: why the current biases must be replaced; empty if
-    they need not be. mean_bias, reference: set if they are already decided. carries_on, rebuilding: whether this
-    continues an unfinished refresh, and its rebuild, if any."""
+    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not.
+    mean_bias, reference: set if already decided. carries_on, rebuilding: an unfinished refresh, and its rebuild."""
 
     estimator: Estimator
     bank: StoredBank
@@ -179,12 +176,9 @@ def plan_refresh(
     options: RefreshOptions,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
-    """Choose the bank and the estimator of the next refresh.
-
-    state: with the profile to refresh as the active one. is_new: whether the collection lacks this profile so
-    far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this collection. Raises
-    InvalidInput if biases are reverted that were never refreshed.
-    """
+    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as the active one.
+    is_new: whether the collection lacks this profile so far. load_bank: reads the profile's bank. rebuilding: an
+    unfinished rebuild of this collection. Raises InvalidInput if biases are reverted that were never refreshed."""
     if options.revert:
         former = state.profile.former
         if former is None:
@@ -236,12 +230,9 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 
 
 def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> tuple[CollectionState, bool]:
-    """Return the state with this profile as the active one, and whether the profile is new.
-
-    A new profile gets two spare columns of the stored vectors, without biases yet. The vectors then have
-    fewer locality hint columns; the last profile that fits also takes the graph hint column. Raises
-    InvalidParameter, InvalidInput, NoSpareColumns.
-    """
+    """Return the state with this profile as the active one, and whether the profile is new. A new profile gets two
+    spare columns of the stored vectors, without biases yet: those of locality hints first, and last that of the graph
+    hint. Raises InvalidParameter, InvalidInput, NoSpareColumns."""
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -308,11 +299,9 @@ FEWEST_ROWS = 50_000
 def choose_rebuild(
     info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
 ) -> tuple[bool, str]:
-    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write.
-
-    Sustained upserts starve a database's compaction. If most rows need a write, a copy that takes over the alias
-    costs no more, and leaves the live collection alone until the copy is complete.
-    """
+    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write. If
+    most rows do, a copy that takes over the alias costs no more, and spares the live collection upserts, which starve
+    its compaction."""
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
         return False, f"{moved}: they are upserted"
@@ -356,8 +345,7 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 
 
 def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
-    """Return the layout of the copy, whose index hint columns depend on the bank. some: chunks whose vector lengths
-    are typical of all rows."""
+    """Return the layout of the copy; its index hints depend on the bank and, in `some` chunks, on vector lengths."""
     if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
         return state.layout
     first = some[0]
@@ -381,8 +369,7 @@ def unfinished(rebuilds: Sequence[Migration], collection: str) -> Migration | No
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if the alias already leads to it and the rest of its cutover is
-    unfinished."""
+    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
     own = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and rebuild.phase == "switching")
     return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
 

@@ -65,11 +65,10 @@ class RefreshResult:
 
     action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
     "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
-    changed. reason: why. rows: number of rows of the collection. pending: number of rows without a bias before.
-    scanned, written: numbers of rows that were read and written. bias_age_seconds: time since the biases were last
-    up to date. judged: the evaluation of the new biases on held-out queries; None if there are no new
-    biases, or too little data. drift, online_banks: None and empty if they were not measured. planned: whether this is
-    only a plan. write_intents: number of rows that a killed job had left in the write-intent log.
+    changed. reason: why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
+    read and written. bias_age_seconds: time since the biases were last up to date. judged: the evaluation of the new
+    biases; None without any, or with too little data. drift, online_banks: None and empty if they were not measured.
+    planned: whether this is only a plan. write_intents: rows that a killed job had left in the write-intent log.
     """
 
     collection: str
@@ -113,16 +112,14 @@ class RefreshResult:
 def refresh(store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any) -> RefreshResult:
     """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
 
-    A full refresh writes the standby slot of every row whose bias there differs by more than the tolerance. It then
-    exchanges the slots, so that no search mixes old and new biases. If it is killed or stopped before that, the next
-    refresh continues it. Before it begins, it evaluates the new biases against the old ones and against none, on
-    held-out queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless `force`.
+    A full refresh evaluates the new biases against the old ones and against none, on held-out queries and on labelled
+    ones if given. If the new biases are worse, it changes nothing, unless `force`. Else it writes the standby slot of
+    every row whose bias there differs by more than the tolerance, and then exchanges the slots, so that no search mixes
+    old and new biases. If it is killed or stopped before that, the next refresh continues it.
 
-    changes: fields of `RefreshOptions`, in place of those of `options`.
-
-    Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch,
-    BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput if the estimator needs a target bank and
-    none is stored or given, if a new profile has no bank, or if there are no former biases to return to.
+    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected, UnfinishedMigration,
+    LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
+    if a target bank, the bank of a new profile, or the biases to return to are missing.
     """
     options = replace(options, **changes) if options else RefreshOptions(**changes)
     began, field = time.perf_counter(), options.field
@@ -202,11 +199,8 @@ def _refreshed(
 
 @dataclass(frozen=True)
 class Refreshing:
-    """Carries out a refresh plan.
-
-    requested: the collection name or alias that the caller used. state: with the profile to refresh as the active one.
-    active: the profile that searches use. is_new: whether the collection lacks the profile to refresh so far.
-    """
+    """Carries out a refresh plan. requested: the name or alias that the caller used. state: with the profile to refresh
+    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new."""
 
     store: Store
     lease: Lease
@@ -337,8 +331,7 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """Announce the new biases: from now on clients write old and new biases with every row. Return the
-        job with the new state."""
+        """Have clients write old and new biases with every row from now on; return the job with the new state."""
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})

@@ -15,14 +15,13 @@ from milvus_hubness.stores.protocols import Store
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a collection.
+    """The status of a collection, and of the active one of a field's bias profiles.
 
     phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
     "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
-    candidates, missed: see state.CandidateReranking. profiles: the field's bias profiles; the status describes the
-    active one. fields: all corrected fields. age_seconds: time since the last refresh. write_intents: number of rows in
-    the write-intent log. open_batches: number of batch records of a job that is running or was killed. If nothing is
-    corrected, only the first four fields, write_intents and open_batches are set.
+    candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
+    write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
+    running or was killed. If nothing is corrected, only the first four fields and these last two are set.
     """
 
     collection: str
@@ -101,12 +100,8 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
 
 
 def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
-    """Repair the rows that a killed job may have set back to an earlier content, and end the noting of
-    writes. Return the number of repaired rows.
-
-    The next refresh does the same. client_ttl: the longest state_ttl of a client that writes. Raises
-    LeaseHeld if a job is running, CollectionNotFound.
-    """
+    """Repair the rows that a killed job may have set back to an earlier content, as the next refresh would; return
+    their number. client_ttl: the longest state_ttl of a writing client. Raises LeaseHeld, CollectionNotFound."""
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
         return repair_rows(lease, info.name, client_ttl=ttl)
