@@ -46,7 +46,7 @@ class Ranker:
         weights = params.get("weights", ())
         return cls(
             strategy,
-            tuple(json.loads(weights) if isinstance(weights, str) else weights),
+            tuple(map(float, json.loads(weights) if isinstance(weights, str) else weights)),
             bool(params.get("norm_score", normalise)),
             float(params.get("k", DEFAULT_RRF_K)),
         )

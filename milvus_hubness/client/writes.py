@@ -200,7 +200,7 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
     hidden = state.codec.hidden_fields
     for i, row in enumerate(rows):
         if taken := [name for name in hidden if name in row]:
-            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
+            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out")
     vectors = [unpacked(row[state.field], state.dtype) for row in rows]
     for i, vector in enumerate(vectors):
         if (shape := _shape(vector)) != (state.dim,):

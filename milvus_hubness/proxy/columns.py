@@ -1,8 +1,7 @@
 """Columns of Milvus's protocol as arrays and back: decode, join, and pick rows. No I/O.
 
-A packed list of floats ends with its numbers as they are in memory, so it is decoded and encoded in one piece.
-`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here a hit has the number of
-its row in the answer's columns, so columns are picked by row and otherwise stay as the server sent them.
+A packed list of floats has its numbers as they are in memory, so it is decoded and encoded in one piece. The client's
+modules sort hits; a hit has the number of its row in the answer's columns, which stay as the server sent them.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def _put_floats(array: Any, numbers: npt.ArrayLike) -> None:
 
 
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
-    """Return the vectors of a column, (n, width).
-
-    Raises InvalidInput if it has no vectors of that dtype and width.
-    """
+    """Return the vectors of a column, (n, width). Raises InvalidInput for another dtype or width."""
     vectors, kind, width = column.vectors, VECTORS[dtype], column.vectors.dim
     if vectors.WhichOneof("data") not in (kind, None):
         raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype}")
@@ -65,10 +61,7 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
 
 
 def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> None:
-    """Set the vectors of a column.
-
-    rows: (n, width) as pymilvus takes them, arrays or the bytes of half-precision numbers.
-    """
+    """Set the vectors of a column. rows: (n, width), arrays or the bytes of half-precision numbers."""
     column.vectors.dim = width
     if dtype == "float32":
         _put_floats(column.vectors.float_vector, np.stack(rows) if len(rows) else [])
@@ -120,10 +113,7 @@ def put_all(values: Any, chosen: Sequence[Any]) -> None:
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """Join SearchResults into the first one, in place, and return it.
-
-    The queries follow each other in order. The other results lose their content.
-    """
+    """Join SearchResults query after query into the first one, in place, and return it; the others lose content."""
     first = answers[0].results
     for answer in answers[1:]:
         other = answer.results

@@ -1,7 +1,4 @@
-"""Messages of Milvus's protocol: search parameters, metadata, responses and errors. No I/O.
-
-This is the columnar counterpart of `client.messages`.
-"""
+"""Messages of Milvus's protocol: search parameters, metadata, responses and errors. No I/O."""
 
 from __future__ import annotations
 
@@ -51,12 +48,12 @@ _METHODS = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"].methods_by_na
 
 
 def request_of(method: str, message: bytes) -> Any:
-    """Return the request message of a method. Raises DecodeError."""
+    """Parse the request of a method. Raises DecodeError."""
     return GetMessageClass(_METHODS[method].input_type).FromString(message)
 
 
 def response_of(method: str, message: bytes) -> Any:
-    """Return the response message of a method. Raises DecodeError."""
+    """Parse the response of a method. Raises DecodeError."""
     return GetMessageClass(_METHODS[method].output_type).FromString(message)
 
 
@@ -68,8 +65,7 @@ def status_in(response: Any) -> Any:
 def refusal(method: str, error: Exception) -> Any:
     """Return the response of a method that reports an error.
 
-    Unforeseen errors are reported as Milvus's unexpected error too: as gRPC's UNKNOWN, they would make clients
-    call again for minutes.
+    Unforeseen errors are Milvus's unexpected error too: gRPC's UNKNOWN would make clients call again for minutes.
     """
     response = response_of(method, b"")
     status = status_in(response)
@@ -93,24 +89,16 @@ METRIC, FIELD, _PARAMS = "metric_type", "anns_field", "params"
 
 
 class Overrides(NamedTuple):
-    """Correction settings of a search.
-
-    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one.
-    """
+    """Correction settings of a search: w, None for that of the profile, and a profile, None for the active one."""
 
     strength: float | None = None
     profile: str | None = None
 
     @classmethod
-    def parsed(cls, strength: Any, profile: Any) -> Overrides:
-        """Parse the settings from text. Raises InvalidParameter."""
-        weight = None if strength in (None, "") else _number("strength", strength)
-        return cls(weight, str(profile) if profile else None)
-
-    def over(self, other: Overrides) -> Overrides:
-        """Return these settings, with those of `other` where they are unset."""
-        strength = other.strength if self.strength is None else self.strength
-        return Overrides(strength, self.profile or other.profile)
+    def parsed(cls, strength: Any, profile: Any, default: tuple[float | None, str | None] = (None, None)) -> Overrides:
+        """Parse the settings from text; `default` has those that are unset. Raises InvalidParameter."""
+        weight = default[0] if strength in (None, "") else _number("strength", strength)
+        return cls(weight, str(profile) if profile else default[1])
 
 
 class SearchParameters:
@@ -127,7 +115,7 @@ class SearchParameters:
         if not isinstance(self._inner, dict):
             raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
         strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
-        self.overrides = Overrides.parsed(strength, profile).over(default or Overrides())
+        self.overrides = Overrides.parsed(strength, profile, default or (None, None))
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -147,10 +135,7 @@ class SearchParameters:
         self._pairs[name] = str(value)
 
     def for_rewrite(self) -> dict[str, Any]:
-        """Return search parameters as `Rewrite` takes them.
-
-        Raises InvalidParameter if a bound is not a number.
-        """
+        """Return search parameters as `Rewrite` takes them. Raises InvalidParameter if a bound is not a number."""
         inner = {name: value for name, value in self._inner.items() if name != METRIC}
         outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
         for params in (outer, inner):
@@ -207,8 +192,7 @@ def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
     """Convert the fields_data and output_fields of a message to the user's form, in place.
 
-    They get the vectors that the user gave and lose the hidden fields. Raises StateError if the stored
-    vectors have another width than the state says.
+    Raises StateError if the stored vectors have another width than the state says.
     """
     columns = message.fields_data
     for state in cached.states.values():
@@ -236,10 +220,7 @@ def index_out(cached: CachedState, indexes: Any) -> None:
 
 
 def description_out(description: Any) -> None:
-    """Convert a DescribeCollectionResponse to the collection that the user created, in place.
-
-    Raises StateError.
-    """
+    """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises StateError."""
     states = read_states(pairs_of(description.properties))
     hidden = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields

@@ -1,7 +1,4 @@
-"""The calls that the proxy rewrites, over the operations of a client. No I/O.
-
-Each answers a request message with a response message.
-"""
+"""The calls that the proxy rewrites: each answers a request with a response, over a client's operations. No I/O."""
 
 from __future__ import annotations
 
@@ -52,10 +49,9 @@ def describe_index(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def create_index(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a CreateIndexRequest with a Status.
+    """Create an index, of the augmented vectors if the field is corrected.
 
-    On corrected fields the index is for the augmented vectors. Raises InvalidParameter if the metric of a
-    corrected field differs from the metric of its correction.
+    Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
     """
     cached = yield from operations.states.cached_state(request.collection_name)
     state = cached.states.get(request.field_name)
@@ -78,13 +74,11 @@ def load(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def rename(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a RenameCollectionRequest with a Status."""
     database = request.newDBName if request.newDBName != request.db_name else ""
     return operations.catalog.rename_collection(request.oldName, database, Send(request))
 
 
 def restore(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a RestoreSnapshotRequest."""
     database = request.target_db_name if request.target_db_name != request.db_name else ""
     return operations.catalog.restore_snapshot(request.collection_name, database, Send(request))
 

@@ -36,10 +36,10 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
+    """Answer a SearchRequest, ranked by the corrected score. overrides: settings for a request without its own.
 
-    overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
-    InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
+    Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server would use scores
+    before they are corrected.
     """
 
     def call(cached: CachedState) -> Operation[Any]:
@@ -139,10 +139,9 @@ def _answer(
 
 
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
+    """Answer a HybridSearchRequest, with corrected scores on corrected fields. overrides: as for `search`.
 
-    overrides: settings for requests that have none of their own. Raises as `search` does, and
-    UnsupportedOperation if the proxy must merge answers and cannot.
+    Raises as `search` does, and UnsupportedOperation if the proxy must merge answers and cannot.
     """
 
     def call(cached: CachedState) -> Operation[Any]:
@@ -184,7 +183,7 @@ def _merged_here(
     request: Any,
 ) -> Operation[Any]:
     """Search once for each request and merge the answers."""
-    params = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
+    params = _parsed(request.rank_params)
     if params.get("group_by_field"):
         raise UnsupportedOperation(
             "grouping a hybrid search whose answers are merged by the proxy, as with a weighted ranker on fields of "
@@ -295,20 +294,16 @@ def _ranker(request: Any) -> ranking.Ranker:
     try:
         if request.function_score.functions:
             [function] = request.function_score.functions
-            params = {name: _plain(value) for name, value in pairs_of(function.params).items()}
-            strategy, normalise = str(params.get("reranker", "")).lower(), False
-        else:
-            pairs = pairs_of(request.rank_params)
-            params = json.loads(pairs.get("params") or "{}")
-            strategy, normalise = str(_plain(pairs.get("strategy", "rrf"))).lower(), True
-        return ranking.Ranker(
-            strategy,
-            tuple(map(float, params.get("weights", ()))),
-            bool(params.get("norm_score", normalise)),
-            float(params.get("k", ranking.DEFAULT_RRF_K)),
-        )
+            return ranking.Ranker.of(SimpleNamespace(params=_parsed(function.params)))
+        pairs = pairs_of(request.rank_params)
+        params, strategy = json.loads(pairs.get("params") or "{}"), str(_plain(pairs.get("strategy", "rrf"))).lower()
+        return ranking.Ranker.of(SimpleNamespace(dict=lambda: {"strategy": strategy, "params": params}))
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(f"the ranker of a hybrid search cannot be read: {error}") from None
+
+
+def _parsed(pairs: Any) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in pairs_of(pairs).items()}
 
 
 def _plain(text: str) -> Any:

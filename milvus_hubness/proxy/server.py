@@ -185,12 +185,10 @@ async def _abort(context: Context, error: Any) -> NoReturn:
 
 
 class Proxy:
-    """A gRPC proxy in front of one Milvus, for clients of any language.
+    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language.
 
-    Corrected collections behave as with HubnessClient.
-
-        async with Proxy(ProxyOptions("localhost:19530")) as proxy:
-            await proxy.ended()
+    async with Proxy(ProxyOptions("localhost:19530")) as proxy:
+        await proxy.ended()
     """
 
     def __init__(self, options: ProxyOptions) -> None:
@@ -201,10 +199,7 @@ class Proxy:
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
-        """Listen; `port` is then the actual port.
-
-        Raises InvalidParameter if the address cannot be used or a certificate is invalid.
-        """
+        """Listen; `port` is then the actual port. Raises InvalidParameter for an unusable address or certificate."""
         self._channel = self.options.open_channel(grpc.aio)
         handler = ProxyHandler(self._channel, self._sessions)
         self._server = grpc.aio.server(handlers=[handler], options=self.options.server_options())

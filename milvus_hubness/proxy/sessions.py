@@ -38,21 +38,17 @@ THREADS = 8
 
 
 class CallEnded(grpc.aio.AioRpcError):  # type: ignore[misc]
-    """Ends a call before anything is sent. pymilvus does not retry the status codes used here."""
+    """Ends a call before anything is sent, with a status code that pymilvus does not retry."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Raise this error: gRPC's interceptors call it on a failed call."""
-        raise self
+        raise self  # gRPC's interceptors call this method of a failed call.
 
 
 class Caller:
-    """The deadline of one call of the proxy, and the upstream calls that threads make for it.
-
-    seconds: until the deadline; None for no deadline.
-    """
+    """The deadline of one call of the proxy, `seconds` from now, and the upstream calls that threads make for it."""
 
     def __init__(self, seconds: float | None) -> None:
         self._deadline = inf if seconds is None else monotonic() + seconds
@@ -61,15 +57,11 @@ class Caller:
         self._lock = Lock()
 
     def remaining(self) -> float | None:
-        """Return the seconds until the deadline; None without one.
-
-        Raises CallEnded if the deadline has passed or the call was cancelled.
-        """
+        """Return the seconds until the deadline; None without one. Raises CallEnded after it or once cancelled."""
         seconds = self._deadline - monotonic()
         if self._cancelled or seconds <= 0:
-            raise CallEnded(
-                grpc.StatusCode.DEADLINE_EXCEEDED, "the caller's deadline has passed, or the call was cancelled"
-            )
+            reason = "the caller's deadline has passed, or the call was cancelled"
+            raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         return None if seconds == inf else seconds
 
     def start(self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any) -> Any:
@@ -105,7 +97,6 @@ class CallerChannel:
         return getattr(self._channel, name)
 
     def unary_unary(self, *args: Any, **options: Any) -> _CallerCallable:
-        """Return the method of the channel, bound to callers."""
         return _CallerCallable(self._channel.unary_unary(*args, **options))
 
 
@@ -135,8 +126,7 @@ class CollectionPool:
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
         """Run `work` in a thread for this caller and return its result.
 
-        If cancelled, cancels the upstream calls of `work` and waits for the thread, so that the pool counts the call as
-        long as it occupies a thread.
+        If cancelled, cancels the upstream calls and waits: the pool counts the call as long as it occupies a thread.
         """
         context = copy_context()
         context.run(_caller.set, caller)
@@ -165,10 +155,7 @@ class CollectionPools:
 
     @contextmanager
     def entered(self, collection: str) -> Iterator[CollectionPool]:
-        """Yield the pool for one more call on the collection; the last call drops it.
-
-        Raises CallEnded with RESOURCE_EXHAUSTED over the limit.
-        """
+        """Yield the pool for one more call on the collection; the last call drops it. Raises CallEnded."""
         pool = self._pools[collection]
         if pool.calls >= self._limit:
             raise CallEnded(
@@ -219,7 +206,6 @@ class Session:
         return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
-        """Write the query samples, and close the connections."""
         self._sampler.close()
         if self._client is not None:
             self._client.close()
@@ -279,7 +265,6 @@ class Sessions:
             session.operations.states.forget()
 
     def close(self) -> None:
-        """Close every session."""
         for session in self._recent.values():
             session.close()
         self._recent.clear()

@@ -22,10 +22,10 @@ from milvus_hubness.state import CollectionState
 
 
 def write(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer an InsertRequest or an UpsertRequest with a MutationResult.
+    """Answer an InsertRequest or an UpsertRequest; each row with a vector gets its bias.
 
-    Each row with a vector gets its bias. Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors,
-    each naming the rows; InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
+    Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows; InvalidInput,
+    UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
     """
     collection, method = request.collection_name, method_of(request).lower()
     adds = method == "upsert" and bool(request.field_ops)
@@ -74,10 +74,7 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def delete(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a DeleteRequest with a MutationResult.
-
-    Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
-    """
+    """Answer a DeleteRequest. Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation."""
     cached = yield from operations.states.cached_state(request.collection_name)
     if cached.intent_log is None and cached.dual_write is None:
 
@@ -156,9 +153,9 @@ def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:
     dynamic = [column.scalars.json_data.data for column in columns if column.is_dynamic]
     for name in codec.hidden_fields:
         if column_named(columns, name) is not None:
-            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")
+            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank: leave it out")
         quoted = json.dumps(name).encode()
         for values in dynamic:
             for i, value in enumerate(values):
                 if quoted in value and name in json.loads(value):
-                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank")
+                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank: leave it out")
