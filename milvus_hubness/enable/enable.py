@@ -32,11 +32,9 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`; None where the bias location has no such value.
-
-    rows: those that now have a bias. side, candidates, missed: of candidate re-ranking. searched: the rows whose own
-    vectors were searched for. in_field, in_second: those among the ten best in the field and in the second one.
-    """
+    """The result of `enable`; None where the bias location has no such value. rows: those that now have a bias. side,
+    candidates, missed: of candidate re-ranking. searched: the rows whose own vectors were searched for. in_field,
+    in_second: those among the ten best in the field and in the second one."""
 
     collection: str
     bank: str
@@ -58,10 +56,10 @@ def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, p
     """Write the biases outside the user's vectors, write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a server added. With a
-    second vector field, everything stays: clients write both fields as soon as they read the new state, and search the
-    user's field until all rows are filled; the same plan, made again, continues the run, and `disable` undoes it.
-    client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost,
-    AlreadyCorrected for a correction since the plan was made, VerificationFailed and the exceptions of the store.
+    second vector field, everything stays: clients write both fields and search the user's until all rows are filled;
+    the same plan, made again, continues the run, and `disable` undoes it. client_ttl: the longest state_ttl of a
+    HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction
+    since the plan was made, VerificationFailed and the exceptions of the store.
     """
     began, name = time.perf_counter(), plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
@@ -189,10 +187,8 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
 
 
 def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
-    """Return the number of rows, and the keys of the rows whose scores were not correct.
-
-    Rows that lack only locality hint columns are correct: a client whose memory cannot hold the bank writes them.
-    """
+    """Return the number of rows, and the keys of the rows whose scores were not correct. Rows may lack locality hints:
+    a client whose memory cannot hold the bank writes such rows."""
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
     rows, wrong = 0, []
@@ -235,9 +231,9 @@ def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState)
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors. The vectors were never changed, and the bank
-    stays. A second vector field is removed too if the server can drop it. Return the name of the dropped side
-    collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected and none is named."""
+    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second vector field is
+    removed too if the server can drop it. Return the name of the dropped side collection or field. Raises NotCorrected,
+    and InvalidInput if several fields are corrected and none is named."""
     with leasing(store, collection) as (lease, info):
         store, state = lease.store, info.state_of(field)
         if state is None:

@@ -31,13 +31,9 @@ MEASURED_QUERIES = 1_000
 
 @dataclass(frozen=True, eq=False)
 class EnablePlan:
-    """A plan to store the biases of `source` outside its vectors.
-
-    where: "fields" of the collection, a "side" collection with the same keys, or "vectors": a second vector field with
-    the augmented form. adds_fields: whether the fields must be added first. missed: for each number of candidates, the
-    mean share of the exact corrected top 10 outside them. unfinished: the state that an interrupted run left, which the
-    next run continues. remarks: facts that the user should know first.
-    """
+    """A plan to store the biases of `source` outside its vectors. adds_fields: whether fields must be added first.
+    missed: for each number of candidates, the mean share of the exact corrected top 10 outside them. unfinished: the
+    state that an interrupted run left, which the next run continues. remarks: facts that the user should know first."""
 
     source: CollectionInfo
     field: str
@@ -112,11 +108,10 @@ def plan_enable(
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
-    "fields" if the collection has them or the server can add them, else "side"; searches of "vectors" need no
-    candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate: see DynamicGate.
-
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
-    CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, DimensionMismatch, BankTooSmall.
+    "fields" if the collection has them or the server can add them, else "side"; searches of "vectors", a second vector
+    field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate:
+    see DynamicGate. Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected,
+    CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate, _ = checked_gates(gate, None, None)

@@ -22,9 +22,9 @@ SAMPLE = 10_000
 
 
 class Reach(NamedTuple):
-    """The number of items that are the nearest item of some query. share: `reached` as a share of N·(1 − exp(−n/N)),
-    the number if all items were equally likely. once: the share of queries whose nearest item is not the nearest
-    of another query, an estimate of the probability that the next query reaches a new item (Good, Biometrika 1953)."""
+    """reached: number of items that are the nearest item of some query. share: that, divided by N·(1 − exp(−n/N)), its
+    expectation if all items were equally likely. once: share of queries that alone reach their nearest item, an
+    estimate of the probability that the next query reaches a new one (Good, Biometrika 1953)."""
 
     queries: int
     items: int
@@ -49,8 +49,7 @@ def reach(queries: Vectors, gallery: Vectors) -> Reach:
 
 
 def shift(bank: Vectors, queries: Vectors) -> float:
-    """Return ‖mean(bank) − mean(queries)‖² over their mean variance, less its expectation under chance; 0 for
-    equal samples."""
+    """Return ‖mean(bank) − mean(queries)‖² over their mean variance, less its expectation under chance."""
     apart = bank.mean(0, dtype=np.float64) - queries.mean(0, dtype=np.float64)
     spreads = [float(part.var(0, dtype=np.float64).sum()) for part in (bank, queries)]
     by_chance = spreads[0] / len(bank) + spreads[1] / len(queries)
@@ -60,9 +59,9 @@ def shift(bank: Vectors, queries: Vectors) -> float:
 def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0) -> list[Suspicion]:
     """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
 
-    On eight real tasks, the share compared with `NARROW` is at least 0.52 for their own banks and at most 0.35 for
-    banks that are picked or of other data sets; that compared with `NARROWER` is at least 0.68 and at most 0.49;
-    the shift compared with `SHIFTED` is at most 0.002, and at least 1.7 for other data sets.
+    On eight real tasks, the figure compared with `NARROW` is at least 0.52 for their own banks and at most 0.35 for
+    banks that are picked or of other data sets; with `NARROWER`, 0.68 and 0.49; with `SHIFTED`, at most 0.002 for their
+    own and at least 1.7 for those of other data sets.
     """
     order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
     seen = reach(bank[order], gallery)
@@ -144,12 +143,9 @@ Squares = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Drift:
-    """The drift between a bank and recent queries.
-
-    reason: the figures, or why nothing was compared. bank, recent: numbers of compared queries. statistic: the share
-    of the variance that is between the two, at most 1. p: the probability of such a statistic between two samples
-    of one distribution. mmd2: the unbiased squared discrepancy.
-    """
+    """The drift between a bank and recent queries. reason: the figures, or why nothing was compared. bank, recent:
+    numbers of compared queries. statistic: share of the variance that is between the two. p: probability of such a
+    statistic between two samples of one distribution. mmd2: the unbiased squared discrepancy."""
 
     reason: str
     bank: int
@@ -173,10 +169,7 @@ def drift_between(
     seed: int = 0,
 ) -> Drift:
     """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at random.
-
-    With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
-    InvalidParameter.
-    """
+    With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors."""
     at_most, permutations = whole_number("at_most", at_most), whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (

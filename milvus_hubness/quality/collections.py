@@ -42,12 +42,9 @@ def diagnose(
     texts: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Search `queries` in the collection's rows before and after correction, and report the hubs.
-
-    A corrected collection is shown with its current biases. Any other collection is shown with the biases
-    that `estimator` computes from `bank`; by default that is the choice of tuning, else Blend. answers: the
-    keys of the right rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
-    """
+    """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
+    not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
+    answers: the keys of the right rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
     queries, bank, target_bank = QueryBank.of(queries), optional_bank(bank), optional_bank(target_bank)
     info = store.info(collection)
     gallery = read_gallery(store, info, field, progress=progress)
@@ -92,12 +89,9 @@ def tune(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
-    """Try every method on the collection's rows, and write the result into a property of the collection.
-
-    bank: by default the bank of the corrected collection. queries: (n, d); with answers, the keys of their
-    right rows, they are labelled pairs; without answers they represent real queries. Raises InvalidInput,
-    CollectionNotFound, EmptyCollection, and as `quality.tuning.tune` does.
-    """
+    """Try every method on the collection's rows, and write the result into a property of the collection. bank: by
+    default that of the corrected collection. queries: (n, d), real ones; answers: the keys of their right rows. Raises
+    InvalidInput, CollectionNotFound, EmptyCollection, and as `quality.tuning.tune` does."""
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)
     if info.is_bank:

@@ -29,8 +29,7 @@ class Interval(NamedTuple):
 
 
 def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean of per-query values (n,), n ≥ 2, with its 95% bootstrap interval. Raises InvalidInput for fewer
-    than two values or values that are not finite, InvalidParameter."""
+    """Return the mean of finite per-query values (n,), n ≥ 2, with its 95% bootstrap interval. Raises InvalidInput."""
     return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
@@ -69,11 +68,8 @@ def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def nearest(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, k: int, bias: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
-
-    queries (n_queries, d); gallery (n_items, d); bias (n_items,), by default zero; 1 ≤ k ≤ n_items. Raises
-    InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
-    """
+    """Return (n, k) numbers of the items (m, d) with the highest s(q, r) − b(r) for queries (n, d), best first. Raises
+    InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
@@ -129,8 +125,7 @@ def skewness(counts: npt.ArrayLike) -> float:
 
 
 def robin_hood(counts: npt.ArrayLike) -> float:
-    """Return ½ Σ|N_k − μ| / Σ N_k: the share of answers that must move to make all counts equal (Feldbauer et
-    al., 2018)."""
+    """Return ½ Σ|N_k − μ| / Σ N_k, the share of answers to move for equal counts (Feldbauer et al., 2018)."""
     values = _counts(counts)
     return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
 
@@ -164,8 +159,7 @@ Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 
 
 class PositiveRanks(NamedTuple):
-    """The ranks of all positives. ranks: (p,), from 1; those of query i are ranks[starts[i]:starts[i + 1]], best first.
-    starts: (n_queries + 1,)."""
+    """The ranks (p,) of all positives, from 1; those of query i are ranks[starts[i]:starts[i + 1]], best first."""
 
     ranks: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
@@ -183,12 +177,9 @@ class PositiveRanks(NamedTuple):
 def ranks(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, positives: Positives, bias: npt.ArrayLike | None = None
 ) -> PositiveRanks:
-    """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
-
-    queries (n_queries, d); gallery (n_items, d); positives: for each query the number of its gallery item, or several;
-    bias (n_items,). Scores that are equal up to float32 rounding rank behind the positive's. Memory: a tile of at least
-    one row of scores. Raises InvalidInput (no query, no item, wrong positives), DimensionMismatch, NonFiniteVectors.
-    """
+    """Return the rank of every positive under s(q, r) − b(r) among all gallery items. positives: for each query the
+    number of its gallery item, or several. Scores that are equal up to float32 rounding rank behind the positive's.
+    Memory: a tile of at least one row of scores. Raises InvalidInput, DimensionMismatch, NonFiniteVectors."""
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
     places = np.empty(len(items), np.int64)
@@ -241,10 +232,8 @@ def assess(
     biases: Sequence[Vectors],
     positives: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Outcome:
-    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d).
-
-    positives: for each query the numbers of its items. Memory: a tile of at least one row of scores.
-    """
+    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d). positives: for
+    each query the numbers of its items. Memory: a tile of at least one row of scores."""
     depth = min(DEPTH, len(gallery))
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
@@ -343,8 +332,8 @@ def retrieval_summary(ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), dept
 
 
 def as_plain(value: Any) -> Any:
-    """Return dataclasses and named tuples as dicts, estimators as in `estimators.to_dict`, NumPy numbers as
-    numbers, and other values that JSON lacks as strings."""
+    """Return dataclasses and named tuples as dicts, estimators as in `estimators.to_dict`, NumPy numbers as numbers,
+    and other values that JSON lacks as strings."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if type(value).__name__ in ESTIMATORS:

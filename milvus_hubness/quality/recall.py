@@ -34,9 +34,9 @@ class RecallGate:
     """recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017), with its 95% interval over the queries,
     of an index of r (raw) and of <r, b − c> (stored), each against the exact top k of the same scores.
 
-    index_params: those of the measured index, with nlist in proportion to the rows. measured_as: its kind if it is not
-    index_type. search_parameter, value: None if the index has none. needed: the least value, from the present one to
-    LIMIT times that, at which the stored recall is at most one standard error of the paired difference below the raw.
+    index_params: of the measured index, with nlist in proportion to the rows. measured_as: its kind if it is not
+    index_type. search_parameter, value: None if the index has none. needed: the least value, up to LIMIT times the
+    present one, at which the stored recall is at most one standard error of the paired difference below the raw.
     """
 
     rows: int
@@ -76,13 +76,11 @@ def measure_recall(
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall again.
 
-    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries without a
-    usable direction are left out, and at most ROWS and QUERIES are drawn. rows_total: rows of the collection, n by
-    default. at_most: rows to measure, `affordable_rows` by default. value: the user's ef or nprobe, Milvus's default by
-    default. graph_hint: see Layout. locality_hints: (n, c), zeros by default.
-
-    Compare the two recalls only with each other: the nearest items of a sample are easier to find than those of all
-    rows. Raises DimensionMismatch, InvalidParameter, FaissConflict, InvalidInput for fewer than two rows or queries.
+    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2; at most ROWS and QUERIES usable
+    ones are drawn. rows_total: rows of the collection, n by default. at_most: rows to measure, `affordable_rows` by
+    default. value: the user's ef or nprobe, Milvus's default by default. graph_hint: see Layout. locality_hints:
+    (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a sample are easier to
+    find than those of all rows. Raises DimensionMismatch, InvalidParameter, FaissConflict, InvalidInput.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     columns = None if locality_hints is None else np.asarray(locality_hints)

@@ -80,9 +80,9 @@ class Region(NamedTuple):
 
 
 class BankReach(NamedTuple):
-    """The items that are among the first k of at least one bank query. by_chance: their number if these found
-    k items at random. blind_answers: share of the raw answers that no bank query reaches. farthest: the items with
-    the least similarity to any bank query, with that similarity. regions: by their share."""
+    """reached: number of items that are among the first k of some bank query; by_chance: if these found k items at
+    random. blind_answers: share of the raw answers that no bank query reaches. farthest: the items with the least
+    similarity to any bank query, with that similarity. regions: by their share."""
 
     bank_size: int
     reached: int
@@ -140,14 +140,11 @@ def diagnose(
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
 ) -> Diagnosis:
-    """Search queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w, and
-    report the hubs.
+    """Search queries (n_queries, d) in a gallery (n_items, d) by <q, r> − w·b(r) for every strength w; report the hubs.
 
-    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the w of all
-    values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage. positives: as for `ranks`. keys and
-    fields, one per item, and query_texts, one per query, are read only where shown. Memory: that of `ranks`.
-
-    Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
+    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. bank (m, d): for
+    its coverage. positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read
+    only where shown. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     items, texts = len(stored), len(query_vectors)

@@ -34,9 +34,7 @@ LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 
 def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
     """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in its favour.
-
-    queries (m, d); items (n, d); biases (n,) at full strength. Memory: a tile of at least one row of scores.
-    """
+    Memory: a tile of at least one row of scores."""
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
     for part, scores in score_tiles(queries, items):
@@ -80,11 +78,9 @@ class Trial(NamedTuple):
 def sweep(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None = None, *, progress: Progress = silent
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): those of Blend come last, with full strength at the very end.
-
-    NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of a mean is
-    CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. Raises InvalidInput if all items score alike.
-    """
+    """Return the trials on a gallery (n, d): those of Blend come last, with full strength at the very end. NNN runs
+    over `ALPHAS` and, for k, over the powers of two up to 512 and |bank|; ½ of a mean is CSLS. Sinkhorn uses nearest
+    pairs beyond `DENSE_SCORES` scores. Raises InvalidInput if all items score alike."""
     if not score_spread(bank, gallery):
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
     others = list(_fitted_one_by_one(bank, gallery, target_bank))

@@ -44,12 +44,9 @@ class Judgement(NamedTuple):
 
 
 def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int64]:
-    """Return the numbers of the `MEMBERS` best trials; each bias except the raw one has a row.
-
-    The order is by mean reciprocal rank, which follows R@1 with less noise, less `UNEVENNESS_WEIGHT` · Robin Hood
-    index of N_10, which keeps few labels from deciding by chance; by that index alone without ranks
-    (n_trials, n_queries).
-    """
+    """Return the numbers of the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
+    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance; without ranks
+    (n_trials, n_queries), by that index alone."""
     score = -UNEVENNESS_WEIGHT * uneven
     if ranks is not None:
         score = score + (1 / ranks).mean(1)
@@ -86,10 +83,8 @@ def cross_fitted_hits(
 
 
 def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
-    """Return the verdict: "apply" if the expected gain in R@1 is above 0.
-
-    raw, cross_fitted: (n_queries,) hits. The measured gain meets a prior of 4 ± 4 points, with the sign of `fall`.
-    """
+    """Return the verdict: "apply" if the expected gain in R@1 is above 0. raw, cross_fitted: (n_queries,) hits. The
+    measured gain meets a prior of 4 ± 4 points, positive if the unevenness falls."""
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
@@ -104,10 +99,8 @@ def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: flo
 
 
 def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
-    """Return the verdict: "apply" if answers to held-out queries spread more evenly over the items.
-
-    raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength.
-    """
+    """Return the verdict: "apply" if answers to held-out queries spread more evenly over the items. raw, mixed,
+    default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength."""
     shares = f"from {raw:.1%} to {mixed:.1%}, and to {default:.1%} under the default Blend"
     result = f"on held-out queries, excess answers taken by hubs go {shares}"
     if relative_fall(raw, mixed, default) <= FALL_TO_TRY:
@@ -145,13 +138,9 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials, and the decision.
-
-    choice, strength: the estimator to apply and the share of it; None and 0 for "leave it alone". candidate: the
-    estimator that would otherwise apply. interval: 95% interval of the cross-validated gain in R@1 over the raw search;
-    None without labels. warnings: signs of an unfit bank; any means "leave it alone". rows: the raw search, then all
-    trials, best first.
-    """
+    """The trials, and the decision. choice, strength: the estimator to apply and the share of it; None and 0 for "leave
+    it alone", as always with warnings: signs of an unfit bank. candidate: the estimator that would otherwise apply.
+    interval: of the cross-validated gain in R@1, from labels. rows: the raw search, then all trials, best first."""
 
     verdict: Verdict
     choice: Estimator | None
@@ -186,10 +175,8 @@ def tune(
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for each query the
     number of its gallery item or several; R@1 then decides. Bank queries that are among `queries` are left out of the
-    fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results.
-
-    Raises InvalidInput (too few queries, positives that name no item or come without queries, items that all
-    score alike, a bank without further queries), BankTooSmall, DimensionMismatch, NonFiniteVectors.
+    fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises
+    InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))

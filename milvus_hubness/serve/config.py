@@ -35,8 +35,7 @@ class Timing:
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron, where weekday 0 is
-        Sunday. Raises InvalidParameter."""
+        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron. Raises InvalidParameter."""
         text = text.strip()
         if interval := re.fullmatch(r"(\d+)\s*([smhd])", text):
             every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
@@ -67,8 +66,8 @@ class Timing:
 
 
 class CronTrigger(BaseTrigger):  # type: ignore[misc]
-    """A cron trigger with Debian's rules. APScheduler's own trigger differs: weekday 0 is Monday there, and
-    if both a day of the month and a weekday are given, both must hold."""
+    """A cron trigger with Debian's rules: weekday 0 is Sunday, and of a day of the month and a weekday one must hold.
+    In APScheduler's own trigger, weekday 0 is Monday, and both must hold."""
 
     def __init__(self, expression: str, zone: tzinfo) -> None:
         self._expression, self._zone = expression, zone
@@ -150,12 +149,12 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    name: of the collection, or an alias. field, profile, tolerance, target_bank, live, client_ttl: as in
-    `RefreshOptions`. bank, target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method, params:
-    None for the current estimator. rows_per_second: maximum rate of written rows; None for no limit. pairs: a file of
-    labelled queries for the evaluation. schedule: when rows without a bias get one. full_schedule: when the bank is
-    checked; if the bank or the method has changed, all biases are computed. This check also runs at the start.
-    pending_share: between these times, rows without a bias get one as soon as they are at least this share of all rows.
+    name: of the collection, or an alias. field, profile, tolerance, live, client_ttl: as in `RefreshOptions`. bank,
+    target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method, params: None for the current
+    estimator. rows_per_second: of written rows. pairs: a file of labelled queries for the evaluation. schedule: when
+    rows without a bias get one. full_schedule: when, as at the start, the bank is checked; if it or the method has
+    changed, all biases are computed. pending_share: of all rows; so many rows without a bias get one between these
+    times.
     """
 
     name: Name
@@ -203,8 +202,7 @@ class CollectionTable(_Table):
         return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
 
     def refresh_options(self, store: Store, *, full: bool) -> RefreshOptions:
-        """Return the options of a refresh of rows without a bias or, if full, of one that also checks the
-        bank and the method. Raises as `read_bank` does."""
+        """Return the options of a refresh: of rows without a bias, or full. Raises as `read_bank` does."""
         options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
         if full:
             options |= {

@@ -47,8 +47,8 @@ class Fault(NamedTuple):
 
 
 class ConfigFile:
-    """A configuration file and its faults. config: the configuration without the faulty keys, so that the rest can
-    be checked too. Raises InvalidConfig if nothing remains to check."""
+    """A configuration file and its faults. config: without the faulty keys, so that the rest can be checked too. Raises
+    InvalidConfig if nothing remains to check."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,8 +94,7 @@ class ConfigFile:
 
 
 def _statements(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first line of each statement, and the data of the file up to its end. A statement ends at the
-    first line at which the file so far parses."""
+    """Yield the first line of each statement, and the data up to its end: the first line at which the file parses."""
     lines, first = text.split("\n"), 1
     for end in range(1, len(lines) + 1):
         with suppress(tomllib.TOMLDecodeError):

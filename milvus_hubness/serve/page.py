@@ -113,8 +113,7 @@ def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
-    """Return the latest reconciliations that changed something or failed, the last one first. Consecutive
-    ones with the same outcome are one."""
+    """Return the latest reconciliations that changed something or failed, last one first, equal neighbours as one."""
     shown = [outcome for outcome in reversed(outcomes) if outcome.is_eventful or outcome.result == "failed"]
     groups = [list(group) for _, group in groupby(shown, key=attrgetter("result", "action", "message"))]
     return [
@@ -131,8 +130,7 @@ def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the skewness without correction and with the biases in use, at each reconciliation
-    that measured it. Refused new biases are rings. Return None if it was never measured."""
+    """Return a chart of the measured skewness, raw and with the biases in use. Refused new biases are rings."""
     measured = [outcome for outcome in outcomes if outcome.skewness]
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
@@ -152,8 +150,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return a chart of the age of the biases before and after each reconciliation; if there are very many,
-    only before. Return None if the age is not known."""
+    """Return a chart of the age of the biases, if known, before and after each of not very many reconciliations."""
     measured = [(outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None]
     if not measured:
         return None
@@ -185,8 +182,7 @@ def _moment(moment: datetime) -> str:
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return the routes /, /status.json, /metrics, /healthz (503 once a required thread has ended) and
-    /readyz (503 until every collection was reconciled once)."""
+    """Return the routes. /healthz gives 503 once a thread has ended; /readyz until all collections were reconciled."""
 
     def health() -> RedactedResponse:
         if is_alive():

@@ -37,13 +37,9 @@ UNFINISHED = "unfinished"
 
 
 class Reconciliation(BaseModel):
-    """The result of one reconciliation.
-
-    at: when it ended. result: "busy" if another process was working on the collection, "stopped" if the
-    service was stopped. action: as in `RefreshResult`, "unfinished" unless the result is "ok".
-    message: the reason or the error. oldest_seconds: the greatest age of the biases since the previous
-    stored result. drift: its statistic. The other numbers are those of `RefreshResult`.
-    """
+    """The result of one reconciliation, with fields of `RefreshResult`. at: when it ended. result: "busy" if another
+    process was working on the collection. action: "unfinished" unless the result is "ok". message: the reason or the
+    error. oldest_seconds: the greatest age of the biases since the previous stored result. drift: its statistic."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -100,8 +96,7 @@ def now() -> datetime:
 OpenStore = Callable[[], Store]
 Refresh = Callable[[Store, str, RefreshOptions], RefreshResult]
 Task = Literal["share", "pending", "full"]
-"""The task of a reconciliation: "share" fills rows without a bias if there are enough of them, "pending"
-fills them in any case, and "full" also checks for another bank or method."""
+"""share: fill rows without a bias if there are enough of them. pending: in any case. full: and check the bank."""
 SERVICE_LEASE_SECONDS = 90.0
 
 
@@ -128,8 +123,8 @@ class Reconciler:
         return self._opened is not None
 
     def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
-        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone: hold the
-        lease of the service on this profile, from now on until `release`."""
+        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone: hold the lease of the
+        service on this profile until `release`."""
         began = time.perf_counter()
         result: Result
         try:

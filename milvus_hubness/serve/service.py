@@ -43,12 +43,9 @@ Missed = Callable[[Worker, str, int], None]
 
 
 class Scheduler:
-    """Triggers the workers by their schedules.
-
-    A tick only submits a task and never waits for its result. A worker that is busy runs again afterwards,
-    and of several runs that this process missed only the last is made up for; `missed` gets both cases. zone:
-    the time zone of cron schedules.
-    """
+    """Triggers the workers by their schedules, and never waits for their results. A worker that is busy runs again
+    afterwards, and of several runs that this process missed only the last is made up for; `missed` gets both cases.
+    zone: the time zone of cron schedules."""
 
     def __init__(self, workers: Iterable[Worker], zone: tzinfo, missed: Missed) -> None:
         self._missed = missed
@@ -94,8 +91,7 @@ class Scheduler:
             self._missed(worker, "running", 1)
 
     def _ticked(self, event: JobSubmissionEvent) -> None:
-        """Report the runs that were missed since the previous tick. Run the task if the scheduler dropped this tick
-        because the previous one had not ended."""
+        """Report the runs that were missed since the previous tick; run a task whose tick the scheduler dropped."""
         job = self._scheduler.get_job(event.job_id)
         (worker, task), trigger = job.args, job.trigger
         at = event.scheduled_run_times[-1]
@@ -112,8 +108,8 @@ CONNECT_SECONDS = 2.0
 
 
 class Service:
-    """Runs the workers of all configured collections. database: its address without secrets. open_store:
-    called once by each worker. listeners: get the events above."""
+    """Runs the workers of all configured collections. database: its address without secrets. open_store: called by each
+    worker. listeners: get the events above."""
 
     def __init__(
         self,
@@ -145,8 +141,7 @@ class Service:
             self._stop.set()
 
     def run(self) -> None:
-        """Run until `stop`. Raises InvalidConfig if the database does not fit the configuration, and
-        InvalidParameter if the port is in use."""
+        """Run until `stop`. Raises InvalidConfig if the database does not fit, InvalidParameter for a port in use."""
         # Only a running service loads Starlette and uvicorn.
         from milvus_hubness.operations.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
@@ -167,8 +162,7 @@ class Service:
         self._events.report("stopped")
 
     def once(self) -> list[Reconciliation]:
-        """Reconcile every collection once, in turn. Raises StoreError, and InvalidConfig if the database does
-        not fit the configuration."""
+        """Reconcile every collection once, in turn. Raises StoreError, InvalidConfig if the database does not fit."""
         self._check(self._open_store())
         return [outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None]
 

@@ -134,9 +134,8 @@ def _labels(table: CollectionTable) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of a worker. last: the last result of this process. last_success: of any process. failing: the last
-    failed result, until one of its kind succeeds. failures: how many in a row. is_ready: whether a reconciliation
-    has succeeded, or was left to another process."""
+    """The state of a worker. last: result of this process. last_success: of any. failing: the last failed result, until
+    its kind succeeds. failures: in a row. is_ready: whether one has succeeded, or was left to another process."""
 
     running: Course | None = None
     last: Reconciliation | None = None
@@ -176,8 +175,7 @@ class Worker:
         self._thread.start()
 
     def request(self, task: Task) -> datetime | None:
-        """Have the worker run this task soon. If it is busy and will run again afterwards, return when the
-        current run began."""
+        """Have the worker run this task soon, or after its current run; return when that began, if there is one."""
         with self._lock:
             self._requested.add(task)
             self._woken.set()
@@ -305,8 +303,7 @@ class CollectionView:
 
 @dataclass(frozen=True)
 class ServiceView:
-    """The data of the whole service for the page. database: its address, without secrets. waiting_for: why it
-    is not ready; empty if it is."""
+    """The data of the service for the page. database: without secrets. waiting_for: empty if the service is ready."""
 
     version: str
     database: str
