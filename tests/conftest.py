@@ -15,7 +15,7 @@ from pymilvus.settings import Config
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 from threadpoolctl import threadpool_limits
 
-from milvus_hubness import HubnessClient, MilvusStore, defaults
+from milvus_hubness import HubnessClient, MilvusStore
 from tests import servers, tiers
 
 settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
@@ -28,8 +28,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
 
-defaults.CLIENT_TTL = 0.0
-"""Tests that migrate or refresh have no writers that need to be told, or say how long these remember."""
+# Tests that migrate or refresh have no writers that read the announcement, or pass client_ttl.
+os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = "0"
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
     "errors": set(),
-    "defaults": set(),
+    "defaults": {"errors"},
     "texts": set(),
     "charts": set(),
     "codec": {"errors"},

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import CLIENT_TTL, MAX_MISS_RATE
+from milvus_hubness.defaults import MAX_MISS_RATE, STATE_TTL
 
 Where = Literal["auto", "fields", "side", "vectors"]
 
@@ -28,7 +28,7 @@ def enable(
         "keys. vectors: a second vector field, whose searches need no candidates.",
     ] = "auto",
     max_miss_rate: Annotated[float, "Share of the exact corrected top 10 that candidates may miss."] = MAX_MISS_RATE,
-    client_ttl: options.ClientTtl = CLIENT_TTL,
+    client_ttl: options.ClientTtl = STATE_TTL,
     execute: Annotated[bool, "Write the biases; without it, only plan."] = False,
     force: Annotated[bool, "Enable even if tune advises against it."] = False,
     as_json: options.AsJson = False,

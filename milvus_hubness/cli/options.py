@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from milvus_hubness.defaults import SHORT_METHODS, WHERE_FROM, Engine
+from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, WHERE_FROM, Engine
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
 from milvus_hubness.texts import describe
 
@@ -36,7 +36,9 @@ TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
 Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
 Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
-ClientTtl = Annotated[float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0}]
+ClientTtl = Annotated[
+    float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0, "envvar": CLIENT_TTL_VARIABLE}
+]
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
     Engine,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import CLIENT_TTL, DEFAULT_TOLERANCE, REBUILD_SHARE, Live
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, STATE_TTL, Live
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Refreshing:
         REBUILD_SHARE
     )
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
-    client_ttl: options.ClientTtl = CLIENT_TTL
+    client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"
 
 

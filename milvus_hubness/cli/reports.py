@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import CLIENT_TTL
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.texts import describe, points, rounded_shares, span
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def status(
     connection: options.Connection,
     field: options.Field = None,
     repair: Annotated[bool, "Repair the rows that a killed job left, as a refresh would."] = False,
-    client_ttl: options.ClientTtl = CLIENT_TTL,
+    client_ttl: options.ClientTtl = STATE_TTL,
     as_json: options.AsJson = False,
 ) -> None:
     """Show how a collection is corrected, and how fresh its biases are."""

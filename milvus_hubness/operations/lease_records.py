@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.defaults import LEASE_VARIABLE, seconds_in
 from milvus_hubness.state import FrozenModel
 
 LEDGER = "hubness_ledger"
@@ -82,14 +81,8 @@ class LeasePolicy:
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the default policy; MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises InvalidParameter."""
-        text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
-            raise InvalidParameter(f"MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0, got {text!r}")
+        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises InvalidParameter."""
+        seconds = seconds_in(LEASE_VARIABLE, cls.seconds, least=0.001)
         return cls(seconds, seconds / 6)
 
 

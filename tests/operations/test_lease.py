@@ -11,10 +11,13 @@ import pytest
 
 from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
 from milvus_hubness.banks.generations import Batch
+from milvus_hubness.defaults import STATE_TTL
+from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations import lease_records
 from milvus_hubness.operations.lease import Lease, holder_of, read_entries
 from milvus_hubness.operations.lease_records import LEASES, LEDGER, LeasePolicy, Owner, now, process_start
+from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)
@@ -249,8 +252,18 @@ def test_a_broken_entry_is_told(shelf):
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf"])
 def test_seconds_in_the_environment_that_are_no_number_are_refused(monkeypatch, text):
     monkeypatch.setenv("MILVUS_HUBNESS_LEASE_SECONDS", text)
-    with pytest.raises(ValueError, match="MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0"):
+    with pytest.raises(ValueError, match=r"MILVUS_HUBNESS_LEASE_SECONDS must be a number of seconds, at least 0\.001"):
         LeasePolicy.default()
+
+
+def test_the_environment_says_how_long_writing_clients_use_a_state(monkeypatch):
+    monkeypatch.setenv("MILVUS_HUBNESS_CLIENT_TTL", "7.5")
+    assert MigrationOptions().client_ttl == RefreshOptions().client_ttl == 7.5
+    monkeypatch.delenv("MILVUS_HUBNESS_CLIENT_TTL")
+    assert MigrationOptions().client_ttl == RefreshOptions().client_ttl == STATE_TTL == 5
+    monkeypatch.setenv("MILVUS_HUBNESS_CLIENT_TTL", "-1")
+    with pytest.raises(ValueError, match="MILVUS_HUBNESS_CLIENT_TTL must be a number of seconds, at least 0, not"):
+        MigrationOptions()
 
 
 def test_several_collections_are_leased_together(shelf):

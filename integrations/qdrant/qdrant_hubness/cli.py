@@ -13,7 +13,7 @@ from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, add_commands
-from milvus_hubness.defaults import CLIENT_TTL
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import plan_enable
@@ -59,7 +59,7 @@ class Writers:
     no_writers: Annotated[
         bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
     ] = False
-    client_ttl: ClientTtl = CLIENT_TTL
+    client_ttl: ClientTtl = STATE_TTL
 
     def options(self, progress: Progress, rows_per_second: float | None = None) -> MigrationOptions:
         return MigrationOptions(
@@ -197,7 +197,7 @@ def refresh(
     force: Annotated[
         bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")
     ] = False,
-    client_ttl: ClientTtl = CLIENT_TTL,
+    client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
     plan: Plan = False,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milvus_hubness.cli import options
-from milvus_hubness.defaults import CLIENT_TTL
+from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Writers:
     """The options about clients that write during the migration."""
 
     no_writers: Annotated[bool, "Nobody writes to the collection: wait for no client."] = False
-    client_ttl: options.ClientTtl = CLIENT_TTL
+    client_ttl: options.ClientTtl = STATE_TTL
 
 
 @dataclass(frozen=True)
