@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
+from jinja2.filters import do_truncate
 from markupsafe import Markup
 
 from milvus_hubness.texts import number, points, span
@@ -42,10 +42,8 @@ Epoch = tuple[int, float | None, float, float]
 """Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as shares."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a timeline, labelled at its end. kind: its CSS class. points: in the order of their time. dots:
-    whether its points are marked and have tooltips."""
+class Line(NamedTuple):
+    """A line of a timeline, labelled at its end. kind: its CSS class. dots: whether its points have tooltips."""
 
     name: str
     kind: str
@@ -53,8 +51,7 @@ class Line:
     dots: bool = True
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """A separate point. label: its tooltip; the label of the last mark is also shown next to it."""
 
     at: datetime
@@ -99,8 +96,7 @@ def _tooltip(text: str) -> Markup:
 
 
 class _Plot:
-    """A plot with labelled horizontal lines at round values. box: left, right, top and bottom. first, last: the
-    range of x. values: that the range of y must include."""
+    """A plot with labelled horizontal lines at round values. box: left, right, top, bottom. first, last: of x."""
 
     def __init__(
         self,
@@ -108,12 +104,11 @@ class _Plot:
         box: tuple[float, float, float, float],
         first: float,
         last: float,
-        values: Iterable[float],
+        values: Sequence[float],
         label: Callable[[float], str],
     ) -> None:
         self._drawing, self._first, self._last = drawing, first, last
         self.left, self.right, self.top, self.bottom = box
-        values = list(values)
         ticks = round_ticks(min(values), max(values))
         self._low, self._high = min(*values, ticks[0]), max(*values, ticks[-1])
         for tick in ticks:
@@ -127,12 +122,8 @@ class _Plot:
         return self.bottom - (self.bottom - self.top) * (value - self._low) / (self._high - self._low)
 
     def draw(self, shape: str, kind: str, points: Iterable[tuple[float, float]]) -> None:
-        """Draw a polyline or polygon."""
         corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self._drawing.add(f'<{shape} class="{{}}" points="{{}}"/>', kind, corners)
-
-
-# -- charts of a diagnosis ----------------------------------------------------------------------------------
 
 
 def histogram(bins: Sequence[Bin], k: int) -> Markup:
@@ -240,9 +231,6 @@ def whisker(interval: Interval, measure: str) -> Markup:
     return drawing.svg()
 
 
-# -- lines over time ------------------------------------------------------------------------------------
-
-
 def timeline(
     title: str,
     lines: Sequence[Line],
@@ -318,12 +306,8 @@ def round_ticks(low: float, high: float) -> list[float]:
     return [step * nth for nth in range(first, max(last, first + 1) + 1)]
 
 
-# -- the course of a training -----------------------------------------------------------------------------
-
-
 def learning_curves(history: Sequence[Epoch], best: int) -> str:
-    """Return an SVG document with the training loss above, and MRR and R@1 of the validation pairs below. best: the
-    chosen epoch, which is marked."""
+    """Return an SVG document: the training loss above, MRR and R@1 of the validation pairs below. best: an epoch."""
     width, height = CURVES_SIZE
     left, right, bottom = 60, width - 20, height - 34
     upper_bottom, lower_top = height // 2 - 22, height // 2 + 22
@@ -357,18 +341,11 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
     return drawing.svg('xmlns="http://www.w3.org/2000/svg" ') + "\n"
 
 
-# -- texts and pages ----------------------------------------------------------------------------------------
-
-
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:
-    """Return the template `name` in the folder of a package, with the filters `short`, `number`, `points`, `span` and
-    these further ones. longest: characters that `short` leaves of a text."""
+    """Return the template `name` in the folder of a package. filters: further ones than number, points, span and
+    `short`, which leaves at most `longest` characters of a text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    shared = {"number": number, "points": points, "span": span, "short": partial(_short, longest=longest)}
-    environment.filters |= {**shared, **filters}
+    short = partial(do_truncate, environment, length=longest, killwords=True, end="…", leeway=0)
+    environment.filters |= {"number": number, "points": points, "span": span, "short": lambda value: short(str(value))}
+    environment.filters |= filters
     return environment.from_string(files(package).joinpath(name).read_text("utf-8"))
-
-
-def _short(value: object, longest: int) -> str:
-    text = str(value)
-    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -13,9 +13,8 @@ import textwrap
 import time
 import tokenize
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +111,7 @@ DIM = 256
 TRAIN, BANK = 0.4, 0.3
 RIDGE_ALPHA = 0.1
 MIN_PAIRS = 1000
+STAGES = 3
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
@@ -119,8 +119,7 @@ Vectors = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.intp]
 
 
-@dataclass(frozen=True)
-class Retriever:
+class Retriever(NamedTuple):
     """Unit vectors: gallery[i] (n, 256) is the one right answer to queries[i] (n, 256); bank (m, 256): docstrings of
     functions that are neither in the gallery nor were trained on. names, docstrings: of the n test pairs."""
 
@@ -136,22 +135,21 @@ def split_pairs(count: int, seed: int) -> list[Positions]:
     return np.split(np.random.default_rng(seed).permutation(count), [int(TRAIN * count), int((TRAIN + BANK) * count)])
 
 
-def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None) -> Retriever:
-    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors.
-    progress: called with a line of text at each stage. Raises InvalidInput for fewer than 1000 pairs."""
+def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) -> Retriever:
+    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors. Raises
+    InvalidInput for fewer than 1000 pairs."""
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
-    report = progress or (lambda stage: None)
     _, texts, codes = zip(*pairs, strict=True)
     train, bank, test = parts = split_pairs(len(pairs), seed)
 
-    report("embedding docstrings")
+    progress("embedding docstrings", 1, STAGES)
     docstrings, has_docstring = _tower(texts, fit_on=np.r_[train, bank], seed=seed)
-    report("embedding function bodies")
+    progress("embedding function bodies", 2, STAGES)
     bodies, has_body = _tower(codes, fit_on=np.r_[train, test], seed=seed)
     train, bank, test = (part[(has_docstring & has_body)[part]] for part in parts)
 
-    report("mapping docstrings to function bodies")
+    progress("mapping docstrings to function bodies", 3, STAGES)
     ridge = Ridge(alpha=RIDGE_ALPHA).fit(docstrings[train], bodies[train])
     return Retriever(
         queries=_unit(ridge.predict(docstrings[test])),
@@ -185,7 +183,6 @@ def _unit(vectors: npt.NDArray[np.float64]) -> Vectors:
 ESTIMATOR = NNN(k=16, alpha=0.75)
 TOP = 10
 BATCH = 500
-STAGES = 3
 EXAMPLES = 5
 
 
@@ -199,8 +196,7 @@ def run(
     """
     began = time.perf_counter()
     connect(uri, token, db_name).close()
-    stages = iter(range(STAGES))
-    retriever = build(collect(), progress=lambda stage: progress(stage, 1 + next(stages), STAGES))
+    retriever = build(collect(), progress=progress)
     plain = connect(uri, token, db_name)
     store = MilvusStore(plain)
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"

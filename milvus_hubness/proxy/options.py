@@ -26,14 +26,11 @@ class Tls(NamedTuple):
 class ProxyOptions:
     """Options of a proxy.
 
-    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: the path of a file with the authorities
-    that sign its certificate; None for those of the system. host, port: where to listen; port 0 takes a free port.
-    tls: use TLS with clients.
-
-    strength: w of every search that names none; None uses that of each collection. state_ttl: TTL of the
-    cached collection state, in seconds. max_message: largest message in bytes. drain: seconds that running
-    calls have to end when the proxy stops. max_calls: largest number of running calls of one user on one
-    collection; further ones are refused with RESOURCE_EXHAUSTED. Raises InvalidParameter.
+    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: file of the authorities that sign its
+    certificate; None for those of the system. port: 0 takes a free port. tls: use TLS with clients. strength: w of
+    every search that names none; None uses that of each collection. state_ttl: of the cached collection states, in
+    seconds. max_message: in bytes. drain: seconds that running calls have to end when the proxy stops. max_calls:
+    largest number of running calls of one user on one collection; further ones are refused. Raises InvalidParameter.
     """
 
     upstream: str
@@ -76,7 +73,6 @@ class ProxyOptions:
         return api.secure_channel(self.upstream, grpc.ssl_channel_credentials(authorities), options=options)
 
     def server_options(self) -> list[tuple[str, int]]:
-        """Return options of gRPC's server."""
         return [
             *self._limits(),
             ("grpc.keepalive_permit_without_calls", 1),

@@ -27,10 +27,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Epoch(NamedTuple):
-    """One epoch of a training.
-
-    loss: the mean of its steps; None for epoch 0, before the first step. r1, mrr: of the validation pairs.
-    """
+    """An epoch: mean loss of its steps (None for epoch 0, before the first), R@1 and MRR of the validation pairs."""
 
     epoch: int
     loss: float | None
@@ -44,10 +41,8 @@ def weights_of(network: Quari) -> dict[str, torch.Tensor]:
 
 
 def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensors:
-    """Return a copy of all that a training needs to continue, by name.
-
-    This is the last weights, AdamW's state of each parameter that has moved, and the states of torch's generators.
-    """
+    """Return copies of what a training needs to continue: the last weights, AdamW's state of each parameter that has
+    moved, and the states of torch's generators."""
     tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
     for name, parameter in network.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
@@ -94,20 +89,16 @@ class Checkpoint:
         return max(self.history, key=lambda epoch: (epoch.mrr, -epoch.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
-        """Return the network with the best weights, in evaluation mode.
-
-        Raises UnreadableFile if the weights do not belong to a network of these sizes.
-        """
+        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for other sizes."""
         with torch.random.fork_rng([]):
             network = Quari(self.config)
         try:
             network.load_state_dict(dict(self.weights))
         except RuntimeError as error:
-            raise UnreadableFile(f"no weights of a network of these sizes: {error}") from None
+            raise UnreadableFile(f"the weights are not those of a network of these sizes: {error}") from None
         return network.to(device).eval()
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the network, for people and JSON."""
         return {
             "format": FORMAT,
             "config": asdict(self.config),
@@ -119,10 +110,7 @@ class Checkpoint:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically: an earlier file stays until the new one is complete.
-
-        Raises UnreadableFile if it cannot be written.
-        """
+        """Write the file; an earlier file stays until the new one is complete. Raises UnreadableFile."""
         weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
         tensors = {name: tensor.contiguous() for name, tensor in {**weights, **(self.resumption or {})}.items()}
         facts = self.facts()

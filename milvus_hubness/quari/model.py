@@ -13,10 +13,10 @@ Details that the paper leaves open: positions are fixed sinusoids over the 2r to
 transformer normalizes before attention, before its MLP and at its end; queries enter at unit length times √d, and the
 decoders' outputs are divided by √d, so that an optimizer's step is small compared with the query that it moves.
 
-The start of T. With zero tokens and random decoders, T begins as a random matrix of rank r. The forms "residual" and
-"anchored" add I to T and q to q', or S and W q with S = W = I at first, and the last layers of the decoders of u and q'
-begin at zero: the network begins with the encoder's own ranking. The anchored form learns S and W first, so that the
-tokens express only the differences between queries. benchmarks/quari.py measures the value of each form.
+The start of T. With zero tokens and random decoders, T begins as a random matrix of rank r. In the forms "residual" and
+"anchored" (`settings.QuariConfig`), the last layers of the decoders of u and q' begin at zero: the network begins with
+the encoder's own ranking. The anchored form learns S and W first, so that the tokens express only the differences
+between queries. benchmarks/quari.py measures the value of each form.
 
 The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
 
@@ -92,7 +92,6 @@ class Memory(nn.Module):
         self.register_buffer("temperature", torch.ones(()))
 
     def fill(self, queries: torch.Tensor, errors: torch.Tensor) -> None:
-        """Store these pairs, each argument (n, d)."""
         self.queries.copy_(queries)
         self.errors.copy_(errors)
 
@@ -114,11 +113,8 @@ class Memory(nn.Module):
 
 
 class Static(NamedTuple):
-    """The part S of T that is the same for all queries.
-
-    map: S (d, d); None for I. directions (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i
-    (directions_i·r)², exactly so if there are d directions.
-    """
+    """The part S of T that is the same for all queries. map: (d, d); None for I. directions (k, d), weights (k,)
+    and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i (directions_i·r)², exactly so if there are d directions."""
 
     map: torch.Tensor | None
     directions: torch.Tensor
@@ -127,10 +123,8 @@ class Static(NamedTuple):
 
 
 class Adaptation(NamedTuple):
-    """The adaptation of the space to m queries.
-
-    query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j. static: the matrix that is added to Σ u_j v_jᵀ, if any.
-    """
+    """The adaptation of the space to m queries. query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j. static: the
+    matrix that is added to Σ u_j v_jᵀ, if any."""
 
     query: torch.Tensor
     U: torch.Tensor
@@ -207,10 +201,7 @@ class Quari(nn.Module):
         return functional.normalize(targets, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """Return the adaptation to queries (m, d) of any length above 0; only their direction counts.
-
-        hidden: as in `Memory`.
-        """
+        """Return the adaptation to the directions of queries (m, d). hidden: as in `Memory`."""
         config, scale = self.config, math.sqrt(self.config.dim)
         alone = self.remembering(queries, hidden)
         encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
@@ -230,10 +221,8 @@ class Quari(nn.Module):
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:
-    """Return S (d, d) with lengths from the `count` eigenvectors of SᵀS whose values are farthest from the median.
-
-    The mean of the other values replaces those.
-    """
+    """Return S (d, d) with lengths from the `count` eigenvectors of SᵀS whose values are farthest from the median,
+    and the mean of the other values."""
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     chosen, rest = order[:count], order[count:]
@@ -256,7 +245,6 @@ def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torc
 
 
 def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:
-    """Return two layers with GELU and LayerNorm between."""
     return nn.Sequential(nn.Linear(width, inside), nn.GELU(), nn.LayerNorm(inside), nn.Linear(inside, dim))
 
 

@@ -18,9 +18,8 @@ from milvus_hubness.quari.settings import TrainingSettings
 class Pairs:
     """Queries and the gallery item that answers each; several queries may share one item.
 
-    queries (n, d), gallery (g, d): finite numbers, stored at unit length. answers (n,): the number of each
-    query's item; by default item i answers query i. left_out: number of pairs from which nothing can be learned,
-    because the query or the item is all zeros.
+    queries (n, d), gallery (g, d): stored at unit length. answers (n,): the number of each query's item; by default
+    item i answers query i. left_out: number of pairs whose query or item is all zeros, which teach nothing.
 
     Raises DimensionMismatch, NonFiniteFloats, and InvalidInput if the numbers of queries and answers differ,
     an answer is no item, or no pair is left.
@@ -52,12 +51,11 @@ class Pairs:
 
     @property
     def dim(self) -> int:
-        """The dimension d."""
         return int(self.queries.shape[1])
 
     @property
     def fingerprint(self) -> str:
-        """Return a fingerprint of all data of the pairs, to compare them with others."""
+        """Digest of all data of the pairs."""
         digest = hashlib.sha256()
         for part in (self.queries, self.gallery, self.answers):
             digest.update(np.ascontiguousarray(part).tobytes())

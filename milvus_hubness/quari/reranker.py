@@ -39,13 +39,10 @@ QUERIES_AT_ONCE = 16
 class QuariReranker:
     """A re-ranker for `HubnessClient.search(..., rerank=…)`.
 
-    network: trained, for the dimension of the searched vectors. candidates: number of re-ranked items of the
-    corrected search. correction: β of the score cos(q', T r) − β·w·(b(r) − c), which subtracts the search's
-    own bias once more, in the space before adaptation; with 0 the corrected search chooses the candidates and
-    the network ranks them. direct: search the index for Tᵀq' in place of q, without candidates, with the
-    biases at the search's strength. device: of the arithmetic.
-
-    Raises InvalidParameter.
+    candidates: number of re-ranked items of the corrected search. correction: β of the score cos(q', T r) −
+    β·w·(b(r) − c), which subtracts the search's own bias once more, in the space before adaptation; with 0 the
+    corrected search chooses the candidates and the network ranks them. direct: search the index for Tᵀq' in place of
+    q, without candidates, with the biases at the search's strength. Raises InvalidParameter.
     """
 
     network: Quari = field(repr=False, compare=False)
@@ -61,10 +58,9 @@ class QuariReranker:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> QuariReranker:
-        """Return a re-ranker with the network of a file that `train` saved.
+        """Return a re-ranker with the network of a file that `train` saved. options: the other fields, by name.
 
-        encoder: name of the encoder of the searched vectors. options: the other fields, by name. Raises
-        UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter.
+        Raises UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter.
         """
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
@@ -74,7 +70,6 @@ class QuariReranker:
 
     @property
     def dim(self) -> int:
-        """The dimension d of the queries and the items."""
         return self.network.config.dim
 
     def expect_dim(self, dim: int) -> None:
@@ -85,8 +80,7 @@ class QuariReranker:
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
         """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,).
 
-        16 queries share a pass through the network; then one product per query scores its items, without a copy
-        of them. Items without a direction have cosine 0. Raises DimensionMismatch.
+        One product per query scores its items, without a copy. Zero items have cosine 0. Raises DimensionMismatch.
         """
         for own in items:
             self.expect_dim(own.shape[1])
@@ -196,11 +190,10 @@ class Labelled:
 def read_labelled(
     path: str, collection: str | None, open_store: Callable[[], Store], field: str | None, progress: Progress
 ) -> Labelled:
-    """Read the labelled pairs of a .npz, .parquet or .arrow file.
+    """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vectors
+    of the answers, or, with a collection, `key` (n,), the keys of the rows that answer. Equal items become one.
 
-    It has `query` (n, d), and either `item` (n, d), the vectors of the answers, or, with a collection, `key` (n,), the
-    keys of the rows that answer. Equal items become one. Raises UnreadableFile, InvalidInput, DimensionMismatch, and
-    as a read of the collection does.
+    Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
     """
     if collection is None:
         queries = QueryBank.load(path, QUERY_COLUMN)

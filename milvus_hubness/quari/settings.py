@@ -17,8 +17,8 @@ Form = Literal["published", "residual", "anchored"]
 class QuariConfig:
     """The sizes and options of a `Quari`.
 
-    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a multiple
-    of heads. layers: of the shared transformer. steps: L, how often it is applied. dropout: in training.
+    dim: d. rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers: of the
+    shared transformer. steps: L, how often it is applied. dropout: in training.
 
     form: how T and q' follow from the decoders' outputs for a query,
         "published"  T = Σ u_j v_jᵀ                             q' as decoded
@@ -64,10 +64,8 @@ class TrainingSettings:
     pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
     anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
     decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. temperature:
-    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query. semi_positives:
-    how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all random draws.
-
-    Raises InvalidParameter.
+    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries. semi_positives: how many of the `neighbors` nearest items
+    of each answer count; 0 is the plain loss. Raises InvalidParameter.
     """
 
     epochs: int = EPOCHS
@@ -99,10 +97,8 @@ class TrainingSettings:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate.
-
-        The anchor epochs have their own schedule, from anchor_rate down in the same proportion.
-        """
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate, and in the anchor
+        epochs from anchor_rate down in the same proportion."""
         start, end, scale = steps_per_epoch * self.anchor_epochs, steps_per_epoch * self.epochs, 1.0
         if step < start:
             start, end, scale = 0, start, self.anchor_rate / self.learning_rate

@@ -72,20 +72,19 @@ def train(
 ) -> Checkpoint:
     """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
 
-    pairs, validation: as in `Pairs`; without validation a tenth of the items, with their queries, is held out. Epoch 0
-    is the network before its first step: it wins if no epoch is better. path: the file, saved after every epoch, so
-    that an interrupted training continues with `resume`, on the CPU with identical bits. encoder: a name for the
-    encoder of the vectors, compared when the file is loaded. on_epoch: called after every epoch. progress: called with
-    "training", steps done, and steps of all epochs.
+    Without validation a tenth of the items, with their queries, is held out. Epoch 0 is the network before its first
+    step: it wins if no epoch is better. path: the file, saved after every epoch, so that an interrupted training
+    continues with `resume`, on the CPU with identical bits. encoder: a name for the encoder of the vectors, compared
+    when the file is loaded. on_epoch: called after every epoch.
 
     Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of threads. Noise
     on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does not give the scale of the
     queries: here the noise at u = 1 is as long as the query, times `settings.noise`. A last batch with fewer pairs is
     left out, unless it is the only one; every epoch draws another order.
 
-    A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the seed, after
-    the anchor epochs, with the strength and temperature that are best on the validation pairs. In training, a query
-    recalls no pair of its own answer.
+    A memory (`config.memory`, an addition to the paper) is filled with pairs drawn by the seed, after the anchor
+    epochs, with the strength and temperature that are best on the validation pairs. In training, a query recalls no
+    pair of its own answer.
 
     Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput if the file
     has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
@@ -124,10 +123,9 @@ def train(
 def validate(
     network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r).
+    """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the same score.
 
-    Items with the same score rank before it. adapt: a part of the network to use in its place. The network is left in
-    evaluation mode.
+    adapt: a part of the network to use in its place. The network is left in evaluation mode.
     """
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
@@ -186,11 +184,12 @@ class _Run:
     def epoch(self, progress: Progress) -> float:
         """Run one pass over the pairs; return the mean loss of its steps."""
         settings, losses = self.settings, []
-        if self.done and self.done == settings.anchor_epochs:
-            self.network.load_state_dict(dict(self.checkpoint.weights))
-            self.optimizer.state.clear()
-        if self.done == settings.anchor_epochs and self.network.memory is not None:
-            self._remember(self.network.memory)
+        if self.done == settings.anchor_epochs:
+            if self.done:
+                self.network.load_state_dict(dict(self.checkpoint.weights))
+                self.optimizer.state.clear()
+            if self.network.memory is not None:
+                self._remember(self.network.memory)
         self.network.train()
         order = torch.randperm(len(self.queries))
         for number in range(self.steps_per_epoch):

@@ -18,10 +18,9 @@ Hits = TypeVar("Hits")
 
 @dataclass(frozen=True)
 class DynamicGate:
-    """Correct a query only if its raw nearest item is in the activation set.
+    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank query.
 
-    k: an item is activated if it is among the k nearest of some bank query. With InvertedSoftmax this is the
-    paper's DIS.
+    With InvertedSoftmax this is the paper's DIS.
     """
 
     k: int = 1
@@ -55,9 +54,8 @@ def gate(
 class DualDynamicGate:
     """Correct a query only if its raw nearest item is in one of two activation sets.
 
-    k_query: an item is in the first set if it is among the k_query nearest of some bank query. k_target: an item is in
-    the second set if it is among the k_target nearest of some item of the target bank, which must not be the gallery:
-    it would activate all its items.
+    These are the items among the k_query nearest of some bank query, and those among the k_target nearest of some item
+    of the target bank, which must not be the gallery: it would activate all its items.
 
     The authors' code (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
     dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest item of q,
@@ -91,10 +89,9 @@ class DualDynamicGate:
 
 @dataclass(frozen=True)
 class GloballyCorrected:
-    """Rank candidates by the rank of the query among the bank's queries, as seen from the item.
+    """Rank `candidates` items of the raw search by GC(q, r) = Rank_r(q) − s(q, r), ascending.
 
-    GC(q, r) = Rank_r(q) − s(q, r), ascending; Rank_r(q) counts the bank queries that are nearer to r than q
-    is, and the score breaks ties. candidates: number of re-ranked items of the raw search.
+    Rank_r(q) counts the bank queries that are nearer to r than q is; the score breaks ties.
     """
 
     candidates: int = 100

@@ -112,10 +112,10 @@ def test_the_seed_decides_the_split_and_nothing_else_varies(sample: list[Pair], 
 
 
 def test_progress_is_told_each_stage(sample: list[Pair]) -> None:
-    stages: list[str] = []
-    build(sample, progress=stages.append)
-    assert len(stages) == 3
-    assert all(stages)
+    stages = []
+    build(sample, progress=lambda *stage: stages.append(stage))
+    assert [(done, total) for _, done, total in stages] == [(1, 3), (2, 3), (3, 3)]
+    assert all(name for name, _, _ in stages)
 
 
 def test_too_few_pairs_are_refused(sample: list[Pair]) -> None:
