@@ -1,4 +1,4 @@
-"""Ask for functions of Python's standard library by what they do, before and after correction.
+"""Search functions of Python's standard library by their docstrings, before and after correction.
 
 python search_code.py [FILE.db or http://HOST:PORT]
 """
@@ -25,19 +25,19 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """(n, 512) word counts hashed, of prose and of code alike. It learns and downloads nothing."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
     vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
-def answers(retriever: MilvusEmbeddingRetriever, asked: Sequence[Pair]) -> list[str]:
-    """The name of the function found first for each question."""
-    vectors = embedded([pair.docstring for pair in asked]).tolist()
-    return [retriever.run(each, top_k=1)["documents"][0].meta["name"] for each in vectors]
+def answers(retriever: MilvusEmbeddingRetriever, questions: Sequence[Pair]) -> list[str]:
+    """Return the name of the best function for each question."""
+    vectors = embedded([pair.docstring for pair in questions]).tolist()
+    return [retriever.run(vector, top_k=1)["documents"][0].meta["name"] for vector in vectors]
 
 
 def run(uri: str) -> tuple[int, int]:
-    """How many of the questions are answered rightly before and after."""
+    """Return the numbers of right answers before and after correction."""
     pairs = collect()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
@@ -59,14 +59,14 @@ def run(uri: str) -> tuple[int, int]:
 
     corrected = HubnessDocumentStore(ALIAS, **at)
 
-    asked = functions[:QUESTIONS]
-    right = [pair.name for pair in asked]
-    before = answers(MilvusEmbeddingRetriever(plain), asked)
-    after = answers(HubnessEmbeddingRetriever(corrected), asked)
+    questions = functions[:QUESTIONS]
+    right = [pair.name for pair in questions]
+    before = answers(MilvusEmbeddingRetriever(plain), questions)
+    after = answers(HubnessEmbeddingRetriever(corrected), questions)
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
-    print(f"right answers: {rightly[0]} with Milvus, {rightly[1]} with HubnessDocumentStore")
-    return rightly[0], rightly[1]
+    counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
+    print(f"right answers: {counts[0]} with Milvus, {counts[1]} with HubnessDocumentStore")
+    return counts[0], counts[1]
 
 
 if __name__ == "__main__":

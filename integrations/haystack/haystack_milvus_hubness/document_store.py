@@ -1,4 +1,4 @@
-"""milvus-haystack's document store over a client that corrects."""
+"""HubnessDocumentStore: milvus-haystack's document store with a HubnessClient."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,10 +19,11 @@ PAGE = 1000
 
 
 class HubnessDocumentStore(MilvusDocumentStore):
-    """A MilvusDocumentStore whose retrieval from corrected collections is ranked by the corrected score.
+    """A MilvusDocumentStore that ranks documents of corrected collections by the corrected score.
 
-    Arguments beyond those of MilvusDocumentStore: strength, w of every search, None for that of the
-    collection; and state_ttl, the TTL of the cached collection state, in seconds."""
+    Further arguments: strength, w of every search, None for that of the collection; state_ttl, the TTL of the cached
+    collection state, in seconds.
+    """
 
     def __init__(self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any) -> None:
         self.strength, self.state_ttl = strength, state_ttl
@@ -31,7 +32,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
     @property
     def client(self) -> HubnessClient:
-        """The client that all calls go through."""
+        """Return the client of all requests."""
         if self._hubness_client is None:
             arguments = {
                 name: self._resolve_value(value) if name in ("token", "password") else value
@@ -75,21 +76,21 @@ class HubnessDocumentStore(MilvusDocumentStore):
     # -- writing --------------------------------------------------------------------------------------
 
     def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
-        """Write documents as MilvusDocumentStore does, with FAIL and SKIP too; return how many it wrote.
+        """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the number written.
 
-        Raises ValueError for values that are no documents, and under FAIL, writing nothing, DuplicateDocumentError.
+        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL before it writes.
         """
         if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
-            raise ValueError("documents must be a list of Document")
+            raise ValueError("documents is not a list of Document: pass one")
         if policy in (DuplicatePolicy.FAIL, DuplicatePolicy.SKIP):
             documents = self._new_ones(documents, policy)
             policy = DuplicatePolicy.NONE
         return super().write_documents(self._with_embeddings(documents), policy)
 
     def _with_embeddings(self, documents: list[Document]) -> list[Document]:
-        """Return the documents, those without an embedding with a dummy of the collection's dimension.
+        """Return the documents, with dummy embeddings of the collection's dimension where they have none.
 
-        milvus-haystack itself would take the dimension of the others, or 128.
+        milvus-haystack would use the dimension of the other documents, or 128.
         """
         if not self._collection_exists or all(document.embedding is not None for document in documents):
             return documents
@@ -102,14 +103,16 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
     def _new_ones(self, documents: list[Document], policy: DuplicatePolicy) -> list[Document]:
         ids = [document.id for document in documents]
-        taken = self._taken(list(dict.fromkeys(ids)))
+        existing = self._existing(list(dict.fromkeys(ids)))
         new: list[Document] = []
         for document in documents:
-            if document.id not in taken:
+            if document.id not in existing:
                 new.append(document)
             elif policy == DuplicatePolicy.FAIL:
-                raise DuplicateDocumentError(f"a document with id {document.id!r} exists or comes twice")
-            taken.add(document.id)
+                raise DuplicateDocumentError(
+                    f"document {document.id!r} exists, or is in the list twice: use DuplicatePolicy.OVERWRITE or SKIP"
+                )
+            existing.add(document.id)
         return new
 
     def delete_all_documents(self) -> None:
@@ -129,7 +132,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
         self.write_documents(changed, DuplicatePolicy.OVERWRITE)
         return len(documents)
 
-    # -- what both need ---------------------------------------------------------------------------------
+    # -- helpers ----------------------------------------------------------------------------------------
 
     def _expression(self, filters: dict[str, Any] | None) -> str:
         fields = Fields(self._primary_field, frozenset(self.fields))
@@ -148,13 +151,13 @@ class HubnessDocumentStore(MilvusDocumentStore):
                 rows += page
             pages.close()
         except MilvusException as error:
-            raise FilterError(f"Milvus refuses the filter {expr}: {error}") from error
+            raise FilterError(f"Milvus refused the filter {expr}: {error}") from error
         return rows
 
     def _ids(self, expr: str) -> list[str]:
         return [row[self._primary_field] for row in self._rows(expr, [self._primary_field])]
 
-    def _taken(self, ids: Sequence[str]) -> set[str]:
+    def _existing(self, ids: Sequence[str]) -> set[str]:
         if not self._collection_exists:
             return set()
         pages = [list(ids[i : i + PAGE]) for i in range(0, len(ids), PAGE)]

@@ -27,39 +27,39 @@ class Fields:
 
     @property
     def none(self) -> str:
-        """True of no document."""
+        """An expression that no document fulfils."""
         return f"{self.primary} in []"
 
     @property
     def all(self) -> str:
-        """True of every document."""
+        """An expression that every document fulfils."""
         return f'{self.primary} != ""'
 
     def absent(self, name: str) -> str:
-        """True of documents without the field."""
+        """Return an expression for documents without the field."""
         return f"{name} is null" if name in self.declared else f"not (exists {name})"
 
     def present(self, name: str) -> str:
-        """True of documents with the field."""
+        """Return an expression for documents with the field."""
         return f"{name} is not null" if name in self.declared else f"exists {name}"
 
 
 def expression(filters: dict[str, Any], fields: Fields) -> str:
     """Return the Milvus expression of the filters.
 
-    A document without the field is unequal to every value, in no list, and neither more nor less than anything.
-    Raises FilterError for filters that Haystack does not have, and for values that cannot be compared.
+    For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for filters that
+    Haystack does not have, and for values that cannot be compared.
     """
     return _parsed(filters, fields, negated=False)
 
 
 def _parsed(filters: Any, fields: Fields, negated: bool) -> str:
     if not isinstance(filters, dict):
-        raise FilterError("a filter must be a dictionary")
+        raise FilterError(f"the filter {filters!r} is not a dictionary: pass field, operator and value")
     keys = ("field", "operator", "value") if "field" in filters else ("operator", "conditions")
     for key in keys:
         if key not in filters:
-            raise FilterError(f"{key!r} is missing in the filter {filters}")
+            raise FilterError(f"the filter {filters} has no {key!r}: add it")
     if "field" in filters:
         return _comparison(filters["field"], filters["operator"], filters["value"], fields, negated)
     return _logic(filters["operator"], filters["conditions"], fields, negated)
@@ -67,9 +67,9 @@ def _parsed(filters: Any, fields: Fields, negated: bool) -> str:
 
 def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str:
     if operator not in ("AND", "OR", "NOT"):
-        raise FilterError(f"unknown logical operator {operator!r}")
+        raise FilterError(f"unknown logical operator {operator!r}: use AND, OR or NOT")
     if not isinstance(conditions, list) or not conditions:
-        raise FilterError("conditions must be a list of at least one condition")
+        raise FilterError(f"the conditions of {operator} are not a list with at least one condition: add one")
     if operator == "NOT":
         operator, negated = "AND", not negated
     word = _OPPOSITE[operator] if negated else operator
@@ -79,13 +79,13 @@ def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str
 def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:
     name = str(field).removeprefix("meta.")
     if not _NAME.fullmatch(name):
-        raise FilterError(f"invalid field name {field!r}")
+        raise FilterError(f"field name {field!r} is invalid: use letters, digits and underscores")
     if operator not in _OPPOSITE or operator in ("AND", "OR"):
-        raise FilterError(f"unknown comparison operator {operator!r}")
+        raise FilterError(f"unknown comparison operator {operator!r}: use ==, !=, >, >=, <, <=, in or 'not in'")
     if operator in _ORDERS:
         _check_order(operator, value)
     if operator in ("in", "not in") and not isinstance(value, list):
-        raise FilterError(f"{operator!r} takes a list, got {type(value).__name__}")
+        raise FilterError(f"{operator!r} needs a list, got {type(value).__name__}")
     if operator in _ORDERS and value is None:
         return f"({fields.all if negated else fields.none})"
     missing = negated if operator in _ORDERS else (operator in ("!=", "not in")) != negated
@@ -94,8 +94,8 @@ def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: 
         return f"({fields.absent(name) if word == '==' else fields.present(name)})"
     if word in ("in", "not in"):
         return _membership(name, word, value, fields)
-    compared = f"{name} {word} {_literal(value)}"
-    return f"({_or_absent(name, compared, fields) if missing else compared})"
+    comparison = f"{name} {word} {_literal(value)}"
+    return f"({_or_absent(name, comparison, fields) if missing else comparison})"
 
 
 def _membership(name: str, word: str, values: list[Any], fields: Fields) -> str:
@@ -109,8 +109,8 @@ def _membership(name: str, word: str, values: list[Any], fields: Fields) -> str:
     return f"({_or_absent(name, unlisted, fields)})"
 
 
-def _or_absent(name: str, compared: str, fields: Fields) -> str:
-    return compared if name in fields.declared else f"{fields.absent(name)} or {compared}"
+def _or_absent(name: str, condition: str, fields: Fields) -> str:
+    return condition if name in fields.declared else f"{fields.absent(name)} or {condition}"
 
 
 def _check_order(operator: str, value: Any) -> None:
@@ -118,9 +118,9 @@ def _check_order(operator: str, value: Any) -> None:
         try:
             datetime.fromisoformat(value)
         except ValueError as error:
-            raise FilterError(f"{operator!r} takes numbers and ISO dates, got {value!r}") from error
+            raise FilterError(f"{operator!r} needs a number or an ISO date, got {value!r}") from error
     elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise FilterError(f"{operator!r} takes numbers and ISO dates, got {type(value).__name__}")
+        raise FilterError(f"{operator!r} needs a number or an ISO date, got {type(value).__name__}")
 
 
 def _literal(value: Any) -> str:
@@ -128,4 +128,4 @@ def _literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    raise FilterError(f"cannot compare with {value!r}")
+    raise FilterError(f"a filter cannot compare with {value!r}: use a string, a boolean or a finite number")

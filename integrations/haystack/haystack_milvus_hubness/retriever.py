@@ -1,4 +1,4 @@
-"""milvus-haystack's embedding retriever, which pipelines can be saved and loaded with."""
+"""HubnessEmbeddingRetriever: milvus-haystack's retriever, loaded from saved pipelines."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from haystack_milvus_hubness.document_store import HubnessDocumentStore
 
 @component
 class HubnessEmbeddingRetriever(MilvusEmbeddingRetriever):
-    """A MilvusEmbeddingRetriever that loads its HubnessDocumentStore again as one."""
+    """A MilvusEmbeddingRetriever that restores its HubnessDocumentStore from a saved pipeline."""
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HubnessEmbeddingRetriever":
         """Return a retriever from the dictionary of to_dict."""
         parameters = data.get("init_parameters", {})
         if "document_store" not in parameters:
-            raise DeserializationError("Missing 'document_store' in serialization data")
+            raise DeserializationError("the saved retriever has no 'document_store': save the pipeline again")
         parameters["document_store"] = HubnessDocumentStore.from_dict(parameters["document_store"])
         return default_from_dict(cls, data)

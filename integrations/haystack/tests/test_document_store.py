@@ -52,21 +52,21 @@ def world(uri):
     return World(uri)
 
 
-def found(retriever, world, **options):
-    return [each.id for each in retriever.run(world.query.tolist(), **options)["documents"]]
+def retrieved(retriever, world, **options):
+    return [document.id for document in retriever.run(world.query.tolist(), **options)["documents"]]
 
 
 def test_retrieval_is_ranked_by_the_corrected_score(world):
     retriever = HubnessEmbeddingRetriever(world.store())
-    assert found(retriever, world, top_k=15) == world.order()[:15]
+    assert retrieved(retriever, world, top_k=15) == world.order()[:15]
     filters = {"field": "meta.group", "operator": "==", "value": 2}
     among = [i for i in range(COUNT) if i % 4 == 2]
-    assert found(retriever, world, top_k=7, filters=filters) == world.order(among=among)[:7]
-    raw = found(HubnessEmbeddingRetriever(world.store(strength=0)), world, top_k=15)
-    assert raw == found(MilvusEmbeddingRetriever(world.plain), world, top_k=15) == world.order(0.0)[:15]
+    assert retrieved(retriever, world, top_k=7, filters=filters) == world.order(among=among)[:7]
+    raw = retrieved(HubnessEmbeddingRetriever(world.store(strength=0)), world, top_k=15)
+    assert raw == retrieved(MilvusEmbeddingRetriever(world.plain), world, top_k=15) == world.order(0.0)[:15]
 
 
-def test_documents_are_written_with_their_bias_and_read_as_they_were(world):
+def test_new_documents_get_a_bias_and_are_returned_unchanged(world):
     store = world.store()
     assert store.count_documents() == COUNT
     fresh = vectors(np.random.default_rng(5), 2)
@@ -75,9 +75,9 @@ def test_documents_are_written_with_their_bias_and_read_as_they_were(world):
     store.write_documents([world.document(COUNT)])
     store.write_documents([world.document(3)], policy=DuplicatePolicy.OVERWRITE)
     order = world.order(among=range(COUNT + 1))
-    assert found(HubnessEmbeddingRetriever(store), world, top_k=20) == order[:20]
+    assert retrieved(HubnessEmbeddingRetriever(store), world, top_k=20) == order[:20]
     filters = {"field": "meta.group", "operator": "==", "value": 3}
-    [document] = [each for each in store.filter_documents(filters) if each.id == "d3"]
+    [document] = [document for document in store.filter_documents(filters) if document.id == "d3"]
     assert document.embedding == pytest.approx(fresh[1].tolist())
     assert document.meta == {"group": 3}
     store.delete_documents(["d3"])
@@ -87,17 +87,17 @@ def test_documents_are_written_with_their_bias_and_read_as_they_were(world):
 def test_a_pipeline_is_saved_and_loaded(world):
     pipeline = Pipeline()
     pipeline.add_component("retriever", HubnessEmbeddingRetriever(world.store(strength=0.5), top_k=4))
-    ours = ["haystack_milvus_hubness.retriever", "haystack_milvus_hubness.document_store"]
-    again = Pipeline.loads(pipeline.dumps(), allowed_modules=ours)
+    modules = ["haystack_milvus_hubness.retriever", "haystack_milvus_hubness.document_store"]
+    again = Pipeline.loads(pipeline.dumps(), allowed_modules=modules)
     answer = again.run({"retriever": {"query_embedding": world.query.tolist()}})
-    assert [each.id for each in answer["retriever"]["documents"]] == world.order(0.5)[:4]
+    assert [document.id for document in answer["retriever"]["documents"]] == world.order(0.5)[:4]
     assert again.get_component("retriever").document_store.strength == 0.5
 
 
 HOSTILE = ["x'] or id not in ['y", 'x"] or id not in ["y', "\\", "it's", 'say "hi"', "a\nb"]
 
 
-def test_ids_that_are_filters_in_disguise_name_their_own_documents_only(world):
+def test_ids_that_look_like_filters_select_only_their_documents(world):
     store = world.store()
     disguised = [replace(world.document(i), id=id) for i, id in enumerate(HOSTILE)]
     for id in HOSTILE:

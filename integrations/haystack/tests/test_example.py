@@ -1,4 +1,4 @@
-"""The example runs, and correction answers more of its questions rightly."""
+"""The example runs, and correction gives more right answers."""
 
 import runpy
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 EXAMPLE = Path(__file__).parents[1] / "examples" / "search_code.py"
 
 
-def test_more_questions_are_answered_rightly(uri, capsys):
+def test_correction_gives_more_right_answers(uri, capsys):
     before, after = runpy.run_path(str(EXAMPLE))["run"](uri)
     assert after >= 1.15 * before
     assert f"{before} with Milvus, {after} with HubnessDocumentStore" in capsys.readouterr().out

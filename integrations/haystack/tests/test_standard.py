@@ -10,13 +10,13 @@ from milvus_haystack import MilvusDocumentStore
 from haystack_milvus_hubness import HubnessDocumentStore
 from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
 
-DIM = 768  # what the suite's documents have
+DIM = 768  # of the suite's documents
 INDEX = {"index_type": "FLAT", "metric_type": "IP", "params": {}}
 
 
 class TestHubnessDocumentStore(suite.DocumentStoreBaseExtendedTests, suite.CountDocumentsByFilterTest):
-    """The mixins for metadata's names, extremes and unique values ask for methods that milvus-haystack and
-    the DocumentStore protocol do not have."""
+    """Without the mixins for the names, extremes and unique values of metadata: they call methods that neither
+    milvus-haystack nor the DocumentStore protocol has."""
 
     @pytest.fixture(scope="class")
     def corrected(self, uri):
@@ -38,15 +38,15 @@ class TestHubnessDocumentStore(suite.DocumentStoreBaseExtendedTests, suite.Count
 
     @staticmethod
     def assert_documents_are_equal(received, expected):
-        """Milvus keeps no order of writing, and float32."""
-        by_id = [sorted(each, key=lambda document: document.id) for each in (received, expected)]
-        for got, wanted in zip(*by_id, strict=True):
-            assert (got.id, got.content, got.meta) == (wanted.id, wanted.content, wanted.meta)
-            if wanted.embedding is not None:
-                assert got.embedding == pytest.approx(wanted.embedding, abs=1e-6)
+        """Milvus returns rows in any order, as float32."""
+        by_id = [sorted(documents, key=lambda document: document.id) for documents in (received, expected)]
+        for got, original in zip(*by_id, strict=True):
+            assert (got.id, got.content, got.meta) == (original.id, original.content, original.meta)
+            if original.embedding is not None:
+                assert got.embedding == pytest.approx(original.embedding, abs=1e-6)
 
     def test_write_documents(self, document_store):
-        """Under NONE Milvus inserts what is new."""
+        """With NONE, Milvus inserts new documents."""
         documents = [Document(content=f"test doc {i}") for i in range(2)]
         assert document_store.write_documents(documents) == 2
         self.assert_documents_are_equal(document_store.filter_documents(), documents)

@@ -1,4 +1,4 @@
-"""Ask for functions of Python's standard library by what they do, before and after correction.
+"""Search functions of Python's standard library by their docstrings, before and after correction.
 
 python search_code.py [FILE.db or http://HOST:PORT]
 """
@@ -25,7 +25,7 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 class HashedWords(Embeddings):
-    """Word counts hashed into 512 dimensions, of prose and of code alike. It learns and downloads nothing."""
+    """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or downloaded."""
 
     def __init__(self) -> None:
         self._vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
@@ -37,13 +37,13 @@ class HashedWords(Embeddings):
         return self.embed_documents([text])[0]
 
 
-def answers(store: Milvus, asked: Sequence[Pair]) -> list[str]:
-    """The name of the function found first for each question."""
-    return [store.similarity_search(pair.docstring, k=1)[0].metadata["name"] for pair in asked]
+def answers(store: Milvus, questions: Sequence[Pair]) -> list[str]:
+    """Return the name of the best function for each question."""
+    return [store.similarity_search(pair.docstring, k=1)[0].metadata["name"] for pair in questions]
 
 
 def run(uri: str) -> tuple[int, int]:
-    """How many of the questions are answered rightly before and after."""
+    """Return the numbers of right answers before and after correction."""
     pairs, embeddings = collect(), HashedWords()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
@@ -59,17 +59,17 @@ def run(uri: str) -> tuple[int, int]:
 
     corrected = HubnessMilvus(embeddings, ALIAS, connection_args={"uri": uri})
 
-    asked = functions[:QUESTIONS]
-    right = [pair.name for pair in asked]
-    before, after = answers(plain, asked), answers(corrected, asked)
+    questions = functions[:QUESTIONS]
+    right = [pair.name for pair in questions]
+    before, after = answers(plain, questions), answers(corrected, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    print(f"asked          {asked[repaired].docstring.splitlines()[0]}")
+    print(f"question       {questions[repaired].docstring.splitlines()[0]}")
     print(f"Milvus         {before[repaired]}")
     print(f"HubnessMilvus  {after[repaired]}")
-    rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
-    print(f"right answers: {rightly[0]} with Milvus, {rightly[1]} with HubnessMilvus")
-    return rightly[0], rightly[1]
+    counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
+    print(f"right answers: {counts[0]} with Milvus, {counts[1]} with HubnessMilvus")
+    return counts[0], counts[1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""langchain-milvus's vector store over clients that correct."""
+"""HubnessMilvus: langchain-milvus's vector store with a HubnessClient."""
 
 from functools import cached_property
 
@@ -8,7 +8,7 @@ from milvus_hubness import AsyncHubnessClient, HubnessClient
 
 
 class HubnessMilvus(Milvus):
-    """A Milvus store whose searches on corrected collections are ranked by the corrected score."""
+    """A Milvus store that ranks documents of corrected collections by the corrected score."""
 
     @cached_property
     def client(self) -> HubnessClient:

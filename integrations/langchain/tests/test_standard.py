@@ -13,8 +13,8 @@ from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_m
 
 
 class Conforming(HubnessMilvus):
-    """With what the suite asks for and langchain-milvus 0.4 leaves out: ids on documents, `get_by_ids`, and
-    an `add_documents` that makes ids and replaces the documents that have them."""
+    """HubnessMilvus with what the suite needs and langchain-milvus 0.4 lacks: documents with ids, `get_by_ids`, and an
+    `add_documents` that creates ids and replaces documents of the same ids."""
 
     def _parse_document(self, data):
         document = super()._parse_document(data)
@@ -40,7 +40,7 @@ class Conforming(HubnessMilvus):
 class TestHubnessMilvus(VectorStoreIntegrationTests):
     @pytest.fixture(scope="class")
     def corrected(self, uri):
-        """How to open an empty corrected collection."""
+        """Return the arguments that open an empty corrected collection."""
         embeddings = self.get_embeddings()
         options = {
             "embedding_function": embeddings,

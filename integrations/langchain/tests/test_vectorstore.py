@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 class Words(Embeddings):
-    """Each word is a fixed random direction, a text the unit sum of its words'."""
+    """Embeds a word as a fixed random direction, and a text as the normalised sum of its words."""
 
     def embed_query(self, text):
         seeds = [zlib.crc32(word.encode()) for word in text.split()]
@@ -65,7 +65,7 @@ VECTOR = Words().embed_query(QUERY)
 
 @dataclass
 class Pair:
-    """The same documents in `plain`, as langchain-milvus keeps them, and in `corrected`."""
+    """The same documents in an uncorrected collection, `plain`, and in `corrected`."""
 
     uri: str
     options: dict
@@ -90,7 +90,7 @@ class Pair:
         store = MilvusStore(connect(self.uri))
         bank = QueryBank(np.array(Words().embed_documents(PAST_QUERIES), np.float32))
         chosen = {"estimator": NNN(K, ALPHA), "field": "vector"}
-        if how == "beside":
+        if how == "enabled":
             self.fill(self.milvus(self.corrected))
             enable(store, plan_enable(store, self.corrected, bank, **chosen))
         else:
@@ -125,7 +125,7 @@ def call(method, *args, **options):
 
 
 def outcomes(store, calls, how):
-    """What each call on the store returns; `how` is sync or async."""
+    """Return the results of the calls on the store; `how` is sync or async."""
     if how == "sync":
         return [getattr(store, method)(*args, **options) for method, args, options in calls]
 
@@ -142,7 +142,7 @@ def assert_same(expected, got):
     for before, after in zip(expected, got, strict=True):
         if isinstance(before, list) and isinstance(before[0], tuple):
             np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=1e-5)
-            before, after = ([document for document, _ in found] for found in (before, after))
+            before, after = ([document for document, _ in hits] for hits in (before, after))
         assert after == before
 
 
@@ -166,7 +166,7 @@ READS = [
         ("copied", "IP", {}),
         ("copied", "L2", {"auto_id": True}),
         ("behind an alias", "COSINE", {"enable_dynamic_field": True}),
-        ("beside", "COSINE", {"auto_id": True}),
+        ("enabled", "COSINE", {"auto_id": True}),
     ],
     ids=str,
 )
@@ -192,7 +192,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-@pytest.mark.parametrize("corrected", ["copied", "beside"])
+@pytest.mark.parametrize("corrected", ["copied", "enabled"])
 def test_writes_do_what_they_do_in_milvus(make_pair, corrected, how):
     pair = make_pair(corrected, "L2" if corrected == "copied" else "IP")
     before, after = outcomes(pair.milvus(), WRITES, how), outcomes(pair.hubness(strength=0.0), WRITES, how)
@@ -202,20 +202,20 @@ def test_writes_do_what_they_do_in_milvus(make_pair, corrected, how):
 
 @pytest.fixture(scope="session")
 def dense(make_pair):
-    """With a second vector field that is not corrected."""
+    """Collections with a second vector field that is not corrected."""
     indexes = [index("COSINE"), index("IP")]
     return make_pair(embedding_function=[Words(), Words()], vector_field=["vector", "second"], index_params=indexes)
 
 
 @pytest.fixture(scope="session")
 def full_text(make_pair):
-    """With BM25 beside the corrected field; flushed, because Milvus Lite counts words differently before."""
+    """Collections with BM25 and the corrected field; flushed, because Milvus Lite counts words differently before."""
     indexes = [index("COSINE"), index("BM25", "SPARSE_INVERTED_INDEX")]
     pair = make_pair(
         builtin_function=BM25BuiltInFunction(output_field_names="sparse"),
         vector_field=["vector", "sparse"],
         index_params=indexes,
-        search_params=[{"metric_type": each["metric_type"], "params": {}} for each in indexes],
+        search_params=[{"metric_type": params["metric_type"], "params": {}} for params in indexes],
     )
     pair.milvus().client.flush(pair.plain)
     return pair
@@ -248,10 +248,10 @@ def test_hybrid_search_at_strength_zero_is_that_of_milvus(request, which, ranker
 
 
 def oracle(query, texts, metric):
-    """Corrected scores in the user's metric, in float64, of texts that may have come after the migration."""
+    """Return corrected scores in the user's metric, in float64; the texts may be newer than the migration."""
 
     def similarity(queries, items):
-        queries, items = (np.array(Words().embed_documents(each)) for each in (queries, items))
+        queries, items = (np.array(Words().embed_documents(texts)) for texts in (queries, items))
         if metric == "L2":
             return -0.5 * ((queries[:, None] - items[None]) ** 2).sum(-1)
         return queries @ items.T
@@ -271,7 +271,7 @@ def test_full_strength_is_the_corrected_score_also_of_new_documents(make_pair, m
     for how, fresh in (("sync", sentences(5, 10)), ("async", sentences(6, 10))):
         texts += fresh
         ids = [f"{how} {i}" for i in range(10)]
-        added, found = outcomes(
+        added, hits = outcomes(
             pair.hubness(),
             [
                 call("add_texts", fresh, [{"n": 0, "author": "x"}] * 10, ids=ids),
@@ -280,10 +280,10 @@ def test_full_strength_is_the_corrected_score_also_of_new_documents(make_pair, m
             how,
         )
         assert added == ids
-        assert sorted(document.page_content for document, _ in found) == sorted(texts)
-        wanted = dict(zip(texts, oracle(QUERY, texts, metric), strict=True))
-        scores = [score for _, score in found]
-        np.testing.assert_allclose(scores, [wanted[document.page_content] for document, _ in found], atol=1e-5)
+        assert sorted(document.page_content for document, _ in hits) == sorted(texts)
+        expected = dict(zip(texts, oracle(QUERY, texts, metric), strict=True))
+        scores = [score for _, score in hits]
+        np.testing.assert_allclose(scores, [expected[document.page_content] for document, _ in hits], atol=1e-5)
         assert scores == sorted(scores, reverse=metric != "L2")
 
 
@@ -301,10 +301,10 @@ def test_a_retriever_retrieves_by_the_corrected_score(pair, kind):
     retrieve = {"search_type": kind, "search_kwargs": {"k": 4, "fetch_k": 12} if kind == "mmr" else {"k": 4}}
     corrected = pair.hubness().as_retriever(**retrieve)
     assert asyncio.run(corrected.ainvoke(QUERY)) == corrected.invoke(QUERY)
-    plain, as_it_was = (
+    plain, uncorrected = (
         store.as_retriever(**retrieve).batch(QUERIES) for store in (pair.milvus(), pair.hubness(strength=0.0))
     )
-    assert as_it_was == plain
+    assert uncorrected == plain
     assert corrected.batch(QUERIES) != plain
 
 
@@ -329,7 +329,7 @@ def test_an_ordinary_collection_is_as_with_milvus(uri):
     assert made(HubnessMilvus) == made(Milvus)
 
 
-def test_it_is_a_milvus_store_over_clients_that_correct(pair):
+def test_it_is_a_milvus_store_with_hubness_clients(pair):
     store = pair.hubness()
     assert isinstance(store, Milvus)
     assert type(store.client) is HubnessClient

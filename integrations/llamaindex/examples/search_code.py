@@ -1,4 +1,4 @@
-"""Ask for functions of Python's standard library by what they do, before and after correction.
+"""Search functions of Python's standard library by their docstrings, before and after correction.
 
 python search_code.py [FILE.db or http://HOST:PORT]
 """
@@ -25,7 +25,7 @@ COLLECTION = "stdlib_functions"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """(n, 512) word counts hashed, of prose and of code alike. It learns and downloads nothing."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
     vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
@@ -43,15 +43,15 @@ class HashedWords(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
-def answers(store: HubnessVectorStore, asked: Sequence[Pair]) -> list[str]:
-    """The name of the function found first for each question."""
+def answers(store: HubnessVectorStore, questions: Sequence[Pair]) -> list[str]:
+    """Return the name of the best function for each question."""
     index = VectorStoreIndex.from_vector_store(store, embed_model=HashedWords())
     retriever = index.as_retriever(similarity_top_k=1)
-    return [retriever.retrieve(pair.docstring)[0].metadata["name"] for pair in asked]
+    return [retriever.retrieve(pair.docstring)[0].metadata["name"] for pair in questions]
 
 
 def run(uri: str) -> tuple[int, int]:
-    """How many of the questions are answered rightly before and after."""
+    """Return the numbers of right answers before and after correction."""
     pairs = collect()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
@@ -68,10 +68,10 @@ def run(uri: str) -> tuple[int, int]:
     )
     uncorrected = HubnessVectorStore(COLLECTION, strength=0.0, **at)
 
-    asked = functions[:QUESTIONS]
-    right = [pair.name for pair in asked]
+    questions = functions[:QUESTIONS]
+    right = [pair.name for pair in questions]
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    before, after = (sum(map(str.__eq__, answers(store, asked), right)) for store in (uncorrected, corrected))
+    before, after = (sum(map(str.__eq__, answers(store, questions), right)) for store in (uncorrected, corrected))
     print(f"right answers: {before} uncorrected, {after} with HubnessVectorStore")
     return before, after
 

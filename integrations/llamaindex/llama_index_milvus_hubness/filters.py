@@ -22,9 +22,10 @@ _TEXTS = {FilterOperator.TEXT_MATCH: MATCHED, FilterOperator.TEXT_MATCH_INSENSIT
 
 
 def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the metadata of a node that filters use, by field: the values that are not empty, and the strings.
+    """Return the fields by which a node is filtered: its metadata that is not empty, and its strings.
 
-    The strings are stored as they are and in lower case, without the wildcards of LIKE: Milvus Lite cannot escape them.
+    The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus Lite cannot escape
+    them.
     """
     texts = {key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)}
     return {
@@ -35,47 +36,47 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def literal(value: Any) -> str:
-    """Return a string, number or list of them as Milvus parses it. Raises ValueError for other values."""
+    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for other values."""
     if isinstance(value, str | int):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
-    raise ValueError(f"cannot filter by {value!r}")
+    raise ValueError(f"cannot filter by {value!r}: use a string, a finite number or a list of these")
 
 
 def one_of(field: str, values: Iterable[str]) -> str:
-    """Return the expression of rows whose field is one of the values."""
+    """Return an expression for rows whose field has one of the values."""
     return f"{field} in {literal(list(values))}"
 
 
 def expression(filters: MetadataFilters) -> str:
     """Return the Milvus expression of the filters; empty without filters.
 
-    A node without the key, or with an empty value, is unequal to everything and in no list. NOT: none of the filters
-    holds. Raises ValueError for values that the operator does not take.
+    For a node without the key, or with an empty value, only `!=`, `nin` and `is_empty` hold. NOT: no filter holds.
+    Raises ValueError for values that do not fit the operator.
     """
-    return _together(filters, negated=False)
+    return _combined(filters, negated=False)
 
 
-def _together(filters: MetadataFilters, negated: bool) -> str:
+def _combined(filters: MetadataFilters, negated: bool) -> str:
     condition = filters.condition or FilterCondition.AND
     if condition == FilterCondition.NOT:
         condition, negated = FilterCondition.OR, not negated
     word = "and" if (condition == FilterCondition.AND) != negated else "or"
     parts = [
-        _together(part, negated) if isinstance(part, MetadataFilters) else _one(part, negated)
+        _combined(part, negated) if isinstance(part, MetadataFilters) else _condition(part, negated)
         for part in filters.filters
     ]
     parts = [part for part in parts if part]
     return f"({f' {word} '.join(parts)})" if parts else ""
 
 
-def _one(condition: MetadataFilter, negated: bool) -> str:
+def _condition(condition: MetadataFilter, negated: bool) -> str:
     operator = condition.operator
     if isinstance(condition.value, list) != (operator in _LISTS) and operator != FilterOperator.IS_EMPTY:
-        raise ValueError(f"{operator.value!r} takes {'a list' if operator in _LISTS else 'one value'}")
+        raise ValueError(f"{operator.value!r} needs {'a list' if operator in _LISTS else 'one value'}")
     field = f"{METADATA}[{literal(condition.key)}]"
     if operator in _POSITIVE:
         operator, negated = _POSITIVE[operator], not negated
@@ -89,7 +90,7 @@ def _holds(operator: FilterOperator, field: str, condition: MetadataFilter) -> s
     value = condition.value
     if operator in _TEXTS:
         if not isinstance(value, str):
-            raise ValueError(f"{operator.value!r} takes a string, got {value!r}")
+            raise ValueError(f"{operator.value!r} needs a string, got {value!r}")
         text = value.translate(_WILD)
         text = text.lower() if operator == FilterOperator.TEXT_MATCH_INSENSITIVE else text
         return f"{_TEXTS[operator]}[{literal(condition.key)}] like {literal(f'%{text}%')}"

@@ -1,4 +1,4 @@
-"""A LlamaIndex vector store over clients that correct."""
+"""HubnessVectorStore: a LlamaIndex vector store on Milvus with a HubnessClient."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -23,13 +23,12 @@ PAGE = 500
 
 
 class HubnessVectorStore(BasePydanticVectorStore):
-    """Nodes in a Milvus collection, searched by the corrected score if the collection is corrected.
+    """A vector store in a Milvus collection; nodes of a corrected collection are ranked by the corrected score.
 
-    collection_name: created on the first add if it does not exist. uri, token, db_name: as HubnessClient takes
-    them. hubness: how a new collection is corrected from its first node on. metric (COSINE, IP, L2), index_type
-    and index_params: the index of a new collection. strength: w of every query, None for the collection's own.
-    state_ttl: TTL of the cached collection state, in seconds. mmr_prefetch: number of candidates from which MMR
-    picks one node.
+    collection_name: the first `add` creates a missing collection. uri, token, db_name: see HubnessClient.
+    hubness: the correction of a new collection. metric (COSINE, IP, L2), index_type, index_params: the index of a new
+    collection. strength: w of every query, None for that of the collection. state_ttl: TTL of the cached collection
+    state, in seconds. mmr_prefetch: MMR chooses among this many times as many candidates as it returns.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -66,12 +65,12 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     @property
     def client(self) -> HubnessClient:
-        """The client that all calls go through."""
+        """Return the client of all requests."""
         return self._client
 
     @property
     def aclient(self) -> AsyncHubnessClient:
-        """The client of the running event loop."""
+        """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._aclient is None or self._loop is not loop:
             self._aclient, self._loop = AsyncHubnessClient(**self._connection()), loop
@@ -80,14 +79,14 @@ class HubnessVectorStore(BasePydanticVectorStore):
     # -- writing ----------------------------------------------------------------------------------------
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Write the nodes, replacing those with the same ids; return the ids.
+        """Insert nodes, or replace those with the same ids; return the ids.
 
-        Raises ValueError for a node without an embedding, and DimensionMismatch if an embedding has another
-        dimension than the collection; it writes nothing then.
+        Before it writes, raises ValueError for a node without an embedding, and DimensionMismatch for an embedding of
+        another dimension than the collection's.
         """
         if not nodes:
             return []
-        self._make_ready(nodes)
+        self._prepare(nodes)
         for page in _pages(nodes):
             self._client.upsert(self.collection_name, [_row(node) for node in page])
         return [node.node_id for node in nodes]
@@ -96,21 +95,21 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """As `add`."""
         if not nodes:
             return []
-        await asyncio.to_thread(self._make_ready, nodes)
+        await asyncio.to_thread(self._prepare, nodes)
         for page in _pages(nodes):
             await self.aclient.upsert(self.collection_name, [_row(node) for node in page])
         return [node.node_id for node in nodes]
 
-    def _make_ready(self, nodes: Sequence[BaseNode]) -> None:
+    def _prepare(self, nodes: Sequence[BaseNode]) -> None:
         bare = [node.node_id for node in nodes if node.embedding is None]
         if bare:
-            raise ValueError(f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}")
+            raise ValueError(f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute embeddings first")
         dim = self._dim() or len(nodes[0].get_embedding())
         for node in nodes:
             if len(node.get_embedding()) != dim:
                 raise DimensionMismatch(
                     f"the embedding of node {node.node_id!r} has {len(node.get_embedding())} numbers, "
-                    f"{self.collection_name!r} takes {dim}"
+                    f"collection {self.collection_name!r} needs {dim}: use the same embedding model"
                 )
         if not self._client.has_collection(self.collection_name):
             self._create(dim)
@@ -149,13 +148,13 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
         """Delete the nodes that have one of the ids and match. Raises ValueError without both."""
-        self._delete(_named(node_ids, filters))
+        self._delete(_to_delete(node_ids, filters))
 
     async def adelete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
     ) -> None:
         """As `delete_nodes`."""
-        await self._adelete(_named(node_ids, filters))
+        await self._adelete(_to_delete(node_ids, filters))
 
     def clear(self) -> None:
         """Delete every node; the collection and its correction stay."""
@@ -196,12 +195,12 @@ class HubnessVectorStore(BasePydanticVectorStore):
         return await asyncio.to_thread(self.get_nodes, node_ids, filters)
 
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        """Return the nodes with the highest corrected scores, which are the similarities.
+        """Return the nodes with the highest corrected scores, as similarities.
 
-        Under L2 a similarity is the negated corrected squared distance. Empty node_ids and doc_ids, which an
-        index passes, restrict nothing. The MMR mode picks from mmr_prefetch times as many nodes, by mmr_threshold
-        (0.5) of the corrected score less the rest of the highest cosine with the nodes picked before. kwargs go to
-        HubnessClient.search. Raises ValueError for other modes and without an embedding.
+        For L2 a similarity is the negated corrected squared distance. Empty node_ids and doc_ids select all nodes. The
+        mode MMR chooses by t·(corrected score) − (1 − t)·(largest cosine to the nodes chosen before), with t the
+        mmr_threshold, 0.5 by default. kwargs: of HubnessClient.search. Raises ValueError for other modes, and without
+        an embedding.
         """
         search = self._search(query, kwargs)
         if not self._can_search():
@@ -218,7 +217,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         return self._result(query, hits)
 
     def _can_search(self) -> bool:
-        """Whether the collection exists. The first call also reads whether its metric is a distance."""
+        """Whether the collection exists. The first call also reads its metric."""
         if self._sign is None and self._client.has_collection(self.collection_name):
             [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
             metric = self._client.describe_index(self.collection_name, name)["metric_type"]
@@ -242,31 +241,31 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     def _result(self, query: VectorStoreQuery, hits: Sequence[Any]) -> VectorStoreQueryResult:
         scores = [self._sign * float(hit["distance"]) for hit in hits]
-        picked: Iterable[int] = range(len(hits))
+        chosen: Iterable[int] = range(len(hits))
         if query.mode == VectorStoreQueryMode.MMR:
             vectors = np.array([hit["entity"][VECTOR] for hit in hits], np.float64)
             share = 0.5 if query.mmr_threshold is None else query.mmr_threshold
-            picked = _diverse(np.array(scores), vectors, query.similarity_top_k, share)
-        nodes = [_node(hits[i]["entity"]) for i in picked]
+            chosen = _diverse(np.array(scores), vectors, query.similarity_top_k, share)
+        nodes = [_node(hits[i]["entity"]) for i in chosen]
         return VectorStoreQueryResult(
-            nodes=nodes, similarities=[scores[i] for i in picked], ids=[node.node_id for node in nodes]
+            nodes=nodes, similarities=[scores[i] for i in chosen], ids=[node.node_id for node in nodes]
         )
 
 
 def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) -> list[int]:
-    """Return the numbers of the vectors (n, d) that maximal marginal relevance picks, in its order."""
+    """Return the indices of the vectors (n, d) that maximal marginal relevance chooses, in its order."""
     if not len(scores):
         return []
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    picked = [int(scores.argmax())]
-    while len(picked) < min(count, len(scores)):
-        worth = share * scores - (1 - share) * (units @ units[picked].T).max(axis=1)
-        worth[picked] = -np.inf
-        picked.append(int(worth.argmax()))
-    return picked
+    chosen = [int(scores.argmax())]
+    while len(chosen) < min(count, len(scores)):
+        gain = share * scores - (1 - share) * (units @ units[chosen].T).max(axis=1)
+        gain[chosen] = -np.inf
+        chosen.append(int(gain.argmax()))
+    return chosen
 
 
-def _named(node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
+def _to_delete(node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
     expr = _expression(filters, node_ids=node_ids)
     if not expr:
         raise ValueError("nothing to delete: pass node_ids or filters; clear() deletes all nodes")

@@ -46,7 +46,7 @@ def store(uri):
     return store
 
 
-def asked(top=10, **options):
+def vector_query(top=10, **options):
     return VectorStoreQuery(query_embedding=QUERY.tolist(), similarity_top_k=top, **options)
 
 
@@ -58,8 +58,8 @@ def order(among=range(COUNT)):
     return [f"n{i}" for i in np.argsort(-scores()) if i in among]
 
 
-def ways(store, *queries):
-    """What each query finds, asked in turn and by asyncio."""
+def both(store, *queries):
+    """Return the results of each query, by the sync and the async method."""
 
     async def later():
         return [await store.aquery(query) for query in queries]
@@ -69,43 +69,45 @@ def ways(store, *queries):
 
 def test_similarities_are_the_corrected_scores(store):
     among = [i for i in range(COUNT) if i % 3 == 1]
-    for all_of_it, some, named in ways(
-        store, asked(COUNT), asked(5, doc_ids=["doc'1"]), asked(3, node_ids=["n4", "n5"])
+    for all_of_it, some, named in both(
+        store, vector_query(COUNT), vector_query(5, doc_ids=["doc'1"]), vector_query(3, node_ids=["n4", "n5"])
     ):
         assert all_of_it.ids == order()
         assert all_of_it.similarities == pytest.approx(sorted(scores(), reverse=True), abs=1e-4)
         assert some.ids == order(among)[:5]
         assert named.ids == order([4, 5])
-        assert {each.text for each in named.nodes} == {"text 4", "text 5"}
-        assert {each.ref_doc_id for each in some.nodes} == {"doc'1"}
+        assert {item.text for item in named.nodes} == {"text 4", "text 5"}
+        assert {item.ref_doc_id for item in some.nodes} == {"doc'1"}
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE", "L2"])
 def test_scores_at_strength_zero_are_those_of_milvus(uri, metric):
     corrected, plain = empty(uri, metric, strength=0.0), empty(uri, metric, corrected=False)
-    for each in (corrected, plain):
-        each.add([node(i) for i in range(COUNT)])
+    for store in (corrected, plain):
+        store.add([node(i) for i in range(COUNT)])
     assert corrected.client.hubness_state(corrected.collection_name) is not None
     assert plain.client.hubness_state(plain.collection_name) is None
     [hits] = MilvusClient(uri).search(plain.collection_name, [QUERY.tolist()], limit=10)
     sign = -1 if metric == "L2" else 1
-    for [found] in ways(corrected, asked()) + ways(plain, asked()):
-        assert found.ids == [hit["id"] for hit in hits]
-        assert found.similarities == pytest.approx([sign * hit["distance"] for hit in hits], abs=1e-4)
+    for [result] in both(corrected, vector_query()) + both(plain, vector_query()):
+        assert result.ids == [hit["id"] for hit in hits]
+        assert result.similarities == pytest.approx([sign * hit["distance"] for hit in hits], abs=1e-4)
 
 
 def test_mmr_picks_by_corrected_score_and_distance_from_those_picked(store):
     mmr = VectorStoreQueryMode.MMR
     units = ITEMS / np.linalg.norm(ITEMS, axis=1, keepdims=True)
     pool = [int(name[1:]) for name in order()[:20]]
-    wanted = pool[:1]
-    while len(wanted) < 5:
-        worth = {i: 0.3 * scores()[i] - 0.7 * (units[i] @ units[wanted].T).max() for i in pool}
-        wanted.append(max((i for i in pool if i not in wanted), key=worth.get))
-    for even, diverse in ways(store, asked(5, mode=mmr, mmr_threshold=1.0), asked(5, mode=mmr, mmr_threshold=0.3)):
+    expected = pool[:1]
+    while len(expected) < 5:
+        worth = {i: 0.3 * scores()[i] - 0.7 * (units[i] @ units[expected].T).max() for i in pool}
+        expected.append(max((i for i in pool if i not in expected), key=worth.get))
+    for even, diverse in both(
+        store, vector_query(5, mode=mmr, mmr_threshold=1.0), vector_query(5, mode=mmr, mmr_threshold=0.3)
+    ):
         assert even.ids == order()[:5]
-        assert diverse.ids == [f"n{i}" for i in wanted] != even.ids
-        assert diverse.similarities == pytest.approx(scores()[wanted], abs=1e-4)
+        assert diverse.ids == [f"n{i}" for i in expected] != even.ids
+        assert diverse.similarities == pytest.approx(scores()[expected], abs=1e-4)
 
 
 METADATA = [
@@ -152,16 +154,16 @@ def described(tmp_path_factory):
 
 
 def matching(store, filters):
-    found = {int(each.node_id[1:]) for each in store.get_nodes(filters=filters)}
-    assert {int(name[1:]) for name in store.query(asked(filters=filters)).ids} == found
-    return found
+    result = {int(item.node_id[1:]) for item in store.get_nodes(filters=filters)}
+    assert {int(name[1:]) for name in store.query(vector_query(filters=filters)).ids} == result
+    return result
 
 
-@pytest.mark.parametrize(("key", "operator", "value", "wanted"), FILTERS, ids=str)
-def test_filters(described, key, operator, value, wanted):
+@pytest.mark.parametrize(("key", "operator", "value", "expected"), FILTERS, ids=str)
+def test_filters(described, key, operator, value, expected):
     one = is_(key, operator, value)
-    assert matching(described, MetadataFilters(filters=[one])) == wanted
-    assert matching(described, MetadataFilters(filters=[one], condition="not")) == {0, 1, 2, 3} - wanted
+    assert matching(described, MetadataFilters(filters=[one])) == expected
+    assert matching(described, MetadataFilters(filters=[one], condition="not")) == {0, 1, 2, 3} - expected
 
 
 def test_nested_filters(described):
@@ -180,20 +182,20 @@ def test_nested_filters(described):
     [(OPERATOR.IN, "x"), (OPERATOR.EQ, ["x"]), (OPERATOR.TEXT_MATCH, 5), (OPERATOR.GT, float("nan"))],
 )
 def test_filters_that_make_no_sense_are_refused(described, operator, value):
-    with pytest.raises(ValueError, match=r"takes|cannot filter"):
+    with pytest.raises(ValueError, match=r"needs|cannot filter"):
         described.get_nodes(filters=MetadataFilters(filters=[is_("n", operator, value)]))
 
 
 def test_nodes_come_back_as_they_were_and_are_replaced(described):
-    for i, told in enumerate(METADATA):
-        [revert] = described.get_nodes([f"n{i}"])
-        assert revert == node(i, metadata=told, embedding=None)
-        assert [revert] == asyncio.run(described.aget_nodes([f"n{i}"]))
+    for i, metadata in enumerate(METADATA):
+        [read] = described.get_nodes([f"n{i}"])
+        assert read == node(i, metadata=metadata, embedding=None)
+        assert [read] == asyncio.run(described.aget_nodes([f"n{i}"]))
 
 
 def test_nodes_are_deleted(store):
     def left():
-        return {int(each.node_id[1:]) for each in store.get_nodes()}
+        return {int(item.node_id[1:]) for item in store.get_nodes()}
 
     store.delete("doc'0")
     assert left() == {i for i in range(COUNT) if i % 3}
@@ -213,8 +215,8 @@ def test_nodes_are_deleted(store):
     assert left() == set()
     assert asyncio.run(store.async_add([node(1), node(2)])) == ["n1", "n2"]
     store.add([node(1, text="another")])
-    assert sorted(each.text for each in store.get_nodes()) == ["another", "text 2"]
-    assert store.query(asked()).ids == order([1, 2])
+    assert sorted(item.text for item in store.get_nodes()) == ["another", "text 2"]
+    assert store.query(vector_query()).ids == order([1, 2])
     asyncio.run(store.aclear())
     assert left() == set()
 
@@ -222,18 +224,18 @@ def test_nodes_are_deleted(store):
 def test_embeddings_of_another_width_are_refused_and_nothing_is_written(uri):
     store = empty(uri)
     odd = node(1, embedding=[1.0] * 5)
-    with pytest.raises(DimensionMismatch, match=r"'n1' has 5 numbers, .* takes 8"):
+    with pytest.raises(DimensionMismatch, match=r"'n1' has 5 numbers, .* needs 8"):
         store.add([node(0), odd])
     assert not store.client.has_collection(store.collection_name)
-    assert store.query(asked()).ids == store.get_nodes() == []
+    assert store.query(vector_query()).ids == store.get_nodes() == []
     store.add([node(0)])
     with pytest.raises(DimensionMismatch, match="'n1' has 5 numbers"):
         asyncio.run(store.async_add([odd]))
     with pytest.raises(ValueError, match="no embedding"):
         store.add([node(2, embedding=None)])
     with pytest.raises(ValueError, match="hybrid"):
-        store.query(asked(mode=VectorStoreQueryMode.HYBRID))
-    assert [each.node_id for each in store.get_nodes()] == ["n0"]
+        store.query(vector_query(mode=VectorStoreQueryMode.HYBRID))
+    assert [item.node_id for item in store.get_nodes()] == ["n0"]
 
 
 def test_an_index_over_it(uri):
@@ -245,6 +247,6 @@ def test_an_index_over_it(uri):
     index = VectorStoreIndex(bare, storage_context=context, embed_model=model)
     filters = MetadataFilters(filters=[is_("n", OPERATOR.GTE, 4)])
     retriever = index.as_retriever(similarity_top_k=4, filters=filters)
-    assert sorted(each.text for each in retriever.retrieve("anything")) == ["text 4", "text 5"]
-    found = asyncio.run(retriever.aretrieve("anything"))
-    assert sorted(each.text for each in found) == ["text 4", "text 5"]
+    assert sorted(item.text for item in retriever.retrieve("anything")) == ["text 4", "text 5"]
+    result = asyncio.run(retriever.aretrieve("anything"))
+    assert sorted(item.text for item in result) == ["text 4", "text 5"]

@@ -1,4 +1,4 @@
-"""Ask for functions of Python's standard library by what they do, before and after correction.
+"""Search functions of Python's standard library by their docstrings, before and after correction.
 
 python search_code.py [folder of the local mode, or http://HOST:PORT]
 """
@@ -21,20 +21,20 @@ COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """(n, 512) word counts hashed, of prose and of code alike. It learns and downloads nothing."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
     vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
-def answers(client: QdrantClient, collection: str, asked: Sequence[Pair]) -> list[str]:
-    """The name of the function found first for each question."""
-    vectors = embedded([pair.docstring for pair in asked]).tolist()
-    requests = [models.QueryRequest(query=each, limit=1, with_payload=True) for each in vectors]
-    return [each.points[0].payload["name"] for each in client.query_batch_points(collection, requests)]
+def answers(client: QdrantClient, collection: str, questions: Sequence[Pair]) -> list[str]:
+    """Return the name of the best function for each question."""
+    vectors = embedded([pair.docstring for pair in questions]).tolist()
+    requests = [models.QueryRequest(query=vector, limit=1, with_payload=True) for vector in vectors]
+    return [answer.points[0].payload["name"] for answer in client.query_batch_points(collection, requests)]
 
 
 def run(uri: str) -> tuple[int, int]:
-    """How many of the questions are answered rightly before and after."""
+    """Return the numbers of right answers before and after correction."""
     pairs = collect()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
@@ -51,17 +51,17 @@ def run(uri: str) -> tuple[int, int]:
 
     corrected = HubnessQdrantClient(client=plain)
 
-    asked = functions[:QUESTIONS]
-    right = [pair.name for pair in asked]
-    before, after = answers(plain, COLLECTION, asked), answers(corrected, ALIAS, asked)
+    questions = functions[:QUESTIONS]
+    right = [pair.name for pair in questions]
+    before, after = answers(plain, COLLECTION, questions), answers(corrected, ALIAS, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    print(f"asked                {asked[repaired].docstring.splitlines()[0]}")
+    print(f"question             {questions[repaired].docstring.splitlines()[0]}")
     print(f"QdrantClient         {before[repaired]}")
     print(f"HubnessQdrantClient  {after[repaired]}")
-    rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
-    print(f"right answers: {rightly[0]} with QdrantClient, {rightly[1]} with HubnessQdrantClient")
-    return rightly[0], rightly[1]
+    counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
+    print(f"right answers: {counts[0]} with QdrantClient, {counts[1]} with HubnessQdrantClient")
+    return counts[0], counts[1]
 
 
 if __name__ == "__main__":
