@@ -52,11 +52,11 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
     """Return the vectors of a column, (n, width). Raises InvalidInput for another dtype or width."""
     vectors, kind, width = column.vectors, VECTORS[dtype], column.vectors.dim
     if vectors.WhichOneof("data") not in (kind, None):
-        raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype}")
+        raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype} only")
     data = getattr(vectors, kind)
     numbers = _floats(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
-        raise InvalidInput(f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}")
+        raise InvalidInput(f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of {width}")
     return numbers.reshape(-1, width)
 
 
@@ -237,4 +237,4 @@ def _values(column: Any) -> Iterable[Any]:
         return map(sparse_parse_single_row, data.contents)
     if kind in _BYTES_PER_NUMBER:
         return _packed_vectors(payload, kind)
-    raise UnsupportedOperation(f"the proxy cannot write {DataType(column.type).name} here")
+    raise UnsupportedOperation(f"the proxy cannot write {DataType(column.type).name} row by row: use HubnessClient")

@@ -113,7 +113,7 @@ class SearchParameters:
         except ValueError:
             self._inner = None
         if not isinstance(self._inner, dict):
-            raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
+            raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
         strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
         self.overrides = Overrides.parsed(strength, profile, default or (None, None))
 

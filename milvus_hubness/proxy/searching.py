@@ -94,7 +94,7 @@ def _question(
     operations: Operations, cached: CachedState, state: CollectionState, request: Any, params: SearchParameters
 ) -> Operation[Question]:
     if request.search_by_primary_keys:
-        raise UnsupportedOperation("a search whose filter names the rows to search with: give ids instead")
+        raise UnsupportedOperation("search_by_primary_keys on a corrected collection: search with ids")
     if request.WhichOneof("search_input") == "ids":
         stored = yield from operations.searches.vectors(
             request.collection_name, cached, state, keys_of(request.ids), _level(request)
@@ -186,8 +186,8 @@ def _merged_here(
     params = _parsed(request.rank_params)
     if params.get("group_by_field"):
         raise UnsupportedOperation(
-            "grouping a hybrid search whose answers are merged by the proxy, as with a weighted ranker on fields of "
-            "metric COSINE or L2, with gates, and with candidate re-ranking: use an RRF ranker on other fields"
+            "grouping a hybrid search whose answers the proxy merges: with a gate, with candidate re-ranking, and with "
+            "a weighted ranker on fields of metric COSINE or L2; elsewhere use an RRF ranker"
         )
     answers: list[Any] = []
     metrics: list[str] = []
@@ -241,7 +241,7 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     values = [value for placeholder in placeholders for value in placeholder.values]
     if not values or {placeholder.type for placeholder in placeholders} != {PLACEHOLDERS[state.dtype]}:
         kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
-        raise InvalidInput(f"field {state.field!r} is searched with queries of type {kind}")
+        raise InvalidInput(f"field {state.field!r} takes queries of type {kind} only")
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
         raise DimensionMismatch(f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}")

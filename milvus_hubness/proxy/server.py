@@ -213,7 +213,7 @@ class Proxy:
                 self.port = self._server.add_secure_port(address, credentials)
         if not self.port:
             await self._channel.close()
-            raise InvalidParameter(f"cannot listen on {address}: the port is in use, or the certificate is invalid")
+            raise InvalidParameter(f"cannot listen on {address}: choose a free port, and a certificate of its key")
         await self._server.start()
 
     async def ended(self) -> None:

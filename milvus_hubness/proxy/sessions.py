@@ -275,4 +275,4 @@ def _token(authorization: str) -> str:
     try:
         return base64.b64decode(authorization, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):
-        raise InvalidInput("the authorization header is not valid base64") from None
+        raise InvalidInput("the authorization header is not base64: encode the token, or USER:PASSWORD") from None

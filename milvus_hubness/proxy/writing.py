@@ -34,7 +34,7 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
     def as_write() -> Write:
         """Return the write in the form of HubnessClient's operations."""
         if adds:
-            raise UnsupportedOperation("field_ops while a refresh or a migration is at work on the collection")
+            raise UnsupportedOperation("field_ops while a job rewrites the collection: wait for its end")
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
         rows = rows_of(request.fields_data, request.num_rows)
         return Write(method, collection, rows, None, request.partition_name, options=options)
@@ -112,7 +112,7 @@ def _filter_value(value: Any) -> Any:
         return getattr(value, kind)
     kind = value.array_val.WhichOneof("data")
     if kind not in ("bool_data", "long_data", "double_data", "string_data"):
-        raise UnsupportedOperation(f"the proxy cannot take {kind} as a value of a filter here")
+        raise UnsupportedOperation(f"a filter value of type {kind} while a job rewrites the collection: use text")
     return list(getattr(value.array_val, kind).data)
 
 
@@ -124,12 +124,12 @@ def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new:
     if column is None:
         if getattr(sent, "partial_update", False):
             return
-        raise InvalidInput(f"the rows lack field {state.field!r}")
+        raise InvalidInput(f"the rows have no field {state.field!r}: add their vectors")
     vectors = vectors_in(column, state.dtype)
     if vectors.shape != (sent.num_rows, state.dim):
         raise DimensionMismatch(
-            f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
-            f"got {len(vectors)} of dimension {vectors.shape[1]}"
+            f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in field {state.field!r}, "
+            f"not {len(vectors)} of dimension {vectors.shape[1]}"
         )
     vectors = state.require_storable(vectors)
     biases = yield from operations.biases.of_rows(

@@ -161,10 +161,6 @@ class Quari(nn.Module):
                 nn.init.zeros_(last.bias)
         self.register_buffer("positions", sinusoids(2 * config.rank, width), persistent=False)
 
-    def anchors(self) -> list[nn.Parameter]:
-        """The parameters W and S of the anchored form, which are learned for all queries."""
-        return [anchor for anchor in (self.query_map, self.item_map) if anchor is not None]
-
     def static(self) -> Static | None:
         """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode `truncated` to `config.anchors`, once."""
         S = self.item_map

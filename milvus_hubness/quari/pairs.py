@@ -33,7 +33,7 @@ class Pairs:
             )
         numbers = np.arange(len(items)) if answers is None else np.asarray(answers)
         if len(numbers) != len(query_vectors) or numbers.ndim != 1:
-            raise InvalidInput(f"{len(query_vectors)} queries are paired with {len(numbers)} answers")
+            raise InvalidInput(f"{len(query_vectors)} queries have {len(numbers)} answers: give one for each")
         if numbers.dtype.kind not in "iu" or numbers.size == 0:
             raise InvalidInput("answers must be the numbers of gallery items, one for each query")
         if numbers.min() < 0 or numbers.max() >= len(items):
@@ -41,7 +41,7 @@ class Pairs:
         query_vectors, self.gallery = unit(query_vectors), unit(items)
         usable = query_vectors.any(axis=1) & self.gallery[numbers].any(axis=1)
         if not usable.any():
-            raise InvalidInput("no pair has a direction: all queries, or all of their answers, are zero")
+            raise InvalidInput("no pair can be learned from: its query or its answer is all zeros")
         self.queries: Floats = query_vectors[usable]
         self.answers: npt.NDArray[np.int64] = numbers[usable].astype(np.int64)
         self.left_out = int((~usable).sum())
@@ -70,7 +70,7 @@ class Pairs:
         order = np.random.default_rng(seed).permutation(np.unique(self.answers))
         held_out = round(finite_number("share", share) * len(order))
         if held_out < 2 or len(order) - held_out < 2:
-            raise BankTooSmall(f"{len(order)} answered items cannot be split at {share:g} into two sides")
+            raise BankTooSmall(f"{len(order)} answered items are too few for a split at {share:g}: each side needs two")
         return self._without(order[:held_out]), self._without(order[held_out:])
 
     def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
@@ -97,7 +97,7 @@ def mine(gallery: Floats, settings: TrainingSettings, device: str = "auto") -> t
     """
     keep, count = settings.semi_positives, len(gallery)
     if count <= keep:
-        raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {count}")
+        raise BankTooSmall(f"{count} gallery items are too few for {keep} semi_positives: add some")
     if keep == 0:
         return np.zeros((count, 0), np.int64), np.zeros((count, 0), np.float32)
     near = min(settings.neighbors, count - 1)

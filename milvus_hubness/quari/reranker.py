@@ -199,7 +199,7 @@ def read_labelled(
         queries = QueryBank.load(path, QUERY_COLUMN)
         items = QueryBank.load(path, ITEM_COLUMN)
         if len(queries) != len(items):
-            raise InvalidInput(f"{path} has {len(queries)} queries for {len(items)} items")
+            raise InvalidInput(f"{path} has {len(queries)} queries for {len(items)} items: give each query its item")
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
     queries, keys = read_pairs(path)

@@ -95,13 +95,13 @@ def train(
     config = config or QuariConfig(pairs.dim)
     for dim in (pairs.dim, validation.dim):
         if dim != config.dim:
-            raise DimensionMismatch(f"pairs of dimension {dim} for a network of dimension {config.dim}")
+            raise DimensionMismatch(f"the pairs have dimension {dim}, the network is for {config.dim}")
     _validate_anchors_and_memory(config, settings, pairs)
     fingerprint = f"{pairs.fingerprint}/{validation.fingerprint}"
     checkpoint = Checkpoint(config, settings, encoder, fingerprint, len(pairs))
     if resume:
         if path is None:
-            raise InvalidInput("resume needs the path of the training's file")
+            raise InvalidInput("resume needs the file of the training: pass its path")
         earlier = Checkpoint.load(path)
         _expect_same(earlier, checkpoint)
         checkpoint = earlier
@@ -154,10 +154,10 @@ class _Run:
         drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: checkpoint.config.memory]
         self.remembered = torch.from_numpy(drawn)
         self.network = Quari(checkpoint.config).to(device)
-        anchors = self.network.anchors()
-        others = [weight for weight in self.network.parameters() if all(weight is not anchor for anchor in anchors)]
+        others = dict(self.network.named_parameters())
+        anchors = [others.pop(name) for name in ("query_map", "item_map") if name in others]
         groups: list[dict[str, Any]] = [
-            {"params": others, "anchors": False, "weight_decay": settings.weight_decay},
+            {"params": list(others.values()), "anchors": False, "weight_decay": settings.weight_decay},
             {"params": anchors, "anchors": True, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
@@ -258,13 +258,13 @@ class _Run:
 
 def _validate_anchors_and_memory(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
     if settings.anchor_epochs and config.form != "anchored":
-        raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
+        raise InvalidParameter(f"anchor_epochs are for the anchored form: the form {config.form} has no anchors")
     if config.memory > len(pairs):
-        raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}")
+        raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}: lower memory")
     if config.memory and settings.anchor_epochs == settings.epochs:
         raise InvalidParameter("a memory is filled after the anchor epochs: raise epochs or lower anchor_epochs")
     if config.memory and config.form == "anchored" and not settings.anchor_epochs:
-        raise InvalidParameter("the memory of an anchored form needs anchor_epochs: it stores their errors")
+        raise InvalidParameter("memory in the anchored form needs anchor_epochs: it stores the errors that these leave")
 
 
 def _expect_same(earlier: Checkpoint, now: Checkpoint) -> None:
@@ -275,4 +275,4 @@ def _expect_same(earlier: Checkpoint, now: Checkpoint) -> None:
     if changed := [name for name in options if options[name] != others[name]]:
         raise InvalidInput(f"the training was started with other {', '.join(changed)}: pass the same to resume it")
     if earlier.resumption is None:
-        raise InvalidInput("the file holds a finished network only, no training to be resumed")
+        raise InvalidInput("the file has only a finished network: train again without resume")

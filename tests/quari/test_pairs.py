@@ -19,13 +19,13 @@ def test_they_are_kept_at_unit_length():
 @pytest.mark.parametrize(
     ("queries", "gallery", "answers", "error", "said"),
     [
-        (normal(5, 4), normal(6, 4), None, InvalidInput, "5 queries are paired with 6 answers"),
-        (normal(5, 4), normal(5, 4), np.arange(4), InvalidInput, "5 queries are paired with 4 answers"),
+        (normal(5, 4), normal(6, 4), None, InvalidInput, "5 queries have 6 answers"),
+        (normal(5, 4), normal(5, 4), np.arange(4), InvalidInput, "5 queries have 4 answers"),
         (normal(5, 4), normal(5, 3), None, DimensionMismatch, "dimension 4, the gallery has 3"),
         (normal(2, 4), normal(5, 4), np.array([0, 5]), InvalidInput, "among the 5 gallery items"),
         (normal(2, 4), normal(5, 4), np.array([0.0, 1.0]), InvalidInput, "numbers of gallery items"),
         (np.full((5, 4), np.nan), normal(5, 4), None, NonFiniteVectors, "0"),
-        (np.zeros((5, 4)), normal(5, 4), None, InvalidInput, "no pair has a direction"),
+        (np.zeros((5, 4)), normal(5, 4), None, InvalidInput, "no pair can be learned from"),
     ],
 )
 def test_pairs_that_do_not_fit_are_refused(queries, gallery, answers, error, said):

@@ -187,7 +187,7 @@ def test_a_training_is_taken_up_only_as_it_was_begun(tmp_path):
 
 
 def test_a_network_of_another_dimension_is_refused():
-    with pytest.raises(DimensionMismatch, match="network of dimension 16"):
+    with pytest.raises(DimensionMismatch, match="the network is for 16"):
         train(gallery_seen_otherwise_by_half_of_the_queries(0, 60), QuariConfig(16), QUICK, device="cpu")
 
 
