@@ -80,7 +80,6 @@ def _source_files(root: Path) -> Iterator[Path]:
 
 
 def _functions(path: Path, module: str) -> Iterator[Pair]:
-    """Yield the documented functions and methods of one file; none if it cannot be read or parsed."""
     try:
         with tokenize.open(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -36,7 +36,6 @@ def column_named(columns: Iterable[Any], name: str) -> Any:
 
 
 def _floats(array: Any) -> Floats:
-    """Return the numbers of a FloatArray, (n,)."""
     array.DiscardUnknownFields()
     packed = schema_pb2.BytesArray.FromString(array.SerializeToString()).data
     return np.frombuffer(b"".join(packed), "<f4")
@@ -147,8 +146,6 @@ class Hit(dict[str, Any]):
 
 
 class Hits(list[Hit]):
-    """The hits of one query."""
-
     __slots__ = ("distances", "ids")
     ids: list[Key]
     distances: list[float]
@@ -191,7 +188,6 @@ def pick(results: Any, chosen: Sequence[Hits]) -> None:
 
 
 def keys_of(ids: Any) -> list[Key]:
-    """Return the keys of an IDs message."""
     kind = ids.WhichOneof("id_field")
     return list(getattr(ids, kind).data) if kind else []
 

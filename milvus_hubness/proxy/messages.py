@@ -28,7 +28,6 @@ class Send(Ask):
 
 
 def method_of(request: Any) -> str:
-    """Return the method that takes this request message."""
     name: str = request.DESCRIPTOR.name
     return name.removesuffix("Request")
 
@@ -122,7 +121,6 @@ class SearchParameters:
         return self._pairs.get(name, self._inner.get(name))
 
     def number(self, name: str, default: int) -> int:
-        """Return a parameter that is an integer. Raises InvalidParameter."""
         value = self.value(name)
         try:
             return default if value in (None, "", "None") else int(str(value))
@@ -234,7 +232,6 @@ def description_out(description: Any) -> None:
 
 
 def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
-    """Return KeyValuePairs as a mapping."""
     return {pair.key: pair.value for pair in pairs}
 
 

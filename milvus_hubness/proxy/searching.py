@@ -122,7 +122,6 @@ def _answer(
     request: Any,
     params: SearchParameters,
 ) -> Operation[Any]:
-    """Return the answer to a question, with the user's rows, order and scores."""
     search_request, codec = rewrite.ask(question), rewrite.codec
     response = yield Send(_rewritten(request, params, rewrite, search_request))
     converts = rewrite.state.metric == "L2" and codec.served_metric != "L2"
@@ -182,7 +181,6 @@ def _merged_here(
     ranker: ranking.Ranker,
     request: Any,
 ) -> Operation[Any]:
-    """Search once for each request and merge the answers."""
     params = _parsed(request.rank_params)
     if params.get("group_by_field"):
         raise UnsupportedOperation(
@@ -271,10 +269,8 @@ def _rewritten(request: Any, params: SearchParameters, rewrite: Rewrite, search_
 
 
 def _alone(part: Any, request: Any) -> Any:
-    """Return one request of a hybrid search as a separate search, without its correction settings.
-
-    pymilvus gives each request the offset and the decimals of the whole search; they are reset.
-    """
+    """Return one request of a hybrid search as a separate search, without its correction settings, and without the
+    offset and the decimals, which pymilvus takes from the whole search."""
     alone, params = deepcopy(part), SearchParameters(part.search_params)
     params.put("offset", 0)
     params.put("round_decimal", -1)

@@ -152,11 +152,8 @@ async def _relay_metadata(call: Any, context: Context) -> None:
 
 
 async def _status_of(call: Any, first: list[Ending]) -> Ending:
-    """Return the status of a stream that has ended. first: its status at that moment.
-
-    If the upstream ends a stream before all messages are sent, gRPC may report its own write failure in place
-    of the upstream's status, or the reverse: both are watched.
-    """
+    """Return the status of a stream that has ended. first: its status at that moment. If the upstream ends a stream
+    early, gRPC may report its own write failure in place of the upstream's status at first: both are watched."""
     deadline = monotonic() + _STATUS_SECONDS
     while (end := await _ending(call))[1] == _SEND_FAILED and monotonic() <= deadline:
         if first[0][1] != _SEND_FAILED:
@@ -217,7 +214,6 @@ class Proxy:
         await self._server.start()
 
     async def ended(self) -> None:
-        """Wait until the proxy has been stopped."""
         if self._server is not None:
             await self._server.wait_for_termination()
 

@@ -85,10 +85,8 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread.
-
-    pymilvus itself applies a timeout to every attempt of a request, so an operation may take many times as long.
-    """
+    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread: pymilvus itself applies a
+    timeout to every attempt of a request, so an operation may take many times as long."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

@@ -68,11 +68,8 @@ def restore_training(tensors: Tensors, network: Quari, optimizer: torch.optim.Op
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A network and the record of its training.
-
-    encoder: name of the encoder of the vectors, or None. trained_on: fingerprint of the pairs. pairs: their number.
-    history: all epochs, 0 first. weights: those of the best epoch. resumption: the `training_state` to continue from.
-    """
+    """A network and the record of its training. trained_on: fingerprint of the pairs. pairs: their number. history:
+    all epochs, 0 first. weights: those of the best epoch. resumption: the `training_state` to continue from."""
 
     config: QuariConfig
     settings: TrainingSettings

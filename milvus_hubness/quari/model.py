@@ -96,7 +96,6 @@ class Memory(nn.Module):
         self.errors.copy_(errors)
 
     def tune(self, strength: float, temperature: float) -> None:
-        """Set the strength and the temperature of recall; strength 0 leaves queries unchanged."""
         self.strength.fill_(strength)
         self.temperature.fill_(temperature)
 

@@ -216,7 +216,6 @@ class _Run:
         memory.tune(*chosen)
 
     def _step(self, batch: torch.Tensor) -> float:
-        """Learn from the pairs of these numbers; return the loss."""
         settings, device = self.settings, self.device
         queries = self.queries[batch]
         spread = settings.noise / math.sqrt(queries.shape[1])
@@ -252,7 +251,6 @@ class _Run:
         return epoch
 
     def resumable(self) -> Checkpoint:
-        """Return the checkpoint with all that the training needs to continue."""
         return replace(self.checkpoint, resumption=training_state(self.network, self.optimizer, self.device))
 
 
