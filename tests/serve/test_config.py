@@ -100,7 +100,7 @@ params = { kk = 3 }
             "collection 1, name: is missing",
             "schedule: '61 * * * *' is not a cron schedule: bad minute",
             "did you mean 'schedule'?",
-            "no method 'nnm': use one of nnn",
+            "no method 'nnm': use one of blend",
             "collection 2, params: needs a method",
             "bank_column: needs a bank",
             "must be less than or equal to 1, not 2",
