@@ -14,9 +14,9 @@ from milvus_hubness.correction import load_corrections
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
-from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.survey import Chunk, key_pages
+from milvus_hubness.migration.survey import key_pages
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo

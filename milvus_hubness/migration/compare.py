@@ -18,7 +18,8 @@ from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.migration.survey import Chunk, ceiling_of, scan_chunk
+from milvus_hubness.migration.ledger import Chunk
+from milvus_hubness.migration.survey import ceiling_of, scan_chunk
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Rows, Store

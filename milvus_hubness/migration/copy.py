@@ -19,9 +19,9 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import initial_state
 from milvus_hubness.errors import StoreError
 from milvus_hubness.migration.compare import BYTES_PER_NUMBER, Pair
-from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
-from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk, scan_chunk
+from milvus_hubness.migration.survey import KEYS_PER_PAGE, scan_chunk
 from milvus_hubness.operations.inputs import fit_measured
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability

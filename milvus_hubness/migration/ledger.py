@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from milvus_hubness.banks.generations import Made
+from milvus_hubness.banks.generations import Key, Made
 from milvus_hubness.errors import CollectionExists, InvalidInput, NoMigration, ResumeRefused, StateError, WrongPhase
-from milvus_hubness.migration.survey import Chunk
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.protocols import Renaming, Store
@@ -24,6 +23,21 @@ Phase = Literal[
 ]  # fmt: skip
 """preparing: only the bank may exist. verified: the copy may take over. switching: the name is being moved. finished:
 the source is dropped."""
+
+
+class Chunk(FrozenModel):
+    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
+    None until it is done. invalid: number of rows without a usable vector. importing: the file to import."""
+
+    number: int = Field(ge=0)
+    partition: str | None
+    after: Key | None
+    upto: Key
+    rows: int = Field(ge=1)
+    seconds: float | None = None
+    invalid: int = 0
+    invalid_keys: tuple[Key, ...] = ()
+    importing: str | None = None
 
 
 class Switch(FrozenModel):

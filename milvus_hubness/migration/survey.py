@@ -10,7 +10,6 @@ from itertools import chain, count
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Batch, Key
@@ -20,10 +19,10 @@ from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
+from milvus_hubness.migration.ledger import Chunk
 from milvus_hubness.operations.inputs import fit_measured, fit_with_mean
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
-from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores.protocols import Rows, Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
@@ -57,21 +56,6 @@ def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = N
 
 
 SAMPLE_ROWS = 4_096
-
-
-class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
-    None until it is done. invalid: number of rows without a usable vector. importing: the file to import."""
-
-    number: int = Field(ge=0)
-    partition: str | None
-    after: Key | None
-    upto: Key
-    rows: int = Field(ge=1)
-    seconds: float | None = None
-    invalid: int = 0
-    invalid_keys: tuple[Key, ...] = ()
-    importing: str | None = None
 
 
 def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int | None = None) -> Batch:

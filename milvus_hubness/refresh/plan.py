@@ -33,10 +33,10 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.survey import Chunk, survey
+from milvus_hubness.migration.survey import survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER

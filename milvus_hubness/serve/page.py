@@ -21,8 +21,8 @@ from starlette.routing import Route
 from milvus_hubness.charts import Line, Mark, page_template, timeline
 from milvus_hubness.operations.http_server import RedactedResponse, get
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
-from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServiceView
-from milvus_hubness.texts import TIME_UNITS, number, span
+from milvus_hubness.serve.worker import ServiceMetrics, ServiceView
+from milvus_hubness.texts import TIME_UNITS, span
 
 
 def ago(moment: datetime, now: datetime) -> str:
@@ -42,7 +42,7 @@ MOST_TEETH = 100
 
 @cache
 def _template() -> Template:
-    return page_template(__package__, "page.html", LONGEST, ago=ago, moment=_moment)
+    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=_moment)
 
 
 def _policy() -> str:
@@ -63,53 +63,10 @@ def render(view: ServiceView) -> str:
     return _template().render(
         view=view,
         up=(view.at - view.started_at).total_seconds(),
-        state_of=_state,
-        trouble_of=_trouble,
-        facts_of=_facts,
         runs_of=_runs,
         skewness_chart=skewness_chart,
         age_chart=age_chart,
     )
-
-
-def _state(view: CollectionView) -> tuple[str, str]:
-    """Return the class and the words of a collection's state."""
-    last, course = view.standing.last, view.standing.running
-    if course:
-        doing = f": {course.doing}" if course.doing else ""
-        done = f", {number(course.done)} of {number(course.total)}" if course.total else ""
-        return "busy", f"at work{doing}{done}"
-    if last is None:
-        return "busy", "not reconciled yet"
-    if view.standing.failures:
-        return "bad", "failed"
-    if last.result == "busy":
-        return "busy", "another process holds the lease"
-    if last.result == "stopped":
-        return "busy", "stopped"
-    return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
-
-
-def _trouble(view: CollectionView) -> Reconciliation | None:
-    """Return the outcome that failed, or that explains why new biases are not used; None if there is none."""
-    last = view.standing.last
-    is_unused = last is not None and (last.result == "busy" or last.action == "refused")
-    return view.standing.failing or (last if is_unused else None)
-
-
-def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
-    outcomes = (view.standing.last, *reversed(view.outcomes))
-    last = next((outcome for outcome in outcomes if outcome and outcome.result == "ok"), None)
-    last_success = view.standing.last_success
-    return [
-        ("Last success", ago(last_success, at) if last_success else "none yet"),
-        ("Next run", ahead(view.next_run, at) if view.next_run else "after the start"),
-        ("Rows", number(last.rows) if last else "–"),
-        ("Rows that waited", number(last.pending) if last else "–"),
-        ("Epoch", number(last.epoch) if last else "–"),
-        ("Checks new rows", str(view.table.schedule)),
-        ("Checks the bank", str(view.table.full_schedule)),
-    ]
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:

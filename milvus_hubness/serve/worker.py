@@ -26,6 +26,7 @@ from milvus_hubness.serve.reconcile import (
     Task,
     now,
 )
+from milvus_hubness.texts import number
 
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 LABELS = ("collection", "field", "profile")
@@ -286,6 +287,36 @@ class CollectionView:
     standing: Standing
     next_run: datetime | None
     outcomes: tuple[Reconciliation, ...]
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """The class and the words of the collection's state."""
+        last, course = self.standing.last, self.standing.running
+        if course:
+            doing = f": {course.doing}" if course.doing else ""
+            done = f", {number(course.done)} of {number(course.total)}" if course.total else ""
+            return "busy", f"at work{doing}{done}"
+        if last is None:
+            return "busy", "not reconciled yet"
+        if self.standing.failures:
+            return "bad", "failed"
+        if last.result == "busy":
+            return "busy", "another process holds the lease"
+        if last.result == "stopped":
+            return "busy", "stopped"
+        return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
+
+    @property
+    def trouble(self) -> Reconciliation | None:
+        """The outcome that failed, or that explains why new biases are not used."""
+        last = self.standing.last
+        is_unused = last is not None and (last.result == "busy" or last.action == "refused")
+        return self.standing.failing or (last if is_unused else None)
+
+    @property
+    def last_done(self) -> Reconciliation | None:
+        outcomes = (self.standing.last, *reversed(self.outcomes))
+        return next((outcome for outcome in outcomes if outcome and outcome.result == "ok"), None)
 
     def to_dict(self) -> dict[str, Any]:
         table = self.table
