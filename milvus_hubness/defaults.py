@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import os
 from typing import Literal
-
-from milvus_hubness.errors import InvalidParameter
 
 STATE_TTL = 5.0
 """Time for which a client uses a collection state that it has read, in seconds."""
 
 CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNESS_LEASE_SECONDS"
-
-
-def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
-    """Return the seconds in an environment variable. Raises InvalidParameter."""
-    text = os.environ.get(variable) or str(default)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not least <= seconds < math.inf:
-        raise InvalidParameter(f"${variable} must be a number of seconds, at least {least:g}, not {text!r}")
-    return seconds
-
-
-def default_client_ttl() -> float:
-    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after an announcement."""
-    return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
-
 
 SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "sn", "dbsn")
 """Aliases of the estimators."""

@@ -13,7 +13,6 @@ from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, 
 
 PACKAGE = str(Path(milvus_hubness.__file__).parent)
 MOST_FILES = {"search": 6, "migration": 30, "refresh": 28}
-"""To become 7, 30 and 28."""
 
 
 def files_of(call):

@@ -12,13 +12,13 @@ import numpy as np
 
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.correction import Correction, initial_state, keep_nearest
-from milvus_hubness.defaults import default_client_ttl
 from milvus_hubness.enable.plan import EnablePlan
 from milvus_hubness.errors import AlreadyCorrected, LeaseLost, NotCorrected, VerificationFailed, name_some
 from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import Lease, leasing
+from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for

@@ -11,7 +11,7 @@ from typing import Any
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.codec.arrays import BYTES, as_metric
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.defaults import Engine, default_client_ttl
+from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -33,6 +33,7 @@ from milvus_hubness.migration.survey import (
     survey,
 )
 from milvus_hubness.operations.inputs import only_field
+from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate

@@ -32,7 +32,7 @@ from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence
 from milvus_hubness.stores.protocols import Ledger, Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
-RENEWALS, CHECKS = 3, 30
+RENEWALS, CHECKS = 3, 10
 """Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
 ATTEMPTS, LONGEST_PAUSE = 10, 0.2
 """The random pause before the second attempt, in seconds, grows with every further attempt."""

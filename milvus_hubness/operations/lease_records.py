@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from milvus_hubness.defaults import LEASE_VARIABLE, seconds_in
+from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, LEASE_VARIABLE, STATE_TTL
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import FrozenModel
 
 LEDGER = "hubness_ledger"
@@ -68,6 +70,23 @@ class Owner(FrozenModel):
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+
+def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
+    """Return the seconds in an environment variable. Raises InvalidParameter."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not least <= seconds < math.inf:
+        raise InvalidParameter(f"${variable} must be a number of seconds, at least {least:g}, not {text!r}")
+    return seconds
+
+
+def default_client_ttl() -> float:
+    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after an announcement."""
+    return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_t
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost, measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, WHERE_FROM, Engine, Live, default_client_ttl
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, WHERE_FROM, Engine, Live
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
@@ -39,7 +39,7 @@ from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.operations.lease_records import LEDGER, default_client_ttl
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.protocols import Store

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from milvus_hubness.defaults import default_client_ttl
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import leasing
+from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.row_writer import open_batches, repair_rows
 from milvus_hubness.stores.protocols import Store
 

@@ -192,7 +192,7 @@ class MilvusLedger(MilvusBanks):
         return next(iter(self._records(ledger, is_one_of("key", [key]))), None)
 
     def records(self, ledger: str, group: str) -> list[Record]:
-        if not self.exists(ledger):
+        if ledger not in self._ready_ledgers and not self.exists(ledger):
             return []
         self._ensure_ledger(ledger)
         return self._records(ledger, f"belongs_to == {literal(group)}")

@@ -180,7 +180,7 @@ def test_a_revived_holder_finds_that_it_has_lost(shelf):
     with leasing(shelf, seconds=3) as mine:
         theirs = another(shelf)
         put(shelf, theirs)
-        time.sleep(0.2)
+        time.sleep(0.4)
         with pytest.raises(LeaseLost, match="process"):
             mine.check()
     assert entry(shelf) == theirs, "and leaves the other's alone"
