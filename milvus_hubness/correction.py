@@ -19,12 +19,12 @@ from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.defaults import Engine
-from milvus_hubness.distributed.ray_gallery import RayBiases
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
 from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.kernels import topk
+from milvus_hubness.kernels.primitives import prefer_torch
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.protocols import BankSearch, Rows, Store, capability
 
@@ -207,6 +207,8 @@ def on_engine(
         return correction
     layout, fitted = correction.layout, correction.fitted
     if engine == "ray":
+        from milvus_hubness.distributed.ray_gallery import RayBiases
+
         reduced = None if targets is None else reduced_targets(layout, targets)
         workers = RayBiases(fitted, target_bank=reduced)
 
@@ -243,6 +245,7 @@ def load_correction(
 ) -> Correction:
     """Return the correction of a profile from its stored bank and potentials. checked: as in `load_bank`. Raises as
     `load_bank` and `on_engine` do."""
+    prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
     return on_engine(correction, engine, store, profile.bank, bank.targets)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from milvus_hubness.errors import (
     BankTooSmall,
@@ -26,10 +25,12 @@ from milvus_hubness.errors import (
     UnreadableFile,
     name_some,
 )
+from milvus_hubness.kernels.primitives import is_tensor
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
 if TYPE_CHECKING:
     import pyarrow as pa
+    import torch
 
     BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
 else:
@@ -85,7 +86,7 @@ class QueryBank:
 
     def __post_init__(self) -> None:
         rows: Any = self.vectors
-        if isinstance(rows, Sequence | np.ndarray | torch.Tensor) and len(rows) == 0:
+        if (isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)) and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
         vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
         vectors.flags.writeable = False
@@ -151,10 +152,10 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not numbers),
     DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
     """
-    if isinstance(rows, torch.Tensor):
+    if is_tensor(rows):
         if rows.is_complex():
             raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")
-        rows = rows.detach().cpu().to(torch.float32).numpy()
+        rows = rows.detach().cpu().float().numpy()
     elif isinstance(rows, Sequence) and not isinstance(rows, str):
         _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
     array = np.asarray(rows)

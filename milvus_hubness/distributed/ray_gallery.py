@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput, naming_extras
@@ -140,14 +139,13 @@ class RayGallery:
             done: list[Sums] = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
             return done
 
-        def step(f: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(joined(sums(f.float().numpy()), tau))
+        def step(f: Vectors) -> npt.NDArray[np.float64]:
+            return joined(sums(f.astype(np.float32)), tau)
 
         first = sums(None if start is None else check_potentials(bank, start, 1)[:, 0])
         items = sum(part.items for part in first)
-        f = torch.from_numpy(joined(first, tau))
-        result = iterate(step, f, tau, items, estimator.iterations, estimator.tol)
-        fitted = replace(estimator, items=items).restore(bank, result.f.float().numpy()[:, None])
+        result = iterate(step, joined(first, tau), tau, items, estimator.iterations, estimator.tol)
+        fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[1:], "recomputed")
         return replace(fitted, diagnostics=diagnostics)
 

@@ -19,7 +19,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.defaults import SHORT_METHODS
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.primitives import positive_number
+from milvus_hubness.kernels.primitives import positive_number, prefer_torch
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
@@ -87,6 +87,7 @@ class Estimator(ABC):
         start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point. Raises
         BankTooSmall, DimensionMismatch, NonFiniteVectors, and InvalidInput for a missing argument.
         """
+        prefer_torch()
         bank = QueryBank.of(bank)
         if not self.needs_gallery:
             return self._fit(bank, FitInputs(gallery, target_bank, start))
@@ -107,7 +108,7 @@ class Estimator(ABC):
         for tau, _ in pairs:
             self.tau_of(tau)
         absolute = self._replaced({temperature: None for _, temperature in pairs})
-        return replace(absolute.fit(bank, target_bank=target_bank), estimator=self)
+        return replace(absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self)
 
     @abstractmethod
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:

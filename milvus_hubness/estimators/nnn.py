@@ -11,8 +11,8 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
-from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
-from milvus_hubness.kernels.primitives import finite_number, whole_number
+from milvus_hubness.kernels import topk_mean
+from milvus_hubness.kernels.primitives import finite_number, kernel_for, whole_number
 
 
 class NNNDiagnostics(NamedTuple):
@@ -62,7 +62,10 @@ class NNN(Estimator, alias="nnn"):
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
-        if self.kernel == "approximate":
+        kernel = kernel_for(self.device)
+        if self.kernel == "approximate" and kernel != "numpy":
+            from milvus_hubness.kernels.approximate import ApproximateBank
+
             gallery = bank.vectors if inputs.gallery is None else inputs.gallery
             items = require_gallery(bank, gallery, "NNN")
             near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
@@ -75,7 +78,7 @@ class NNN(Estimator, alias="nnn"):
         return self._fitted(
             bank,
             lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
-            NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0),
+            NNNDiagnostics(len(bank), bank.dim, kernel, 0.0, 0.0, 0),
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
@@ -29,31 +28,31 @@ from milvus_hubness.estimators.nearest import (
     bounded_logsumexp,
     own_room,
 )
-from milvus_hubness.kernels import logsumexp, resolve_device, topk
-from milvus_hubness.kernels.dense import cached_logsumexp, cached_scores
-from milvus_hubness.kernels.primitives import as_tensor, finite_number, whole_number
+from milvus_hubness.kernels import logsumexp
+from milvus_hubness.kernels.on_numpy import cached_logsumexp
+from milvus_hubness.kernels.primitives import finite_number, uses_numpy, whole_number
 
-Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Step: TypeAlias = Callable[[Vectors], Vectors]
+"""Maps potentials float32 of the bank or of the items to those of the other, as `iterate` explains."""
 Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
 
 CPU_CACHE = 1 << 30
 CUDA_SHARE = 0.6
-MOST_RECOMPUTED = {"cpu": 2e10, "cuda": 2e12}
 
 
-def scores_for(m: int, n: int, device: torch.device) -> Scores:
+def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     """Return how to provide the scores of m × n pairs.
 
     They are stored in float32 or else float16 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device;
     else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
+    free: bytes of memory of the CUDA device, if there is one.
     """
-    on_cuda = device.type == "cuda"
-    memory = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if on_cuda else CPU_CACHE
+    memory, most = (CPU_CACHE, 2e10) if free is None else (CUDA_SHARE * free, 2e12)
     if 4 * m * n <= memory:
         return "float32"
     if 2 * m * n <= memory:
         return "float16"
-    return "recomputed" if m * n <= MOST_RECOMPUTED[device.type] else "sparse"
+    return "recomputed" if m * n <= most else "sparse"
 
 
 class Balance(NamedTuple):
@@ -62,13 +61,13 @@ class Balance(NamedTuple):
     marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
     """
 
-    f: torch.Tensor
+    f: Vectors
     iterations: int
     marginal_error: float
     converged: bool
 
 
-def iterate(step: Step, f: torch.Tensor, tau: float, items: int, iterations: int, tol: float) -> Balance:
+def iterate(step: Step, f: Vectors, tau: float, items: int, iterations: int, tol: float) -> Balance:
     """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals over bank × items.
 
     The iteration starts from f. step: the next f, −tau · log Σ_j exp((s_ij + g_j) / tau), under the g that
@@ -77,21 +76,21 @@ def iterate(step: Step, f: torch.Tensor, tau: float, items: int, iterations: int
     """
     for done in range(1, iterations + 1):
         following = step(f)
-        marginal = ((f - following).double() / tau).exp_() / items
-        error = float((marginal - 1 / len(f)).abs().sum())
+        marginal = np.exp((f - following).astype(np.float64) / tau) / items
+        error = float(np.abs(marginal - 1 / len(f)).sum())
         if error <= tol or done == iterations:
             break
         f = following
     return Balance(f, done, error, error <= tol)
 
 
-def balance(steps: tuple[Step, Step], g: torch.Tensor, tau: float, iterations: int, tol: float) -> Balance:
+def balance(steps: tuple[Step, Step], g: Vectors, tau: float, iterations: int, tol: float) -> Balance:
     """Balance by the steps to f and to g, from the potentials g (n,) of the items."""
     bank_step, item_step = steps
     return iterate(lambda f: bank_step(item_step(f)), bank_step(g), tau, len(g), iterations, tol)
 
 
-def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, share: float) -> torch.Tensor:
+def with_room(bank_step: Step, item_step: Step, f: Vectors, tau: float, share: float) -> Vectors:
     """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
     bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
@@ -101,60 +100,11 @@ def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, sha
     room = f
     for _ in range(ROUNDS):
         taken = math.log(share) - bank_step(item_step(room)) / tau
-        room = -tau * torch.logaddexp(-f / tau, taken)
+        room = (-tau * np.logaddexp(-f / tau, taken)).astype(np.float32)
     return room - (room - f).mean()
 
 
-def cached_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype) -> tuple[Step, Step]:
-    """Return the two steps over every pair, with scores stored in float32 or, with errors up to 2^-12, in float16."""
-    scores = cached_scores(bank, items, dtype)
-    return (lambda g: -cached_logsumexp(scores, tau, g), lambda f: -cached_logsumexp(scores.T, tau, f))
-
-
-def dense_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, device: str | None = None) -> tuple[Step, Step]:
-    """Return the two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory.
-
-    device: as the kernels take it; by default that of the bank.
-    """
-    device = device or str(bank.device)
-    return (
-        lambda g: -logsumexp(bank, items, tau, g, device=device),
-        lambda f: -logsumexp(items, bank, tau, f, device=device),
-    )
-
-
-def sparse_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, neighbors: int) -> tuple[Step, Step]:
-    """Return the two steps over each item's and each query's nearest only, in O((m + n) · neighbors) memory."""
-    device, m, n = str(bank.device), len(bank), len(items)
-    near_items = topk(items, bank, min(neighbors, m), device=device)
-    near_bank = topk(bank, items, min(neighbors, n), device=device)
-    pairs = torch.cat(
-        [
-            (near_items.indices * n + torch.arange(n, device=bank.device)[:, None]).ravel(),
-            (near_bank.indices + torch.arange(m, device=bank.device)[:, None] * n).ravel(),
-        ]
-    )
-    scores = torch.cat([near_items.values.ravel(), near_bank.values.ravel()])
-    pairs, order = pairs.sort()
-    first = torch.ones_like(pairs, dtype=torch.bool)
-    first[1:] = pairs[1:] != pairs[:-1]
-    pairs, scores = pairs[first], scores[order][first]
-    query, item = pairs // n, pairs % n
-    return (
-        lambda g: -_grouped_logsumexp(scores + g[item], query, m, tau),
-        lambda f: -_grouped_logsumexp(scores + f[query], item, n, tau),
-    )
-
-
-def _grouped_logsumexp(values: torch.Tensor, group: torch.Tensor, groups: int, tau: float) -> torch.Tensor:
-    largest = values.new_full((groups,), -torch.inf).scatter_reduce_(0, group, values, "amax")
-    terms = ((values - largest[group]) / tau).exp_().double()
-    total = terms.new_zeros(groups).index_add_(0, group, terms)
-    return largest + (tau * total.log_()).to(values.dtype)
-
-
 NEIGHBORS = 64
-STORED = {"float32": torch.float32, "float16": torch.float16}
 
 
 class SinkhornDiagnostics(NamedTuple):
@@ -218,14 +168,15 @@ class Sinkhorn(Estimator, alias="sn"):
             targets = require_target_bank(bank, inputs.target_bank, type(self).__name__)
             items = np.concatenate([items, targets])
         tau = self.tau_of()
-        queries, columns, scores, steps = self._steps(bank, items)
-        g = columns.new_zeros(len(columns))
+        scores, steps = self._steps(bank, items)
+        g = np.zeros(len(items), np.float32)
         if inputs.start is not None:
-            f = check_potentials(bank, inputs.start, 1)[:, 0]
-            g = steps[1](as_tensor(f, torch.float32, queries.device))
+            g = steps[1](check_potentials(bank, inputs.start, 1)[:, 0])
         ahead = 0
         if scores == "sparse" and self.iterations > 1:
-            nearest = sparse_steps(queries, columns, tau, self.neighbors or NEIGHBORS)
+            from milvus_hubness.kernels.steps import sparse_steps
+
+            nearest = sparse_steps(bank.vectors, items, tau, self.neighbors or NEIGHBORS, self.device)
             first = balance(nearest, g, tau, self.iterations - 1, self.tol)
             g, ahead = nearest[1](first.f), first.iterations
         result = balance(steps, g, tau, 1 if ahead else self.iterations, self.tol)
@@ -234,7 +185,7 @@ class Sinkhorn(Estimator, alias="sn"):
             result.converged, scores,
         )  # fmt: skip
         fitted = replace(self, items=len(items))
-        return fitted._with_potentials(bank, result.f.cpu().numpy()[:, None], diagnostics)
+        return fitted._with_potentials(bank, result.f[:, None], diagnostics)
 
     def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         bank = QueryBank.of(bank)
@@ -249,14 +200,22 @@ class Sinkhorn(Estimator, alias="sn"):
         size = queries.scores.shape[1] + queries.rest
         return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
-    def _steps(self, bank: QueryBank, items: Vectors) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
-        """Return bank and items on the device, how their scores are provided, and the steps over all of them."""
-        device, tau = resolve_device(self.device), self.tau_of()
-        queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
-        scores: Scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
-        if scores in STORED:
-            return queries, columns, scores, cached_steps(queries, columns, tau, STORED[scores])
-        return queries, columns, scores, dense_steps(queries, columns, tau, self.device)
+    def _steps(self, bank: QueryBank, items: Vectors) -> tuple[Scores, tuple[Step, Step]]:
+        """Return how the scores of bank and items are provided, and the steps over all of them."""
+        vectors, tau = bank.vectors, self.tau_of()
+        if not uses_numpy(vectors.size * len(items), self.device):
+            from milvus_hubness.kernels import steps
+
+            scores = "sparse" if self.neighbors else scores_for(len(bank), len(items), steps.free_memory(self.device))
+            return scores, steps.full_steps(vectors, items, tau, self.device, scores)
+        scores = "sparse" if self.neighbors else scores_for(len(bank), len(items))
+        if scores == "float32":
+            stored = vectors @ items.T
+            return scores, (lambda g: -cached_logsumexp(stored, tau, g), lambda f: -cached_logsumexp(stored.T, tau, f))
+        return "recomputed" if scores == "float16" else scores, (
+            lambda g: -logsumexp(vectors, items, tau, g),
+            lambda f: -logsumexp(items, vectors, tau, f),
+        )
 
     @property
     def _fitted_on(self) -> int:
@@ -271,10 +230,8 @@ class Sinkhorn(Estimator, alias="sn"):
             return logsumexp(items, bank.vectors, tau, f, device=self.device)
 
         def new_formula(items: Vectors) -> npt.NDArray[np.float32]:
-            queries, _, _, steps = replace(self, neighbors=None)._steps(bank, items)
-            f = as_tensor(potentials[:, 0], torch.float32, queries.device)
-            room = with_room(*steps, f, tau, len(bank) / self._fitted_on)
-            return biases(items, room.cpu().numpy())
+            _, steps = replace(self, neighbors=None)._steps(bank, items)
+            return biases(items, with_room(*steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
 
         formula = partial(biases, f=potentials[:, 0])
         return FittedBias(self, bank, formula, diagnostics, potentials, new_formula)

@@ -1,6 +1,5 @@
-"""The two primitives of the estimators, top-k mean and log-sum-exp, and related functions."""
+"""The two primitives of the estimators, top-k mean and log-sum-exp, and the kernels that compute them."""
 
-from milvus_hubness.kernels.approximate import ApproximateBank
-from milvus_hubness.kernels.primitives import TopK, kernel_on, logsumexp, resolve_device, topk, topk_mean
+from milvus_hubness.kernels.primitives import TopK, logsumexp, topk, topk_mean
 
-__all__ = ["ApproximateBank", "TopK", "kernel_on", "logsumexp", "resolve_device", "topk", "topk_mean"]
+__all__ = ["TopK", "logsumexp", "topk", "topk_mean"]

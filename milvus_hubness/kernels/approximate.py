@@ -15,18 +15,8 @@ import numpy as np
 import torch
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.primitives import (
-    Array,
-    Matrix,
-    Operands,
-    as_tensor,
-    check_k,
-    import_faiss,
-    positive_number,
-    resolve_device,
-    topk,
-    topk_mean,
-)
+from milvus_hubness.kernels.operands import Operands, as_tensor, resolve_device
+from milvus_hubness.kernels.primitives import Array, Matrix, import_faiss, positive_number, topk, topk_mean, validate_k
 from milvus_hubness.kernels.routed import RoutedBank
 
 ERROR = 0.01
@@ -112,7 +102,7 @@ class ApproximateBank:
         self._has_gpu_lists = hasattr(import_faiss(), "StandardGpuResources")
         self._bank = Operands.of(X, B, "cpu").bank.float().contiguous()
         self._device, self._place = device, resolve_device(device)
-        self.k = check_k(k, self._bank)
+        self.k = validate_k(k, self._bank)
         if X.shape[0] < LEAST_SAMPLE:
             raise InvalidInput(f"an approximate bank needs at least {LEAST_SAMPLE} items to tune on, not {X.shape[0]}")
         rng, here = np.random.default_rng(0), torch.device("cpu")

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.primitives import Operands
+from milvus_hubness.kernels.operands import Operands
 
 
 class Threshold(NamedTuple):

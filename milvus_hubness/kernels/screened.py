@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.primitives import Operands, import_faiss, share_out
+from milvus_hubness.kernels.operands import Operands, share_out
+from milvus_hubness.kernels.primitives import import_faiss
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 

@@ -15,7 +15,8 @@ from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import Operands, as_tensor, full_precision, whole_number
+from milvus_hubness.kernels.operands import Operands, as_tensor, full_precision
+from milvus_hubness.kernels.primitives import whole_number
 
 CHUNK = 1 << 22
 

@@ -24,7 +24,7 @@ from milvus_hubness.estimators import (
 )
 from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import as_tensor
+from milvus_hubness.kernels.operands import as_tensor
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import DEPTH, score_tiles
 

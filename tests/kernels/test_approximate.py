@@ -17,8 +17,8 @@ from milvus_hubness.errors import (
     InvalidParameter,
 )
 from milvus_hubness.estimators import NNN, from_dict, to_dict
-from milvus_hubness.kernels import ApproximateBank, topk_mean
-from milvus_hubness.kernels.approximate import InvertedLists
+from milvus_hubness.kernels import topk_mean
+from milvus_hubness.kernels.approximate import ApproximateBank, InvertedLists
 from milvus_hubness.kernels.primitives import import_faiss
 
 

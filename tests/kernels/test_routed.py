@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import ApproximateBank, routed, topk, topk_mean
+from milvus_hubness.kernels import routed, topk, topk_mean
+from milvus_hubness.kernels.approximate import ApproximateBank
 from milvus_hubness.kernels.routed import RoutedBank
 
 

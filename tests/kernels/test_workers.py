@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from milvus_hubness.kernels.primitives import share_out
+from milvus_hubness.kernels.operands import share_out
 
 
 @pytest.fixture

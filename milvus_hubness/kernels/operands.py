@@ -1,0 +1,265 @@
+"""Devices, operands and kernels of the primitives on torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from math import isqrt
+from threading import Barrier, Lock
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.primitives import ALL_DEVICES, Array, Matrix, is_tensor, validate_device, validate_operands
+
+T = TypeVar("T")
+
+_STARTING = Lock()
+
+
+def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
+    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread.
+
+    With one thread, the work runs in the current thread, with torch's settings unchanged. Raises errors of `work`.
+    """
+    if threads == 1:
+        for task in tasks:
+            work(task)
+        return
+    drawing, started, outside = Lock(), Barrier(threads + 1), torch.get_num_threads()
+
+    def worker() -> None:
+        torch.get_num_threads()  # The first call in a thread sets the count of new threads.
+        torch.set_num_threads(1)  # This changes that count too.
+        started.wait()
+        while True:
+            with drawing:
+                task = next(tasks, None)
+            if task is None:
+                return
+            work(task)
+
+    with ThreadPoolExecutor(threads) as pool:
+        with _STARTING:
+            running = [pool.submit(worker) for _ in range(threads)]
+            started.wait()
+            torch.set_num_threads(outside)
+        for future in running:
+            future.result()
+
+
+Kernel: TypeAlias = Literal["fused", "screened", "dense"]
+
+
+def kernel_on(device: torch.device) -> Kernel:
+    """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
+    bfloat16 natively if FAISS is installed, and otherwise "dense".
+    """
+    if device.type == "cuda":
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return "fused" if capable and _is_installed("triton") else "dense"
+    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    cpu: Any = torch.cpu
+    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
+
+
+def cuda_devices() -> list[str]:
+    """Return the names of all CUDA devices. Raises InvalidParameter if there is none."""
+    resolve_device("cuda")
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA device.
+
+    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises InvalidParameter for
+    any other name, and for a CUDA device that this machine does not have.
+    """
+    validate_device(device)
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if devices else "cpu"
+    if device != "cpu" and not devices:
+        raise InvalidParameter(f'device {device!r}: torch sees no CUDA device, use "cpu"')
+    index = device.partition(":")[2]
+    if index.isdigit() and int(index) >= devices:
+        raise InvalidParameter(f"device {device!r}: torch sees {devices} CUDA device(s)")
+    return torch.device("cuda" if device == ALL_DEVICES else device)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no gradients."""
+    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend: Any = getattr(library, "matmul", None)
+    full: tuple[str, ...] = ("highest",)
+    read: Callable[[], str] = torch.get_float32_matmul_precision
+    write: Callable[[str], None] = torch.set_float32_matmul_precision
+    if hasattr(backend, "fp32_precision"):  # Newer versions of torch have a setting for each backend.
+        full, write = ("ieee", "none"), partial(setattr, backend, "fp32_precision")
+        read = partial(getattr, backend, "fp32_precision")
+    before = read()
+    if before not in full:
+        write(full[0])
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if before not in full:
+            write(before)
+
+
+HALF_PRECISION = (torch.bfloat16, torch.float16)
+TILE_SIZE = {"cpu": 1 << 21, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True)
+class Operands:
+    """X (n, d) on the caller's device, B (m, d) on the kernel's in the dtype of the arithmetic, and its kernel."""
+
+    X: Matrix
+    bank: torch.Tensor
+    kernel: Kernel = "dense"
+
+    @classmethod
+    def of(cls, X: Matrix, B: Matrix, device: str) -> Operands:
+        """Prepare operands for a device; with "auto", tensors X on CUDA stay there.
+
+        The dtype is float64 if both are float64, else float32; the fused kernel takes bfloat16 or float16 if both are
+        tensors of it, and accumulates products in float32. Raises as `validate_operands` and `resolve_device` do.
+        """
+        validate_operands(X, B)
+        target = X.device if device == "auto" and is_tensor(X) and X.is_cuda else resolve_device(device)
+        if _is_double(X) and _is_double(B):
+            return cls(X, as_tensor(B, torch.float64, target))
+        kernel = kernel_on(target)
+        dtype = torch.float32
+        if kernel == "fused" and is_tensor(B) and X.dtype == B.dtype and B.dtype in HALF_PRECISION:
+            dtype = B.dtype
+        return cls(X, as_tensor(B, dtype, target), kernel)
+
+    @property
+    def device(self) -> torch.device:
+        return self.bank.device
+
+    def tile_shape(self, *, columns: int = 1, spare_columns: int = 0) -> tuple[int, int]:
+        """Return rows of X and of B per tile: at least `columns` of B, with room for `spare_columns` more."""
+        n, m = self.X.shape[0], self.bank.shape[0]
+        size = TILE_SIZE[self.device.type]
+        wide = min(m, max(columns, size // max(1, min(n, isqrt(size)))))
+        return max(1, size // (wide + spare_columns)), wide
+
+    def rows(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield X in tiles of `size` rows, on the device."""
+        for start in range(0, self.X.shape[0], size):
+            part = slice(start, start + size)
+            yield part, as_tensor(self.X[part], self.bank.dtype, self.device)
+
+    def columns(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield B transposed, in tiles of `size` columns."""
+        for start in range(0, self.bank.shape[0], size):
+            part = slice(start, start + size)
+            yield part, self.bank[part].T
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return an empty result tensor on the device of X."""
+        where = self.X.device if is_tensor(self.X) else "cpu"
+        result = torch.float32 if self.bank.dtype in HALF_PRECISION else self.bank.dtype
+        return torch.empty(shape, dtype=dtype or result, device=where)
+
+    def temperature(self, tau: float, weights: Matrix | None) -> tuple[float, torch.Tensor]:
+        """Return tau, and the weights in the dtype of the result."""
+        dtype = torch.float64 if self.bank.dtype == torch.float64 else torch.float32
+        tau = max(tau, torch.finfo(dtype).tiny)
+        if weights is None:
+            return tau, self.bank.new_zeros(len(self.bank), dtype=dtype)
+        return tau, as_tensor(weights, dtype, self.device)
+
+    def in_full(self, rows: Matrix | None = None) -> Operands:
+        """Return operands for the dense kernel, in at least float32, with these rows in place of X."""
+        bank = self.bank.float() if self.bank.dtype in HALF_PRECISION else self.bank
+        return Operands(self.X if rows is None else rows, bank)
+
+
+def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return `M` on the device in `dtype`. It may share memory with M, so it must not be written to."""
+    if is_tensor(M):
+        return M.detach().to(device=device, dtype=dtype)
+    native = np.ascontiguousarray(M, dtype=np.float64 if dtype == torch.float64 else np.float32)
+    return torch.from_numpy(np.asarray(_Lent(native))).to(device)
+
+
+class _Lent:
+    """An array's memory, labelled writable: torch warns about read-only arrays, and these are only read."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _is_double(M: Matrix) -> bool:
+    if is_tensor(M):
+        return M.dtype == torch.float64
+    return M.dtype.kind == "f" and M.dtype.itemsize == 8
+
+
+LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32
+"""Smallest number of rows, and of products of numbers, for which a screen is faster than the dense kernel."""
+SCREENED_SHARE = 32
+"""How many times larger than k a tile of the bank must be: else the bound of a screen is loose."""
+
+
+def compute(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tuple[Any, ...]:
+    """Return the result of the kernels' function `name`: arrays for an array X, tensors for a tensor.
+
+    With "cuda:all", each device gets a share of X's rows and all of B.
+    """
+    places = cuda_devices() if device == ALL_DEVICES else [device]
+    if len(places) < 2:
+        return _on_one(name, X, B, places[0], arguments)
+    size = max(1, -(-X.shape[0] // len(places)))
+    shares = [X[start : start + size] for start in range(0, max(1, X.shape[0]), size)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        parts = list(pool.map(lambda x, place: _on_one(name, x, B, place, arguments), shares, places))
+    join: Any = torch.cat if is_tensor(X) else np.concatenate
+    return tuple(join(part) for part in zip(*parts, strict=True))
+
+
+def _on_one(name: str, X: Matrix, B: Matrix, device: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    operands = Operands.of(X, B, device)
+    if name == "logsumexp":
+        arguments = operands.temperature(*arguments)
+    kernel = import_module(f"milvus_hubness.kernels.{_kernel(name, operands, arguments)}")
+    with full_precision(operands.device):
+        results: tuple[torch.Tensor, ...] = getattr(kernel, name)(operands, *arguments)
+    return results if is_tensor(X) else tuple(result.numpy() for result in results)
+
+
+def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel:
+    """Return the device's kernel, or "dense" where the screen is not made for the call."""
+    if operands.kernel != "screened":
+        return operands.kernel
+    from milvus_hubness.kernels.screened import tiles_for
+
+    n, (m, d) = operands.X.shape[0], operands.bank.shape
+    is_small = n < LEAST_SCREENED_ROWS or n * m * d < LEAST_SCREENED_WORK
+    if name == "logsumexp" or is_small or min(m, tiles_for(d).columns) < SCREENED_SHARE * arguments[0]:
+        return "dense"
+    return "screened"
