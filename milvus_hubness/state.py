@@ -27,7 +27,7 @@ Model = TypeVar("Model", bound="PropertyModel")
 
 
 class FrozenModel(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class PropertyModel(FrozenModel):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,9 @@ from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.on_numpy import cached_logsumexp
 from milvus_hubness.kernels.primitives import finite_number, uses_numpy, whole_number
 
-Step: TypeAlias = Callable[[Vectors], Vectors]
-"""Maps potentials float32 of the bank or of the items to those of the other, as `iterate` explains."""
+Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
+Step: TypeAlias = Callable[[Potentials], Potentials]
+"""Maps potentials of the bank or of the items to those of the other, as `iterate` explains."""
 Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
 
 CPU_CACHE = 1 << 30
@@ -61,13 +62,13 @@ class Balance(NamedTuple):
     marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
     """
 
-    f: Vectors
+    f: Potentials
     iterations: int
     marginal_error: float
     converged: bool
 
 
-def iterate(step: Step, f: Vectors, tau: float, items: int, iterations: int, tol: float) -> Balance:
+def iterate(step: Step, f: Potentials, tau: float, items: int, iterations: int, tol: float) -> Balance:
     """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals over bank × items.
 
     The iteration starts from f. step: the next f, −tau · log Σ_j exp((s_ij + g_j) / tau), under the g that
@@ -84,13 +85,13 @@ def iterate(step: Step, f: Vectors, tau: float, items: int, iterations: int, tol
     return Balance(f, done, error, error <= tol)
 
 
-def balance(steps: tuple[Step, Step], g: Vectors, tau: float, iterations: int, tol: float) -> Balance:
+def balance(steps: tuple[Step, Step], g: Potentials, tau: float, iterations: int, tol: float) -> Balance:
     """Balance by the steps to f and to g, from the potentials g (n,) of the items."""
     bank_step, item_step = steps
     return iterate(lambda f: bank_step(item_step(f)), bank_step(g), tau, len(g), iterations, tol)
 
 
-def with_room(bank_step: Step, item_step: Step, f: Vectors, tau: float, share: float) -> Vectors:
+def with_room(bank_step: Step, item_step: Step, f: Potentials, tau: float, share: float) -> Potentials:
     """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
     bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
@@ -100,8 +101,8 @@ def with_room(bank_step: Step, item_step: Step, f: Vectors, tau: float, share: f
     room = f
     for _ in range(ROUNDS):
         taken = math.log(share) - bank_step(item_step(room)) / tau
-        room = (-tau * np.logaddexp(-f / tau, taken)).astype(np.float32)
-    return room - (room - f).mean()
+        room = -tau * np.logaddexp(-f / tau, taken)
+    return np.asarray(room - (room - f).mean(), np.float32)
 
 
 NEIGHBORS = 64

@@ -217,7 +217,7 @@ class _Lent:
 def _is_double(M: Matrix) -> bool:
     if is_tensor(M):
         return M.dtype == torch.float64
-    return M.dtype.kind == "f" and M.dtype.itemsize == 8
+    return bool(M.dtype == np.float64)
 
 
 LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32

@@ -208,10 +208,11 @@ def validate_k(k: int, bank: Matrix) -> int:
 
 def _computed(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tuple[Any, ...]:
     """Return the result of the kernels' function `name`."""
-    if not any(map(is_tensor, (X, B, *arguments))) and uses_numpy(X.size * len(B), device):
-        from milvus_hubness.kernels import on_numpy
-
-        return getattr(on_numpy, name)(X, B, *arguments)
+    on_numpy = not any(map(is_tensor, (X, B, *arguments))) and uses_numpy(X.shape[0] * B.shape[0] * B.shape[1], device)
+    if on_numpy:
+        kernel = import_module("milvus_hubness.kernels.on_numpy")
+        result: tuple[Any, ...] = getattr(kernel, name)(X, B, *arguments)
+        return result
     from milvus_hubness.kernels import operands
 
     return operands.compute(name, X, B, device, *arguments)

@@ -6,15 +6,17 @@ A step maps a float32 vector of NumPy to another; the scores stay on the device.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from milvus_hubness.banks.bank import Vectors
 from milvus_hubness.kernels.dense import cached_logsumexp, cached_scores
 from milvus_hubness.kernels.operands import as_tensor, resolve_device
 from milvus_hubness.kernels.primitives import logsumexp, topk
 
+Vectors: TypeAlias = npt.NDArray[np.floating[Any]]
 Step: TypeAlias = Callable[[Vectors], Vectors]
 STORED = {"float32": torch.float32, "float16": torch.float16}
 
