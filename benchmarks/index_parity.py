@@ -41,7 +41,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import load_correction
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.quality.tuning import tune
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from tests.real_data import Task, load_task
 from tests.servers import MilvusServer
 

@@ -61,7 +61,7 @@ def bare(uri: str, rows: int, dim: int) -> float:
     """Seconds of the loop."""
     from pymilvus import MilvusClient
 
-    from milvus_hubness.stores import MilvusStore
+    from milvus_hubness.stores.milvus import MilvusStore
 
     client = MilvusClient(uri)
     batch = MilvusStore(client).chunk_rows(MilvusStore(client).info(f"src{rows}"))

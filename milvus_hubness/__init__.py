@@ -83,8 +83,8 @@ if TYPE_CHECKING:
     from milvus_hubness.rerank import DualDynamicGate as DualDynamicGate
     from milvus_hubness.rerank import DynamicGate as DynamicGate
     from milvus_hubness.rerank import GloballyCorrected as GloballyCorrected
-    from milvus_hubness.stores import MilvusStore as MilvusStore
-    from milvus_hubness.stores import connect as connect
+    from milvus_hubness.stores.milvus import MilvusStore as MilvusStore
+    from milvus_hubness.stores.milvus_server import connect as connect
 
 _NAMES = {
     "banks.bank": "QueryBank",
@@ -106,7 +106,8 @@ _NAMES = {
     "refresh.run": "RefreshResult refresh",
     "refresh.status": "status",
     "rerank": "DualDynamicGate DynamicGate GloballyCorrected",
-    "stores": "MilvusStore connect",
+    "stores.milvus": "MilvusStore",
+    "stores.milvus_server": "connect",
 }
 """The names that are imported when they are first used, by the module that defines them."""
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

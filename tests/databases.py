@@ -18,7 +18,8 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores import Store, milvus
+from milvus_hubness.stores import milvus
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import store as qdrant

@@ -20,7 +20,8 @@ from milvus_hubness.texts import describe
 if TYPE_CHECKING:
     from milvus_hubness.banks.bank import QueryBank
     from milvus_hubness.estimators import Estimator
-    from milvus_hubness.stores import MilvusStore, Store
+    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.stores.protocols import Store
 
 URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
@@ -107,7 +108,8 @@ class Connection:
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     """Return the store of a database. Raises ServerUnavailable, UnreadableFile."""
-    from milvus_hubness.stores import MilvusStore, connect
+    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.stores.milvus_server import connect
 
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, read_token(token_file), database))

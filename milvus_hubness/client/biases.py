@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -14,12 +14,13 @@ from milvus_hubness.client.state_cache import BankCache, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import PENDING, RowBiases
-from milvus_hubness.correction import Correction
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
-from milvus_hubness.estimators import from_dict
-from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs, masses
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.milvus_banks import bank_rows
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction import Correction
+    from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs
 
 VECTORS_PER_REQUEST = 100
 WINDOW = 16_384
@@ -65,6 +66,8 @@ def _nearest(
     timeout: float | None,
 ) -> Operation[tuple[Nearest, Nearest | None]]:
     """Return the nearest queries of vectors (m, d) and, if needed, their nearest targets."""
+    from milvus_hubness.estimators.nearest import Nearest
+
     columns = len(summary.masses)
     scores, potentials = np.empty((len(vectors), 0)), np.empty((len(vectors), 0, columns))
     means, targets = np.empty(0), None
@@ -259,6 +262,8 @@ class Biases:
         They request more and more of a vector's nearest rows, until the others can add no more than the tolerance.
         are_new: every row is treated as the only new one. Raises BankTooLarge, and EmptyBank if the bank has no rows.
         """
+        from milvus_hubness.estimators import from_dict
+
         estimator = from_dict(profile.estimator)
         yield from self._states.ensure_loaded(profile.bank.collection, timeout)
         tolerance, name = estimator.needs.tolerance, (collection, state.field, profile.slot)
@@ -298,6 +303,8 @@ class Biases:
         self, name: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
     ) -> Operation[BankSummary]:
         """Return the part of the whole bank that the estimator needs, read once, page by page."""
+        from milvus_hubness.estimators.nearest import masses
+
         summarised, summary = self._summaries.get(name, (None, None))
         if summary is not None and summarised == profile:
             return summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymilvus.exceptions import MilvusException
 
@@ -14,14 +14,15 @@ from milvus_hubness.client.messages import description_out, index_out
 from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
-from milvus_hubness.operations.lease import forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState, read_states
-from milvus_hubness.stores.milvus import SIDE_PROPERTY, MilvusStore
-from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY
+from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY, SIDE_PROPERTY
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import WRITE_INTENTS_OF_PROPERTY
 from milvus_hubness.stores.records import DualWrite, OnlineBanks, WriteIntentLog, is_fence
+
+if TYPE_CHECKING:
+    from milvus_hubness.stores.milvus import MilvusStore
 
 
 class Reads:
@@ -138,8 +139,8 @@ class Catalog:
         """Drop a collection, then the helper collections that serve no other one."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes(but_notes=True)
-        for alias in whole.fences:
-            yield InStore(partial(MilvusStore.unfence, alias=alias))
+        if whole.fences:
+            yield InStore(partial(_drop_fences, whole))
         outcome = yield call
         if whole.states or whole.intent_log:
             yield InStore(partial(_drop_helpers, whole))
@@ -219,7 +220,8 @@ class Catalog:
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
         dual_write = DualWrite.read(properties)
-        if dual_write and not (yield InStore(partial(MilvusStore.exists, collection=dual_write.collection))):
+        copy = dual_write.collection if dual_write else ""
+        if dual_write and not (yield InStore(lambda store: store.exists(copy))):
             dual_write = None
         return Whole(
             name,
@@ -232,6 +234,8 @@ class Catalog:
 
 
 def _expect_free(collection: str, store: MilvusStore) -> None:
+    from milvus_hubness.operations.lease import holder_of
+
     if holder := holder_of(store, collection):
         raise LeaseHeld(f"{holder}: wait until it ends, or stop it")
 
@@ -252,8 +256,15 @@ def _is_helper(store: MilvusStore, name: str) -> bool:
     return not HELPER_PROPERTIES.isdisjoint(properties)
 
 
+def _drop_fences(whole: Whole, store: MilvusStore) -> None:
+    for alias in whole.fences:
+        store.unfence(alias)
+
+
 def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
     """Drop the helper collections of a dropped collection, except banks that others use."""
+    from milvus_hubness.operations.lease import forget_leases
+
     for intent_log in store.intent_logs(whole.name):
         store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
     for name in (*whole.sides, *whole.samples_collection):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
@@ -16,15 +16,22 @@ from milvus_hubness.banks.generations import Made, StoredBank
 from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.estimators import NNN, Estimator
 from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
 
+if TYPE_CHECKING:
+    from milvus_hubness.estimators import Estimator
+
 QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
 """Arguments of MilvusClient.create_collection that define a collection without a schema."""
+
+
+def _default_estimator() -> Estimator:
+    from milvus_hubness.estimators import NNN
+
+    return NNN(16)
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class CorrectionConfig:
     """
 
     bank: BankLike
-    estimator: Estimator = field(default_factory=lambda: NNN(16))
+    estimator: Estimator = field(default_factory=_default_estimator)
     target_bank: BankLike | None = None
     anns_field: str | None = None
     bank_collection: str | None = None
@@ -137,6 +144,8 @@ def _new_field(
         locality_hints=milvus_schema.takes_locality_hints(str(index.get("index_type")), dtype),
         taken_off=config.target_bank is not None,
     )
+    from milvus_hubness.correction import Correction, initial_state
+
     fitted = Correction.fit(layout, config.estimator, bank, target_bank=targets).fitted
     state = partial(
         initial_state,

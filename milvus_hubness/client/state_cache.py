@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
@@ -20,12 +20,13 @@ from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
-from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
-from milvus_hubness.estimators import from_dict
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
 from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction import Correction
 
 Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read, which a refresh switches."""
@@ -74,6 +75,9 @@ class BankCache:
         made = cached.correction if cached is not None else None
         if made is not None and made.layout == state.layout:
             return made
+        from milvus_hubness.correction import Correction
+        from milvus_hubness.estimators import from_dict
+
         correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
         if cached is not None:
             cached.correction = correction

@@ -7,15 +7,17 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 
 from milvus_hubness.errors import HubnessError, InvalidInput
 from milvus_hubness.state import BankReference
-from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_server import connect
+
+if TYPE_CHECKING:
+    from milvus_hubness.stores.milvus import MilvusStore
 
 CONNECT_SECONDS = 10.0
 
@@ -116,6 +118,8 @@ class PlainConnection:
             return self._client
 
     def store(self) -> MilvusStore:
+        from milvus_hubness.stores.milvus import MilvusStore
+
         return MilvusStore(self.client())
 
     def use_database(self, database: str) -> None:

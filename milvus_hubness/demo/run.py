@@ -37,7 +37,8 @@ from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.quality.measures import k_occurrence, skewness
-from milvus_hubness.stores import MilvusStore, connect
+from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_server import connect
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 MIN_DOCSTRING_CHARS = 30

@@ -24,6 +24,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import cache
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,8 +39,6 @@ ATTEMPTS, LONGEST_PAUSE = 10, 0.2
 """The random pause before the second attempt, in seconds, grows with every further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
-
-_RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 
 
 class Lease:
@@ -344,12 +343,17 @@ def _records(store: Ledger, collection: str) -> list[Entry | Fence]:
     records: list[Entry | Fence] = []
     for record in store.records(LEDGER, _group(collection)):
         try:
-            records.append(_RECORDS.validate_json(record.body))
+            records.append(_adapter().validate_json(record.body))
         except ValidationError as error:
             raise StateError(
                 f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from {LEDGER!r}"
             ) from None
     return records
+
+
+@cache
+def _adapter() -> TypeAdapter[Entry | Fence]:
+    return TypeAdapter(Entry | Fence)
 
 
 def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:

@@ -17,7 +17,7 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
-from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, bank_rows
+from milvus_hubness.stores.milvus_banks import SIDE_PROPERTY, MilvusQuerySamples, bank_rows
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_server import in_parts, supports, translated, translating
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
@@ -35,8 +35,6 @@ _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
-
-SIDE_PROPERTY = "hubness_side"  # Its value is the collection whose biases a side collection has.
 
 
 @translating

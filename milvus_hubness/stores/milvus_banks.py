@@ -171,6 +171,7 @@ class MilvusQuerySamples(OwnCollections):
             self._delete_in(samples_collection, "sample", numbers)
 
 
+SIDE_PROPERTY = "hubness_side"  # Its value is the collection whose biases a side collection has.
 LEDGER_PROPERTY = "hubness_ledger"
 _RECORDS_PER_REQUEST = 500
 _FEW = 64

@@ -32,7 +32,7 @@ from milvus_hubness import (
 from milvus_hubness.client._methods import drive, drive_async
 from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, nnn, plain_collection, similarity, vectors
 

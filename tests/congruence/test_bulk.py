@@ -21,7 +21,7 @@ from milvus_hubness.migration import copy
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Events
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
 
 ROWS, DIM = 3_000, 32

@@ -41,7 +41,7 @@ from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors

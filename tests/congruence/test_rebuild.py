@@ -8,7 +8,7 @@ import pytest
 from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
 from milvus_hubness.migration import ledger
 from milvus_hubness.refresh import plan as refresh_plan
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, plain_collection, similarity, vectors
 

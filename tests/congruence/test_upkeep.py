@@ -10,7 +10,7 @@ from milvus_hubness.operations import lease
 from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.plan import Labels
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
 

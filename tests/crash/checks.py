@@ -11,7 +11,7 @@ from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.row_writer import open_batches
 from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores import Store
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 from tests.crash.corrected import Biases, Corrected, expected_biases
 from tests.crash.ports import Database

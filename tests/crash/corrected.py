@@ -37,8 +37,8 @@ from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_server import is_one_of
+from milvus_hubness.stores.protocols import Store
 from tests.crash.ports import Application, Database, Place
 from tests.crash.sources import DIM, Rows, Shape, drawn_change
 from tests.galleries import nnn, rich_rows

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from milvus_hubness.stores import Store
+from milvus_hubness.stores.protocols import Store
 
 if TYPE_CHECKING:
     from tests.crash.driver import Watch

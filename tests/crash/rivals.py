@@ -19,7 +19,7 @@ import numpy as np
 
 from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.operations.lease_records import LEDGER, now
-from milvus_hubness.stores import Store
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import Record
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Corrected

@@ -31,7 +31,7 @@ from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.operations import row_writer
 from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
 from milvus_hubness.refresh.status import repair, status
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.galleries import nnn, plain_collection, vectors
 

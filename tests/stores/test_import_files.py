@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from pymilvus import CollectionSchema, DataType, FieldSchema
 
+from milvus_hubness.banks.generations import Batch
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.errors import StoreError
-from milvus_hubness.stores import Batch, MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 
 
 class Server:

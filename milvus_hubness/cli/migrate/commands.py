@@ -15,7 +15,7 @@ from milvus_hubness.cli.options import AsJson, Connection, RowsPerSecond
 
 if TYPE_CHECKING:
     from milvus_hubness.migration.ledger import Ledger, Migration
-    from milvus_hubness.stores import MilvusStore
+    from milvus_hubness.stores.milvus import MilvusStore
 
 
 def plan(

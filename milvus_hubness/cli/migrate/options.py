@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.migration.ledger import Migration
     from milvus_hubness.migration.plan import MigrationPlan
-    from milvus_hubness.stores import MilvusStore
+    from milvus_hubness.stores.milvus import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
 Source = Annotated[

@@ -18,7 +18,8 @@ from milvus_hubness.errors import NoMigration
 if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
     from milvus_hubness.migration.ledger import Migration
-    from milvus_hubness.stores import MilvusStore, Store
+    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.stores.protocols import Store
 
 
 def to_resume(store: Store, name: str | None, target: str | None, *, is_planned: bool) -> Migration | None:
