@@ -37,8 +37,8 @@ Step: TypeAlias = Callable[[Potentials], Potentials]
 """Maps potentials of the bank or of the items to those of the other, as `iterate` explains."""
 Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
 
-CPU_CACHE = 1 << 30
-CUDA_SHARE = 0.6
+CPU_CACHE, CUDA_SHARE = 1 << 30, 0.6
+MOST_RECOMPUTED, MOST_ON_CUDA = 2e10, 2e12
 
 
 def scores_for(m: int, n: int, free: float | None = None) -> Scores:
@@ -48,7 +48,7 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
     free: bytes of memory of the CUDA device, if there is one.
     """
-    memory, most = (CPU_CACHE, 2e10) if free is None else (CUDA_SHARE * free, 2e12)
+    memory, most = (CPU_CACHE, MOST_RECOMPUTED) if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
     if 4 * m * n <= memory:
         return "float32"
     if 2 * m * n <= memory:

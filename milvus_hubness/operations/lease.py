@@ -140,8 +140,10 @@ class Lease:
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
         began = time.monotonic()
-        for name, mine in list(self._entries.items()):
-            entries = read_entries(self._unfenced, name)
+        held = dict(self._entries)
+        current = read_entries(self._unfenced, *held)
+        for name, mine in held.items():
+            entries = [entry for entry in current if entry.collection == name]
             newer = [entry for entry in entries if entry.token > mine.token]
             if newer or all(entry.owner_id != mine.owner_id for entry in entries):
                 self._checked_at = -math.inf
@@ -334,14 +336,14 @@ def leasing(
                 return
 
 
-def read_entries(store: Store, collection: str) -> list[Entry]:
-    """Return the lease records of a collection, ordered by token. Raises StateError."""
-    return _entries(_records(store, collection))
+def read_entries(store: Store, *collections: str) -> list[Entry]:
+    """Return the lease records of collections, ordered by token. Raises StateError."""
+    return _entries(_records(store, *collections))
 
 
-def _records(store: Ledger, collection: str) -> list[Entry | Fence]:
+def _records(store: Ledger, *collections: str) -> list[Entry | Fence]:
     records: list[Entry | Fence] = []
-    for record in store.records(LEDGER, _group(collection)):
+    for record in store.records(LEDGER, *map(_group, collections)):
         try:
             records.append(_adapter().validate_json(record.body))
         except ValidationError as error:

@@ -192,11 +192,11 @@ class MilvusLedger(MilvusBanks):
         self._ensure_ledger(ledger)
         return next(iter(self._records(ledger, is_one_of("key", [key]))), None)
 
-    def records(self, ledger: str, group: str) -> list[Record]:
+    def records(self, ledger: str, *groups: str) -> list[Record]:
         if ledger not in self._ready_ledgers and not self.exists(ledger):
             return []
         self._ensure_ledger(ledger)
-        return self._records(ledger, f"belongs_to == {literal(group)}")
+        return self._records(ledger, is_one_of("belongs_to", groups))
 
     def _records(self, ledger: str, where: str) -> list[Record]:
         fields = ["key", "belongs_to", "body"]

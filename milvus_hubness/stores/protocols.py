@@ -211,8 +211,8 @@ class Ledger(Protocol):
     def record(self, ledger: str, key: str) -> Record | None:
         """Return the record of that key; None if there is none, or no ledger."""
 
-    def records(self, ledger: str, group: str) -> list[Record]:
-        """Return the records of a group in key order; none if there is no ledger."""
+    def records(self, ledger: str, *groups: str) -> list[Record]:
+        """Return the records of these groups in key order; none if there is no ledger."""
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""

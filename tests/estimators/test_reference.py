@@ -39,6 +39,10 @@ OF_THE_LARGEST = ("raw", "nnn k=32 a=.75", "is tau=.05", "sn tau=.02 T=10")
 LONG = dict.fromkeys([LARGEST, "caption_document"], pytest.mark.long)
 
 
+TOLERANCE = {"dualis t1=t2=.05": 0.25}
+"""Equal temperatures cancel an item's own query, so that the rounding of a product decides two queries of 1,000."""
+
+
 @pytest.mark.parametrize("task", [pytest.param(task, marks=LONG.get(task, ())) for task in TASKS])
 def test_recall_of_every_column(task):
     row = reference()[task]
@@ -47,7 +51,7 @@ def test_recall_of_every_column(task):
         mine = [column for column in mine if column in OF_THE_LARGEST]
     fits = [None if column == "raw" else fit_on(task, COLUMNS[column]) for column in mine]
     found = dict(zip(mine, recall_at_1(task, *fits), strict=True))
-    assert found == {column: pytest.approx(row[column][0], abs=0.15) for column in mine}
+    assert found == {column: pytest.approx(row[column][0], abs=TOLERANCE.get(column, 0.15)) for column in mine}
 
 
 @pytest.mark.parametrize("task", ["docstring_code", "text_video_msrvtt v2t"])

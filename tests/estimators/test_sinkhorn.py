@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
-from milvus_hubness.estimators.sinkhorn import scores_for, sparse_steps
-from milvus_hubness.kernels import primitives
+from milvus_hubness.estimators.sinkhorn import scores_for
+from milvus_hubness.kernels import on_numpy, operands, primitives
+from milvus_hubness.kernels.steps import sparse_steps
 from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)
@@ -74,20 +74,15 @@ def test_all_neighbors_are_the_dense_problem():
 
 def test_sparse_steps_are_log_sum_exps_over_the_nearest_pairs():
     tau, near = 0.1, 3
-    bank, items = torch.from_numpy(BANK.vectors.copy()), torch.from_numpy(GALLERY)
-    scores = (bank @ items.T).double().numpy()
+    scores = BANK.vectors.astype(np.float64) @ GALLERY.T
     kept = np.zeros_like(scores, bool)
     np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
     np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
     scores[~kept] = -np.inf
-    bank_step, item_step = sparse_steps(bank, items, tau, near)
+    bank_step, item_step = sparse_steps(BANK.vectors, GALLERY, tau, near, "cpu")
     f, g = RNG.standard_normal(60).astype(np.float32), RNG.standard_normal(45).astype(np.float32)
-    np.testing.assert_allclose(
-        bank_step(torch.from_numpy(g)), -tau * np.log(np.exp((scores + g) / tau).sum(1)), atol=1e-5
-    )
-    np.testing.assert_allclose(
-        item_step(torch.from_numpy(f)), -tau * np.log(np.exp((scores + f[:, None]) / tau).sum(0)), atol=1e-5
-    )
+    np.testing.assert_allclose(bank_step(g), -tau * np.log(np.exp((scores + g) / tau).sum(1)), atol=1e-5)
+    np.testing.assert_allclose(item_step(f), -tau * np.log(np.exp((scores + f[:, None]) / tau).sum(0)), atol=1e-5)
 
 
 @pytest.mark.parametrize("neighbors", [None, 1, 5])
@@ -126,19 +121,15 @@ def test_bad_input():
         estimator.restore(BANK, np.full((60, 1), np.nan))
 
 
-CPU = torch.device("cpu")
-
-
-def test_the_scores_are_had_by_size(monkeypatch):
-    assert scores_for(10_000, 20_000, CPU) == "float32"
-    assert scores_for(20_000, 20_000, CPU) == "float16"
-    assert scores_for(100_000, 100_000, CPU) == "recomputed"
-    assert scores_for(1_000_000, 1_000_000, CPU) == "sparse"
-    gpu = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (130 * 2**30, 140 * 2**30))
-    assert scores_for(100_000, 100_000, gpu) == "float32"
-    assert scores_for(200_000, 200_000, gpu) == "float16"
-    assert scores_for(1_000_000, 1_000_000, gpu) == "recomputed"
+def test_the_scores_are_had_by_size():
+    assert scores_for(10_000, 20_000) == "float32"
+    assert scores_for(20_000, 20_000) == "float16"
+    assert scores_for(100_000, 100_000) == "recomputed"
+    assert scores_for(1_000_000, 1_000_000) == "sparse"
+    free = 130 * 2**30
+    assert scores_for(100_000, 100_000, free) == "float32"
+    assert scores_for(200_000, 200_000, free) == "float16"
+    assert scores_for(1_000_000, 1_000_000, free) == "recomputed"
 
 
 @pytest.mark.parametrize(
@@ -153,17 +144,30 @@ def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, mos
         f = -0.05 * np.log(np.exp((exact + g) / 0.05).sum(1))
         g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
     monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
-    monkeypatch.setitem(sinkhorn.MOST_RECOMPUTED, "cpu", most)
-    monkeypatch.setitem(primitives.TILE_SIZE, "cpu", tile)
+    monkeypatch.setattr(sinkhorn, "MOST_RECOMPUTED", most)
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
     fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == scores
     assert fitted.diagnostics.iterations == 10
     np.testing.assert_allclose(fitted.potentials[:, 0], f, atol=atol)
 
 
+@pytest.mark.parametrize("memory", [1 << 30, 0])
+def test_numpy_balances_as_torch_does(monkeypatch, memory):
+    """Whether the scores are stored or computed again in blocks; new items too."""
+    on_torch = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
+    monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
+    monkeypatch.setattr(primitives, "SMALL", 1 << 62)
+    monkeypatch.setattr(on_numpy, "BLOCK_SIZE", 100)
+    on_arrays = Sinkhorn(0.05, iterations=10, tol=0).fit(BANK, gallery=GALLERY)
+    assert on_arrays.diagnostics.scores == ("float32" if memory else "recomputed")
+    np.testing.assert_allclose(on_arrays.potentials, on_torch.potentials, atol=1e-6)
+    np.testing.assert_allclose(on_arrays.new_bias(GALLERY), on_torch.new_bias(GALLERY), atol=1e-6)
+
+
 def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
     monkeypatch.setattr(sinkhorn, "CPU_CACHE", 0)
-    monkeypatch.setitem(sinkhorn.MOST_RECOMPUTED, "cpu", 0)
+    monkeypatch.setattr(sinkhorn, "MOST_RECOMPUTED", 0)
     monkeypatch.setattr("milvus_hubness.estimators.sinkhorn.NEIGHBORS", 5)
     fitted = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == "sparse"

@@ -1,4 +1,4 @@
-"""topk_mean, topk and logsumexp against their definitions in float64, over many small tiles."""
+"""topk_mean, topk and logsumexp, on torch and on NumPy, against their definitions in float64, over many small tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
-from milvus_hubness.kernels import logsumexp, primitives, topk, topk_mean
+from milvus_hubness.kernels import logsumexp, on_numpy, operands, primitives, topk, topk_mean
 
 CUDA = pytest.param(
     "cuda",
@@ -24,6 +24,22 @@ CUDA = pytest.param(
 @pytest.fixture(params=["cpu", CUDA])
 def device(request):
     return request.param
+
+
+@pytest.fixture(params=["auto", "cpu", CUDA])
+def any_device(request):
+    """A device; NumPy computes small products with "auto"."""
+    return request.param
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def library(request, monkeypatch):
+    """The library that computes where the test names no device."""
+    monkeypatch.setattr(primitives, "SMALL", 1 << 62 if request.param == "numpy" else 0)
+    return request.param
+
+
+on_both = pytest.mark.usefixtures("library")
 
 
 def matrices(n, m, d=5, seed=0, dtype=np.float32):
@@ -48,16 +64,17 @@ def sizes(draw):
     return draw(st.integers(0, 30)), m, draw(st.integers(1, m)), draw(st.integers(1, 64))
 
 
-@settings(max_examples=150, deadline=None)
-@given(sizes(), st.integers(0, 10_000))
-def test_every_tiling_gives_the_same_as_float64(size, seed):
+@settings(max_examples=200, deadline=None)
+@given(sizes(), st.integers(0, 10_000), st.sampled_from(["auto", "cpu"]))
+def test_every_tiling_gives_the_same_as_float64(size, seed, device):
     n, m, k, tile = size
     X, B = matrices(n, m, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(primitives.TILE_SIZE, "cpu", tile)
-        means = topk_mean(X, B, k, device="cpu")
-        values, indices = topk(X, B, k, device="cpu")
-        soft = logsumexp(X, B, 0.1, device="cpu")
+        patch.setitem(operands.TILE_SIZE, "cpu", tile)
+        patch.setattr(on_numpy, "BLOCK_SIZE", tile)
+        means = topk_mean(X, B, k, device=device)
+        values, indices = topk(X, B, k, device=device)
+        soft = logsumexp(X, B, 0.1, device=device)
     exact = sorted_scores(X, B)
     np.testing.assert_allclose(means, exact[:, :k].mean(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(values, exact[:, :k], rtol=1e-5, atol=1e-5)
@@ -70,7 +87,7 @@ def test_every_tiling_gives_the_same_as_float64(size, seed):
 @pytest.mark.parametrize("n", [31, 32, 33])
 @pytest.mark.parametrize("m", [63, 64, 65, 128])
 def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
-    monkeypatch.setitem(primitives.TILE_SIZE, device, 32 * 64)
+    monkeypatch.setitem(operands.TILE_SIZE, device, 32 * 64)
     X, B = matrices(n, m)
     for k in (1, 32, m - 1, m):
         np.testing.assert_allclose(
@@ -79,16 +96,41 @@ def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
     np.testing.assert_allclose(logsumexp(X, B, 0.05, device=device), exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5)
 
 
-def test_real_size_parity(device):
+@on_both
+def test_real_size_parity():
     X, B = matrices(3000, 5000, d=64)
     X, B = X / np.linalg.norm(X, axis=1, keepdims=True), B / np.linalg.norm(B, axis=1, keepdims=True)
     exact = sorted_scores(X, B)
     for k in (1, 128, 5000):
-        np.testing.assert_allclose(topk_mean(X, B, k, device=device), exact[:, :k].mean(1), atol=1e-6)
+        np.testing.assert_allclose(topk_mean(X, B, k), exact[:, :k].mean(1), atol=1e-6)
     for tau in (0.001, 0.05, 1.0):
-        np.testing.assert_allclose(
-            logsumexp(X, B, tau, device=device), exact_logsumexp(X, B, tau), rtol=1e-6, atol=1e-6
-        )
+        np.testing.assert_allclose(logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-6, atol=1e-6)
+
+
+def test_numpy_equals_torch():
+    """Biases of a client without torch and of a job are the same to 1e-6."""
+    X, B = matrices(300, 5000, d=64)
+    X, B = X / np.linalg.norm(X, axis=1, keepdims=True), B / np.linalg.norm(B, axis=1, keepdims=True)
+    weights = np.random.default_rng(1).standard_normal(5000).astype(np.float32) / 10
+    for k in (1, 16, 4999, 5000):
+        np.testing.assert_allclose(topk_mean(X, B, k), topk_mean(X, B, k, device="cpu"), atol=1e-6)
+        np.testing.assert_allclose(topk(X, B, k).values, topk(X, B, k, device="cpu").values, atol=1e-6)
+    for tau in (0.001, 0.05, 1.0):
+        on_torch = logsumexp(X, B, tau, weights, device="cpu")
+        np.testing.assert_allclose(logsumexp(X, B, tau, weights), on_torch, rtol=1e-6, atol=1e-6)
+
+
+def test_numpy_computes_small_products_and_all_without_torch(monkeypatch):
+    kernel_for, uses_numpy = primitives.kernel_for, primitives.uses_numpy
+    assert uses_numpy(primitives.SMALL - 1)
+    assert not uses_numpy(primitives.SMALL)
+    assert not uses_numpy(1, "cpu")
+    assert kernel_for() == operands.kernel_on(operands.resolve_device())
+    monkeypatch.delitem(sys.modules, "torch")
+    assert uses_numpy(1 << 62)
+    assert uses_numpy(1 << 62, "cpu")
+    assert not uses_numpy(1, "cuda")
+    assert kernel_for() == "numpy"
 
 
 @pytest.mark.gpu
@@ -108,6 +150,7 @@ def test_cuda_equals_cpu():
         torch.set_float32_matmul_precision("highest")
 
 
+@on_both
 def test_float64_in_float64_out():
     X, B = matrices(20, 30, dtype=np.float64)
     means = topk_mean(X, B, 7)
@@ -119,6 +162,7 @@ def test_float64_in_float64_out():
     assert topk_mean(X, B.astype(np.float32), 7).dtype == np.float32
 
 
+@on_both
 @pytest.mark.parametrize("dtype", [np.float16, ">f4", np.int64, np.uint16])
 def test_other_numbers_are_computed_in_float32(dtype):
     X, B = (np.abs(M * 10).astype(dtype) for M in matrices(20, 30))
@@ -127,12 +171,14 @@ def test_other_numbers_are_computed_in_float32(dtype):
     np.testing.assert_allclose(means, sorted_scores(X, B)[:, :3].mean(1), rtol=1e-5)
 
 
+@on_both
 @pytest.mark.parametrize("change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]])
 def test_any_memory_layout(change):
     X, B = (change(M) for M in matrices(20, 30, d=6))
     np.testing.assert_allclose(topk_mean(X, B, 1), sorted_scores(X, B)[:, 0], rtol=1e-5)
 
 
+@on_both
 def test_read_only_arrays_are_neither_written_to_nor_warned_about():
     X, B = matrices(20, 30)
     X.flags.writeable = B.flags.writeable = False
@@ -167,6 +213,7 @@ def test_reduced_precision_settings_are_put_aside_and_back():
         torch.set_float32_matmul_precision("highest")
 
 
+@on_both
 @pytest.mark.parametrize("tau", [1e-300, 1e-30, 0.001, 1.0, 1000.0])
 def test_logsumexp_is_finite_and_right_at_every_tau(tau):
     X, B = matrices(40, 50)
@@ -174,14 +221,17 @@ def test_logsumexp_is_finite_and_right_at_every_tau(tau):
     np.testing.assert_allclose(logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-5, atol=1e-4)
 
 
+@on_both
 def test_logsumexp_becomes_the_maximum():
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50).astype(np.float32)
     np.testing.assert_allclose(logsumexp(X, B, 1e-9, weights), (X @ B.T + weights).max(1), rtol=1e-5)
 
 
-def test_logsumexp_weights(device, monkeypatch):
-    monkeypatch.setitem(primitives.TILE_SIZE, device, 100)
+def test_logsumexp_weights(any_device, monkeypatch):
+    device = any_device
+    monkeypatch.setitem(operands.TILE_SIZE, device, 100)
+    monkeypatch.setattr(on_numpy, "BLOCK_SIZE", 100)
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50)
     np.testing.assert_allclose(
@@ -197,6 +247,7 @@ def test_logsumexp_weights(device, monkeypatch):
     assert (logsumexp(X, B, 0.1, np.full(50, -np.inf), device=device) == -np.inf).all()
 
 
+@on_both
 def test_zero_rows():
     X, B = np.zeros((3, 4), np.float32), np.zeros((5, 4), np.float32)
     np.testing.assert_array_equal(topk_mean(X, B, 2), 0)
@@ -210,6 +261,7 @@ def test_k_must_be_a_whole_number(k):
             kernel(*matrices(3, 4), k)
 
 
+@on_both
 def test_numpy_whole_numbers_will_do():
     assert topk_mean(*matrices(3, 4), np.int32(2)).shape == (3,)
 
@@ -232,6 +284,7 @@ def call_logsumexp(X, B):
     return logsumexp(X, B, 0.1)
 
 
+@on_both
 @pytest.mark.parametrize("call", [call_topk_mean, call_topk, call_logsumexp])
 def test_bad_matrices(call):
     X, B = matrices(3, 4)
@@ -280,27 +333,34 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("k", [1, 10, 100, 499, 500])
 def test_no_tensor_is_larger_than_inputs_or_a_tile(monkeypatch, k):
     n, m, d, tile = 400, 500, 4, 4096
-    monkeypatch.setitem(primitives.TILE_SIZE, "cpu", tile)
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
     X, B = matrices(n, m, d=d)
     with LargestTensor() as seen:
-        topk_mean(X, B, k)
-        logsumexp(X, B, 0.1)
+        topk_mean(X, B, k, device="cpu")
+        logsumexp(X, B, 0.1, device="cpu")
     assert tile / 2 < seen.elements <= tile
     with LargestTensor() as seen:
-        topk(X, B, k)
+        topk(X, B, k, device="cpu")
     assert seen.elements <= max(tile, n * k)
 
 
-def test_process_memory_stays_far_below_the_matrix_of_scores():
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_process_memory_stays_far_below_the_matrix_of_scores(library):
     """14,000 × 14,000 scores would be 780 MB; measured in a process of its own."""
-    script = """
-import resource, numpy as np
-from milvus_hubness.kernels import topk_mean, logsumexp
+    script = (
+        f"import {library}"
+        + """
+import resource, sys, numpy as np
+from milvus_hubness.kernels import topk, topk_mean, logsumexp
 X, B = (np.random.default_rng(seed).standard_normal((14_000, 4), np.float32) for seed in (0, 1))
 topk_mean(X[:100], B[:100], 1); logsumexp(X[:100], B[:100], 0.1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-topk_mean(X, B, 16); logsumexp(X, B, 0.1)
+topk_mean(X, B, 16); logsumexp(X, B, 0.1); topk(X[:5000], B, 16)
+assert ("torch" in sys.modules) == ("LIBRARY" == "torch")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script.replace("LIBRARY", library)], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 150

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from milvus_hubness.estimators import NNN, Sinkhorn
-from milvus_hubness.kernels import dense, fused, logsumexp, primitives, topk, topk_mean
+from milvus_hubness.kernels import dense, fused, logsumexp, operands, topk, topk_mean
 from milvus_hubness.kernels.fused import Threshold, Tile
 
 INTERPRETED = not torch.cuda.is_available()
@@ -25,8 +25,8 @@ DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat1
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """So that a few hundred rows take many tiles, several splits and several parts."""
-    monkeypatch.setattr(primitives, "kernel_on", lambda device: "fused")
-    monkeypatch.setattr("milvus_hubness.estimators.nnn.kernel_on", lambda device: "fused")
+    monkeypatch.setattr(operands, "kernel_on", lambda device: "fused")
+    monkeypatch.setattr("milvus_hubness.estimators.nnn.kernel_for", lambda device: "fused")
     for tiles in (fused.SUMMING, fused.KEEPING):
         for dtype in DTYPES:
             monkeypatch.setitem(tiles, dtype, Tile(16, 16, 16, 4, 1))
@@ -186,7 +186,7 @@ def test_estimators_run_on_it(monkeypatch, dense_rows):
     assert NNN(4).fit(bank).diagnostics.kernel == "fused"
     balanced = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
     assert not dense_rows
-    monkeypatch.setattr(primitives, "kernel_on", lambda device: "dense")
+    monkeypatch.setattr(operands, "kernel_on", lambda device: "dense")
     again = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
     np.testing.assert_allclose(balanced.potentials, again.potentials, rtol=0, atol=1e-6)
 
@@ -194,8 +194,8 @@ def test_estimators_run_on_it(monkeypatch, dense_rows):
 def test_all_devices_share_the_rows(monkeypatch):
     X, B = unit(7, 16, 0), unit(300, 16, 1)
     if INTERPRETED:  # which runs one kernel at a time
-        monkeypatch.setattr(primitives, "kernel_on", lambda device: "dense")
-    monkeypatch.setattr(primitives, "cuda_devices", lambda: [DEVICE, DEVICE, DEVICE])
+        monkeypatch.setattr(operands, "kernel_on", lambda device: "dense")
+    monkeypatch.setattr(operands, "cuda_devices", lambda: [DEVICE, DEVICE, DEVICE])
     for rows in (X, X.cpu().numpy(), X[:1], X[:0]):
         apart, together = topk(rows, B, 3, device="cuda:all"), topk(rows, B, 3, device=DEVICE)
         for one, other in zip(apart, together, strict=True):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import dense, primitives, screened, topk, topk_mean
+from milvus_hubness.kernels import dense, operands, screened, topk, topk_mean
 
 RNG = np.random.default_rng(0)
 
@@ -14,9 +14,9 @@ RNG = np.random.default_rng(0)
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Small tiles, and no size too small."""
-    monkeypatch.setattr(primitives, "kernel_on", lambda device: "screened")
-    monkeypatch.setattr(primitives, "LEAST_SCREENED_WORK", 0)
-    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 0)
+    monkeypatch.setattr(operands, "kernel_on", lambda device: "screened")
+    monkeypatch.setattr(operands, "LEAST_SCREENED_WORK", 0)
+    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 0)
     monkeypatch.setattr(screened, "tiles_for", lambda dim: screened.Tiles(40, 1024))
 
 
@@ -103,10 +103,10 @@ def test_any_layout_and_kind(dense_rows):
 def test_small_work_and_large_k_are_left_to_the_dense_kernel(monkeypatch, dense_rows):
     X, B = unit(20, 32), unit(1000, 32)
     check(X, B, 600)
-    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 21)
+    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 21)
     check(X, B, 2)
-    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 0)
-    monkeypatch.setattr(primitives, "LEAST_SCREENED_WORK", 20 * 1000 * 32 + 1)
+    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 0)
+    monkeypatch.setattr(operands, "LEAST_SCREENED_WORK", 20 * 1000 * 32 + 1)
     check(X, B, 2)
     assert dense_rows == [20] * 6
 

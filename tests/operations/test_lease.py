@@ -33,9 +33,9 @@ class Shelf:
         self.collections = {"items", "others", LEDGER}
         self.lock = threading.Lock()
 
-    def records(self, ledger, group):
+    def records(self, ledger, *groups):
         with self.lock:
-            return [record for record in self.kept.values() if record.group == group]
+            return [record for record in self.kept.values() if record.group in groups]
 
     def put_records(self, ledger, records):
         self.before_write()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.kernels import primitives
+from milvus_hubness.kernels import operands
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 
@@ -17,7 +17,7 @@ def brute_force(queries, items, biases, strength):
 @pytest.mark.parametrize("items", [3, 10, 257])
 @pytest.mark.parametrize("strength", [0.0, 1.0, -2.0])
 def test_places_are_the_brute_force_ones(items, strength, monkeypatch):
-    monkeypatch.setitem(primitives.TILE_SIZE, "cpu", 1_000)
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", 1_000)
     rng = np.random.default_rng(items)
     queries, gallery = (rng.normal(size=(count, 8)).astype(np.float32) for count in (31, items))
     biases = rng.normal(size=items).astype(np.float32)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.kernels import primitives
+from milvus_hubness.kernels import operands
 from milvus_hubness.quality.measures import nearest, ranks
 
 
@@ -37,7 +37,7 @@ def test_ranks_are_places_in_the_sorted_row(search, seed):
     queries, gallery = vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1)
     bias = vectors(n_items, 1, seed + 2)[:, 0] if corrected else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(primitives.TILE_SIZE, "cpu", tile)
+        patch.setitem(operands.TILE_SIZE, "cpu", tile)
         found = ranks(queries, gallery, positives, bias)
     order = np.argsort(-(queries @ gallery.T - (0 if bias is None else bias)), axis=1)
     for query, wanted in enumerate(positives):

@@ -40,9 +40,9 @@ class Ledger:
     def record(self, ledger, key):
         return self.kept.get(key)
 
-    def records(self, ledger, group):
+    def records(self, ledger, *groups):
         with self._lock:
-            return [self.kept[key] for key in sorted(self.kept) if self.kept[key].group == group]
+            return [self.kept[key] for key in sorted(self.kept) if self.kept[key].group in groups]
 
     def drop_records(self, ledger, group, keys=None):
         with self._lock:

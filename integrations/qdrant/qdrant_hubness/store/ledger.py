@@ -40,14 +40,14 @@ class QdrantLedger(QdrantPoints):
         points = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
         return _record(points[0]) if points else None
 
-    def records(self, ledger: str, group: str) -> list[Record]:
+    def records(self, ledger: str, *groups: str) -> list[Record]:
         """As Store.records."""
         if not self.exists(ledger):
             return []
         records: list[Record] = []
         for partition in PARTITIONS:
             after = None
-            while page := self._page(ledger, partition, after, _RECORDS_PER_REQUEST, _of(group), with_payload=True):
+            while page := self._page(ledger, partition, after, _RECORDS_PER_REQUEST, _of(*groups), with_payload=True):
                 records += map(_record, page)
                 after = page[-1].id
         return sorted(records, key=lambda record: record.key)
@@ -71,8 +71,8 @@ class QdrantLedger(QdrantPoints):
             raise CollectionExists(f"{ledger!r} exists and is not a ledger: rename it first")
 
 
-def _of(group: str) -> models.Filter:
-    return models.Filter(must=[models.FieldCondition(key="group", match=models.MatchValue(value=group))])
+def _of(*groups: str) -> models.Filter:
+    return models.Filter(must=[models.FieldCondition(key="group", match=models.MatchAny(any=list(groups)))])
 
 
 def _record(point: Any) -> Record:
