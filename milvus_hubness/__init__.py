@@ -47,9 +47,9 @@ from milvus_hubness.errors import naming_extras
 
 if TYPE_CHECKING:
     from milvus_hubness.banks.bank import QueryBank as QueryBank
-    from milvus_hubness.client import AsyncHubnessClient as AsyncHubnessClient
-    from milvus_hubness.client import CorrectionConfig as CorrectionConfig
-    from milvus_hubness.client import HubnessClient as HubnessClient
+    from milvus_hubness.client.aio import AsyncHubnessClient as AsyncHubnessClient
+    from milvus_hubness.client.new_collections import CorrectionConfig as CorrectionConfig
+    from milvus_hubness.client.sync import HubnessClient as HubnessClient
     from milvus_hubness.codec.layout import Layout as Layout
     from milvus_hubness.correction import Correction as Correction
     from milvus_hubness.enable.enable import disable as disable
@@ -88,7 +88,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "banks.bank": "QueryBank",
-    "client": "AsyncHubnessClient CorrectionConfig HubnessClient",
+    "client.aio": "AsyncHubnessClient",
+    "client.new_collections": "CorrectionConfig",
+    "client.sync": "HubnessClient",
     "codec.layout": "Layout",
     "correction": "Correction",
     "enable.enable": "disable enable",

@@ -1,7 +1,1 @@
-"""Clients that use the original dimension and metric of corrected collections."""
-
-from milvus_hubness.client.aio import AsyncHubnessClient
-from milvus_hubness.client.new_collections import CorrectionConfig
-from milvus_hubness.client.sync import HubnessClient
-
-__all__ = ["AsyncHubnessClient", "CorrectionConfig", "HubnessClient"]
+"""The client: HubnessClient in `sync`, AsyncHubnessClient in `aio`, and the parts of both."""

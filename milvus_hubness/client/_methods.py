@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymilvus import AnnSearchRequest, CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.messages import Question
-from milvus_hubness.client.new_collections import QUICK_FORM, CorrectionConfig
-from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
+from milvus_hubness.client.messages import QUICK_FORM, Bias, Deletion, Question, Write
 from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, as_milvus, refusing
-from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.stores.milvus_banks import Sample, put_samples
 from milvus_hubness.stores.milvus_server import EscapedKeys
+
+if TYPE_CHECKING:
+    from milvus_hubness.client.new_collections import CorrectionConfig
+    from milvus_hubness.client.query_samples import Sampled
+    from milvus_hubness.stores.milvus_banks import Sample
 
 DEFAULT_BANK_BUDGET = 1 << 30
 
@@ -89,6 +88,10 @@ class Methods(EscapedKeys):
         sample_queries: float | None = None,
         **kwargs: Any,
     ) -> None:
+        # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
+        from milvus_hubness.client.operations import Operations
+        from milvus_hubness.client.query_samples import sampler_for
+
         with refusing():
             self._sampler = sampler_for(sample_queries, self._put_samples)
             self._operations = Operations(strength, state_ttl, bank_budget, self._sampler)
@@ -96,6 +99,9 @@ class Methods(EscapedKeys):
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
 
     def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+        from milvus_hubness.client.query_samples import WRITE_SECONDS
+        from milvus_hubness.stores.milvus_banks import put_samples
+
         put_samples(self._plain.client(), samples_collection, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[Any]) -> Any:
@@ -425,4 +431,6 @@ class Methods(EscapedKeys):
     @property
     def hubness_samples(self) -> Sampled:
         """Counts of the queries that this client sampled for online banks."""
+        from milvus_hubness.client.query_samples import Sampled
+
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)

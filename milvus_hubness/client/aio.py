@@ -6,16 +6,18 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client._methods import Methods, drive_async
-from milvus_hubness.client.operations import AsyncQueryIterator
 from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
-from milvus_hubness.state import BankReference
+
+if TYPE_CHECKING:
+    from milvus_hubness.banks.generations import StoredBank
+    from milvus_hubness.client.operations import AsyncQueryIterator
+    from milvus_hubness.state import BankReference
 
 
 class AsyncHubnessClient(Methods, AsyncMilvusClient):
@@ -78,6 +80,8 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         as from `query`. Invalid arguments raise the same errors as in MilvusClient; iterator_cp_file and
         element_filter raise UnsupportedOperation.
         """
+        from milvus_hubness.client.operations import AsyncQueryIterator
+
         arguments = {"filter": filter, "partition_names": partition_names, "timeout": timeout, **kwargs}
         with refusing():
             pages = self._operations.pages

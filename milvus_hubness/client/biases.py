@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from milvus_hubness.banks.generations import QUERIES, TARGETS, StoredBank
+from milvus_hubness.client.messages import Bias
 from milvus_hubness.client.state_cache import BankCache, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
@@ -152,10 +153,6 @@ def _potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns:
     if any(len(row) != columns for row in potentials):
         raise InvalidInput(f"{bank.collection!r} must keep {columns} potentials with every query")
     return np.array(potentials, np.float64)
-
-
-Bias = Literal["compute", "pending"]
-"""Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
 
 def _centred(correction: Correction, *, vectors: Floats, are_new: bool) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import BANK_PROPERTY
-from milvus_hubness.client.messages import description_out, index_out
 from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.state import CollectionState, read_states
+from milvus_hubness.state import PROPERTY, CollectionState, read_states
 from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY, SIDE_PROPERTY
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import WRITE_INTENTS_OF_PROPERTY
-from milvus_hubness.stores.records import DualWrite, OnlineBanks, WriteIntentLog, is_fence
+from milvus_hubness.stores.records import (
+    DUAL_WRITE_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    TUNING_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    OnlineBanks,
+    WriteIntentLog,
+    is_fence,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
@@ -278,3 +286,33 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
         if store.exists(name) and _is_helper(store, name) and not store.count(name):
             store.drop(name)
     forget_leases(store, whole.name, *whole.sides)
+
+
+_OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
+
+
+def is_ours(property: str) -> bool:
+    return property in _OURS or property.startswith(f"{PROPERTY}.")
+
+
+def description_out(states: Collection[CollectionState], description: dict[str, Any]) -> dict[str, Any]:
+    """Convert the result of describe_collection to the collection that the user created."""
+    ours = {name for state in states for name in state.codec.hidden_fields}
+    dims = {state.field: state.dim for state in states}
+    fields = [entry for entry in description["fields"] if entry["name"] not in ours]
+    for entry in fields:
+        if entry["name"] in dims:
+            entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
+    properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
+    shown = {**description, "fields": fields, "properties": properties}
+    if "aliases" in description:
+        shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+    return shown
+
+
+def index_out(states: Collection[CollectionState], index: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the result of describe_index to the user's metric."""
+    metrics = {state.field: state.metric for state in states}
+    if index and index.get("field_name") in metrics:
+        return {**index, "metric_type": metrics[index["field_name"]]}
+    return index

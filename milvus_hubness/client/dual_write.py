@@ -12,16 +12,15 @@ import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.client.catalog import Reads
+from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.state_cache import NOTHING, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.client.write_intents import (
     KEYS_PER_REQUEST,
     ROWS_PER_REQUEST,
     STRONG,
-    Deletion,
     Key,
     Row,
-    Write,
     WriteIntents,
     parts,
 )

@@ -1,4 +1,4 @@
-"""Requests of users, their checks, and descriptions in the user's form. No I/O."""
+"""Requests of users and their checks. No I/O."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
+from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.state import PROPERTY, CollectionState
-from milvus_hubness.stores.records import (
-    DUAL_WRITE_PROPERTY,
-    ONLINE_BANKS_PROPERTY,
-    TUNING_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
-    is_fence,
-)
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
@@ -35,6 +28,11 @@ ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
 IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
+QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
+"""Arguments of MilvusClient.create_collection that define a collection without a schema."""
+
+Bias = Literal["compute", "pending"]
+"""Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
 
 def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:
@@ -109,36 +107,6 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
         raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
 
 
-_OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
-
-
-def is_ours(property: str) -> bool:
-    return property in _OURS or property.startswith(f"{PROPERTY}.")
-
-
-def description_out(states: Collection[CollectionState], description: dict[str, Any]) -> dict[str, Any]:
-    """Convert the result of describe_collection to the collection that the user created."""
-    ours = {name for state in states for name in state.codec.hidden_fields}
-    dims = {state.field: state.dim for state in states}
-    fields = [entry for entry in description["fields"] if entry["name"] not in ours]
-    for entry in fields:
-        if entry["name"] in dims:
-            entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
-    properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
-    shown = {**description, "fields": fields, "properties": properties}
-    if "aliases" in description:
-        shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
-    return shown
-
-
-def index_out(states: Collection[CollectionState], index: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Convert the result of describe_index to the user's metric."""
-    metrics = {state.field: state.metric for state in states}
-    if index and index.get("field_name") in metrics:
-        return {**index, "metric_type": metrics[index["field_name"]]}
-    return index
-
-
 @dataclass(slots=True)
 class Question:
     """A search as the user requested it.
@@ -188,3 +156,50 @@ class SearchRequest:
     options: dict[str, Any] = field(default_factory=dict)
     biases_of: str | None = None
     works: bool = False
+
+
+@dataclass(frozen=True)
+class Write:
+    """An insert or an upsert, as the caller requested it.
+
+    method: "insert" or "upsert". data: rows, or a single row. options: further arguments of the method.
+    """
+
+    method: str
+    collection: str
+    data: Any
+    timeout: float | None = None
+    partition_name: str | None = ""
+    bias: Bias = "compute"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Any:
+        """The rows, as a list if the data are valid."""
+        return [self.data] if isinstance(self.data, dict) else self.data
+
+    @property
+    def adds(self) -> bool:
+        """Whether it may add to existing values, so that it must not run twice."""
+        return bool(self.options.get("field_ops"))
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it changes only some fields of existing rows."""
+        return self.adds or bool(self.options.get("partial_update"))
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A deletion, as the caller requested it. options: further arguments of MilvusClient.delete."""
+
+    collection: str
+    ids: Any = None
+    timeout: float | None = None
+    filter: str | None = None
+    partition_name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def ask(self) -> Ask:
+        args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
+        return Ask("delete", args, dict(self.options))

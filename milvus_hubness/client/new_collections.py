@@ -13,6 +13,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Made, StoredBank
+from milvus_hubness.client.messages import QUICK_FORM
 from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
@@ -23,9 +24,6 @@ from milvus_hubness.stores.protocols import Store
 
 if TYPE_CHECKING:
     from milvus_hubness.estimators import Estimator
-
-QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
-"""Arguments of MilvusClient.create_collection that define a collection without a schema."""
 
 
 def _default_estimator() -> Estimator:

@@ -13,10 +13,10 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 
 from milvus_hubness.errors import HubnessError, InvalidInput
-from milvus_hubness.state import BankReference
 from milvus_hubness.stores.milvus_server import connect
 
 if TYPE_CHECKING:
+    from milvus_hubness.state import BankReference
     from milvus_hubness.stores.milvus import MilvusStore
 
 CONNECT_SECONDS = 10.0

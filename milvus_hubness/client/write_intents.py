@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import grpc
 from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.client.biases import Bias
+from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, WriteIntentFailed
@@ -57,53 +57,6 @@ def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
 NOTING_SECONDS = 30.0
 """Slower notes are made again: half the time after which a job drops a row that no note names."""
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Write:
-    """An insert or an upsert, as the caller requested it.
-
-    method: "insert" or "upsert". data: rows, or a single row. options: further arguments of the method.
-    """
-
-    method: str
-    collection: str
-    data: Any
-    timeout: float | None = None
-    partition_name: str | None = ""
-    bias: Bias = "compute"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> Any:
-        """The rows, as a list if the data are valid."""
-        return [self.data] if isinstance(self.data, dict) else self.data
-
-    @property
-    def adds(self) -> bool:
-        """Whether it may add to existing values, so that it must not run twice."""
-        return bool(self.options.get("field_ops"))
-
-    @property
-    def in_part(self) -> bool:
-        """Whether it changes only some fields of existing rows."""
-        return self.adds or bool(self.options.get("partial_update"))
-
-
-@dataclass(frozen=True)
-class Deletion:
-    """A deletion, as the caller requested it. options: further arguments of MilvusClient.delete."""
-
-    collection: str
-    ids: Any = None
-    timeout: float | None = None
-    filter: str | None = None
-    partition_name: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def ask(self) -> Ask:
-        args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
-        return Ask("delete", args, dict(self.options))
 
 
 class WriteIntents:

@@ -16,12 +16,13 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.generations import Made
 from milvus_hubness.client import new_collections
-from milvus_hubness.client.biases import Bias, Biases
+from milvus_hubness.client.biases import Biases
+from milvus_hubness.client.messages import Bias, Deletion, Write
 from milvus_hubness.client.new_collections import CorrectionConfig
 from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
-from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, Deletion, Write, WriteIntents
+from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, WriteIntents
 from milvus_hubness.codec.arrays import Floats, unpacked
 from milvus_hubness.codec.base import Columns, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed

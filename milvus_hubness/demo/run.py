@@ -27,7 +27,7 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import normalize
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.client import HubnessClient
+from milvus_hubness.client.sync import HubnessClient
 from milvus_hubness.errors import InvalidInput, NoMigration, UnreadableFile
 from milvus_hubness.estimators import NNN
 from milvus_hubness.migration.clean import clean

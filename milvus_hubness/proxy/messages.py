@@ -10,7 +10,8 @@ from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
-from milvus_hubness.client.messages import RANGE_BOUNDS, is_ours
+from milvus_hubness.client.catalog import is_ours
+from milvus_hubness.client.messages import RANGE_BOUNDS
 from milvus_hubness.client.rewrite import FieldRequest
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Ask

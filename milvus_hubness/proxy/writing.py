@@ -10,10 +10,10 @@ from typing import Any
 
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
+from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
-from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from inspect import getattr_static, isfunction
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -32,7 +32,9 @@ from milvus_hubness.errors import (
     redacted,
     secrets_in,
 )
-from milvus_hubness.stores.records import VectorField
+
+if TYPE_CHECKING:
+    from milvus_hubness.stores.records import VectorField
 
 S = TypeVar("S")
 T = TypeVar("T")

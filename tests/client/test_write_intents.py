@@ -16,9 +16,9 @@ from pymilvus.exceptions import MilvusException, ParamError
 from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.client._methods import drive
+from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema
-from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
 from milvus_hubness.operations import row_writer as row_writer_module
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
