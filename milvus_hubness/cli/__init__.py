@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from milvus_hubness import __version__
-from milvus_hubness.cli import demo, enable, migrate, quari, refresh, reports, servers
 from milvus_hubness.cli.console import TERMINATED, run
-from milvus_hubness.cli.options import add_commands
+from milvus_hubness.cli.options import command_line
 
-app = typer.Typer(
-    name="milvus-hubness",
-    help="Hubness correction for cross-modal search, inside Milvus.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-add_commands(app, demo.demo, reports.tune, reports.diagnose, enable.enable, enable.disable, refresh.refresh)
-add_commands(app, refresh.bank, servers.serve, servers.proxy, reports.status)
-app.add_typer(migrate.app, name="migrate")
-app.add_typer(quari.app, name="quari")
+MODULES = {
+    "demo": "demo",
+    "tune": "reports",
+    "diagnose": "reports",
+    "enable": "enable",
+    "disable": "enable",
+    "refresh": "refresh",
+    "bank": "refresh",
+    "serve": "servers",
+    "proxy": "servers",
+    "status": "reports",
+    "migrate": "migrate",
+    "quari": "quari",
+}
+"""The module of each command; a module of several has a command line `app` of its own."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name, each of which is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        module = import_module(f"{__name__}.{MODULES[name]}")
+        return get_command(getattr(module, "app", None) or command_line("", getattr(module, name)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "commands": _Commands()})
+
+
+app = command_line("Hubness correction for cross-modal search, inside Milvus.")
 
 
 def _show_version(is_requested: bool) -> None:
@@ -33,7 +61,7 @@ def _show_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(cls=_Group)
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")

@@ -88,10 +88,14 @@ def _with_help(option: inspect.Parameter) -> inspect.Parameter:
     return option.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
 
 
-def add_commands(app: typer.Typer, *commands: Callable[..., None], **named: Callable[..., None]) -> None:
-    """Add commands under the names of their functions, or under other names."""
+def command_line(text: str, *commands: Callable[..., None], **named: Callable[..., None]) -> typer.Typer:
+    """Return a command line of commands under the names of their functions, or under other names. text: its help."""
+    app = typer.Typer(
+        help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
     for name, command in {**{command.__name__: command for command in commands}, **named}.items():
         app.command(name.replace("_", "-"))(spread(command))
+    return app
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
-from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
+from milvus_hubness.cli.options import AsJson, Connection, Field, command_line, pairs_of
 from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.texts import points
@@ -157,7 +157,6 @@ def _show_evaluation(result: dict[str, Any]) -> None:
     typer.echo("{milliseconds:.1f} ms a query for {candidates} candidates".format(**result))
 
 
-app = typer.Typer(
-    help="Train and evaluate a network that re-ranks corrected candidates for each query.", no_args_is_help=True
+app = command_line(
+    "Train and evaluate a network that re-ranks corrected candidates for each query.", train, show, eval=evaluate
 )
-add_commands(app, train, show, eval=evaluate)

@@ -12,7 +12,7 @@ import typer
 from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
-from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, add_commands
+from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, command_line
 from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
@@ -75,16 +75,6 @@ class Correcting(EstimatorOptions, BankOptions):
     """The options that choose the bank, the estimator and the vector."""
 
     vector: Vector = None
-
-
-app = typer.Typer(
-    name="qdrant-hubness",
-    help=f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
 
 
 def main() -> None:
@@ -239,7 +229,10 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
     _show(collection, "status", facts, as_json=as_json)
 
 
-add_commands(app, migrate, rollback, clean, enable, disable, refresh, status)
+app = command_line(
+    f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
+    *(migrate, rollback, clean, enable, disable, refresh, status),
+)
 
 
 def _summary(migration: Migration) -> dict[str, Any]:

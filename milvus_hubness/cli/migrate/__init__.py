@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from milvus_hubness.cli.migrate.commands import (
     clean,
     cutover,
@@ -17,10 +15,9 @@ from milvus_hubness.cli.migrate.commands import (
     verify,
 )
 from milvus_hubness.cli.migrate.run import rehearse, run
-from milvus_hubness.cli.options import add_commands
+from milvus_hubness.cli.options import command_line
 
-app = typer.Typer(
-    help="Copy a live collection into its corrected form, cut the application over to it, and back.",
-    no_args_is_help=True,
+app = command_line(
+    "Copy a live collection into its corrected form, cut the application over to it, and back.",
+    *(plan, rehearse, run, status, verify, cutover, rollback, clean, pause, resume, set_rate, release),
 )
-add_commands(app, plan, rehearse, run, status, verify, cutover, rollback, clean, pause, resume, set_rate, release)
