@@ -32,8 +32,8 @@ from benchmarks.memory import measure
 from milvus_hubness.kernels import topk_mean
 from milvus_hubness.kernels.approximate import ApproximateBank
 from milvus_hubness.kernels.dense import topk_mean as dense_topk_mean
-from milvus_hubness.kernels.operands import Operands, kernel_on
-from milvus_hubness.kernels.primitives import import_faiss
+from milvus_hubness.kernels.operands import Operands
+from milvus_hubness.kernels.primitives import import_faiss, kernel_on
 from tests.real_data import load_task
 
 ROWS, BANK, DIM, K = 5_000, 113_000, 512, 128

@@ -19,7 +19,7 @@ import torch
 from benchmarks.environment import environment, save, table
 from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps
 from milvus_hubness.kernels import logsumexp, topk_mean
-from milvus_hubness.kernels.operands import kernel_on
+from milvus_hubness.kernels.primitives import kernel_on
 
 SIZE, DIM = 1_000_000, 512
 KS = (16, 128, 512)

@@ -65,12 +65,6 @@ class Correction:
         is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors only,
         and InvalidInput if the estimator needs an argument that is missing.
         """
-        bank = QueryBank.of(bank)
-        if not bank.vectors.any():
-            raise ZeroVectors(
-                f"the bank from {bank.source} has only zero vectors, which are near no item: pass queries "
-                "as the application sends them"
-            )
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
             "gallery": None if gallery is None else layout.reduce_items(_valid(layout, gallery)),
@@ -165,6 +159,11 @@ def initial_state(
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
+    if not bank.vectors.any():
+        raise ZeroVectors(
+            f"the bank from {bank.source} has only zero vectors, which are near no item: pass queries "
+            "as the application sends them"
+        )
     return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
 
 

@@ -69,4 +69,4 @@ def traces(tmp_path_factory):
 
 @pytest.mark.parametrize("job", MOST_FILES)
 def test_a_reader_opens_few_files(traces, job):
-    assert 3 < len(traces[job]) <= MOST_FILES[job], sorted(traces[job])
+    assert 3 < len(traces[job]) <= MOST_FILES[job], "\n".join(sorted(traces[job]))

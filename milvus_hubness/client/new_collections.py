@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
@@ -18,18 +19,11 @@ from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.estimators.base import Estimator
+from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
-
-if TYPE_CHECKING:
-    from milvus_hubness.estimators import Estimator
-
-
-def _default_estimator() -> Estimator:
-    from milvus_hubness.estimators import NNN
-
-    return NNN(16)
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class CorrectionConfig:
     """
 
     bank: BankLike
-    estimator: Estimator = field(default_factory=_default_estimator)
+    estimator: Estimator = field(default_factory=lambda: NNN(16))
     target_bank: BankLike | None = None
     anns_field: str | None = None
     bank_collection: str | None = None
@@ -144,7 +138,8 @@ def _new_field(
     )
     from milvus_hubness.correction import Correction, initial_state
 
-    fitted = Correction.fit(layout, config.estimator, bank, target_bank=targets).fitted
+    stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
+    Correction.restore(layout, config.estimator, stored)
     state = partial(
         initial_state,
         layout,
@@ -156,7 +151,6 @@ def _new_field(
         strength=config.strength,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
-    stored = StoredBank(bank, fitted.potentials, targets)
     return NewField(field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state)
 
 

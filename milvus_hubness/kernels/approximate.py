@@ -15,8 +15,17 @@ import numpy as np
 import torch
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.operands import Operands, as_tensor, resolve_device
-from milvus_hubness.kernels.primitives import Array, Matrix, import_faiss, positive_number, topk, topk_mean, validate_k
+from milvus_hubness.kernels.operands import Operands, as_tensor
+from milvus_hubness.kernels.primitives import (
+    Array,
+    Matrix,
+    import_faiss,
+    positive_number,
+    resolve_device,
+    topk,
+    topk_mean,
+    validate_k,
+)
 from milvus_hubness.kernels.routed import RoutedBank
 
 ERROR = 0.01

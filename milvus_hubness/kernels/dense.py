@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from milvus_hubness.kernels.operands import TILE_SIZE, Operands, full_precision, kernel_on
+from milvus_hubness.kernels.operands import TILE_SIZE, Operands, full_precision
+from milvus_hubness.kernels.primitives import kernel_on
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:

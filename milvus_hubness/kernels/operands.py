@@ -6,18 +6,25 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from math import isqrt
 from threading import Barrier, Lock
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.primitives import ALL_DEVICES, Array, Matrix, is_tensor, validate_device, validate_operands
+from milvus_hubness.kernels.primitives import (
+    ALL_DEVICES,
+    Array,
+    Kernel,
+    Matrix,
+    is_tensor,
+    kernel_on,
+    resolve_device,
+    validate_operands,
+)
 
 T = TypeVar("T")
 
@@ -55,53 +62,10 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
             future.result()
 
 
-Kernel: TypeAlias = Literal["fused", "screened", "dense"]
-
-
-def kernel_on(device: torch.device) -> Kernel:
-    """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
-    bfloat16 natively if FAISS is installed, and otherwise "dense".
-    """
-    if device.type == "cuda":
-        capable = torch.cuda.get_device_capability(device) >= (8, 0)
-        return "fused" if capable and _is_installed("triton") else "dense"
-    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
-
-
-@cache
-def _is_installed(module: str) -> bool:
-    return find_spec(module) is not None
-
-
-@cache
-def multiplies_bfloat16() -> bool:
-    cpu: Any = torch.cpu
-    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)
-
-
 def cuda_devices() -> list[str]:
     """Return the names of all CUDA devices. Raises InvalidParameter if there is none."""
     resolve_device("cuda")
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-
-
-def resolve_device(device: str = "auto") -> torch.device:
-    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA device.
-
-    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises InvalidParameter for
-    any other name, and for a CUDA device that this machine does not have.
-    """
-    validate_device(device)
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        device = "cuda" if devices else "cpu"
-    if device != "cpu" and not devices:
-        raise InvalidParameter(f'device {device!r}: torch sees no CUDA device, use "cpu"')
-    index = device.partition(":")[2]
-    if index.isdigit() and int(index) >= devices:
-        raise InvalidParameter(f"device {device!r}: torch sees {devices} CUDA device(s)")
-    return torch.device("cuda" if device == ALL_DEVICES else device)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The two primitives, the k largest inner products and their log-sum-exp, by the fastest kernel for the call.
 
-`on_numpy` computes small products, and all of a process that has not imported torch, such as a search service. In other
-processes, torch computes on CUDA by `fused` (Triton), on a CPU that multiplies bfloat16 natively by `screened`, and
-elsewhere, for float64, and for shapes that these are not made for, by `dense`. All are exact up to the rounding of
-float32.
+`on_numpy` computes small products, and all of a process that neither runs a job nor has imported torch, such as a
+search service. In other processes torch computes: on CUDA by `fused` (Triton), on a CPU that multiplies bfloat16
+natively by `screened`, and elsewhere, for float64, and for shapes that these are not made for, by `dense`. All are
+exact up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from importlib.metadata import distributions
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +42,8 @@ else:
 @cache
 def import_faiss() -> Any:
     """Return the faiss module. Raises FaissConflict if two distributions have overwritten each other."""
+    from importlib.metadata import distributions
+
     installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
     gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
     if gpu and "faiss-cpu" in installed:
@@ -84,9 +85,13 @@ def convert_fields(options: object, convert: Callable[..., Any], *names: str, **
         object.__setattr__(options, name, convert(name, getattr(options, name), **limits))
 
 
+Kernel: TypeAlias = Literal["numpy", "fused", "screened", "dense"]
 ALL_DEVICES = "cuda:all"
 SMALL = 1 << 28
 """Number of products of numbers below which NumPy is as fast as torch."""
+
+
+_preferred: set[str] = set()
 
 
 def is_tensor(M: object) -> TypeGuard[torch.Tensor]:
@@ -97,8 +102,7 @@ def is_tensor(M: object) -> TypeGuard[torch.Tensor]:
 
 def prefer_torch() -> None:
     """Let torch compute all large products of this process, if it is installed. Jobs call this; clients do not."""
-    if find_spec("torch"):
-        import_module("torch")
+    _preferred.add("torch")
 
 
 def validate_device(device: str) -> None:
@@ -110,21 +114,68 @@ def validate_device(device: str) -> None:
 def uses_numpy(products: int, device: str = "auto") -> bool:
     """Return whether NumPy computes so many products of numbers of arrays. Raises InvalidParameter for the device.
 
-    It does if they are few, or if this process has not imported torch; but never with the name of a CUDA device.
+    It does if they are few, and in a process that has neither imported torch nor called `prefer_torch`; but never with
+    the name of a CUDA device.
     """
     validate_device(device)
     if device.startswith("cuda"):
         return False
-    return "torch" not in sys.modules or (device == "auto" and products < SMALL)
+    if device == "auto" and products < SMALL:
+        return True
+    return "torch" not in sys.modules and not (_preferred and find_spec("torch"))
 
 
-def kernel_for(device: str = "auto") -> str:
+def kernel_for(device: str = "auto") -> Kernel:
     """Return the kernel for large products on a device: "numpy", "fused", "screened" or "dense"."""
     if uses_numpy(SMALL, device):
         return "numpy"
-    from milvus_hubness.kernels.operands import kernel_on, resolve_device
-
     return kernel_on(resolve_device(device))
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA device.
+
+    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises InvalidParameter for
+    any other name, and for a CUDA device that this machine does not have.
+    """
+    import torch
+
+    validate_device(device)
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if devices else "cpu"
+    if device != "cpu" and not devices:
+        raise InvalidParameter(f'device {device!r}: torch sees no CUDA device, use "cpu"')
+    index = device.partition(":")[2]
+    if index.isdigit() and int(index) >= devices:
+        raise InvalidParameter(f"device {device!r}: torch sees {devices} CUDA device(s)")
+    return torch.device("cuda" if device == ALL_DEVICES else device)
+
+
+def kernel_on(device: torch.device) -> Kernel:
+    """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
+    bfloat16 natively if FAISS is installed, and otherwise "dense".
+    """
+    if device.type == "cuda":
+        import torch
+
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return "fused" if capable and _is_installed("triton") else "dense"
+    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    import torch
+
+    cpu: Any = torch.cpu
+    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
 
 
 def validate_operands(X: Matrix, B: Matrix) -> None:

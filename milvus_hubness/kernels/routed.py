@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from milvus_hubness.kernels.operands import multiplies_bfloat16, share_out
-from milvus_hubness.kernels.primitives import Array, import_faiss
+from milvus_hubness.kernels.operands import share_out
+from milvus_hubness.kernels.primitives import Array, import_faiss, multiplies_bfloat16
 
 ROWS_PER_LIST = 40
 TRAINING_POINTS_PER_LIST, ROUNDS = 20, 6

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.kernels.dense import cached_logsumexp, cached_scores
-from milvus_hubness.kernels.operands import as_tensor, resolve_device
-from milvus_hubness.kernels.primitives import logsumexp, topk
+from milvus_hubness.kernels.operands import as_tensor
+from milvus_hubness.kernels.primitives import logsumexp, resolve_device, topk
 
 Vectors: TypeAlias = npt.NDArray[np.floating[Any]]
 Step: TypeAlias = Callable[[Vectors], Vectors]

@@ -15,8 +15,8 @@ from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import Operands, as_tensor, full_precision
-from milvus_hubness.kernels.primitives import whole_number
+from milvus_hubness.kernels.operands import Operands, full_precision
+from milvus_hubness.kernels.primitives import uses_numpy, whole_number
 
 CHUNK = 1 << 22
 
@@ -197,8 +197,18 @@ def ranks(
     return PositiveRanks(_in_order(places, starts), starts)
 
 
+SMALL_TILE = 1 << 21
+"""Number of scores in memory at once, where NumPy computes them."""
+
+
 def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
+    if uses_numpy(queries.size * len(gallery)):
+        size = max(1, SMALL_TILE // len(gallery))
+        for start in range(0, len(queries), size):
+            part = slice(start, start + size)
+            yield part, torch.from_numpy(queries[part] @ gallery.T)
+        return
     operands = Operands.of(queries, gallery, "auto")
     rows, _ = operands.tile_shape(columns=len(gallery))
     with full_precision(operands.device):
@@ -243,7 +253,7 @@ def assess(
     for part, scores in score_tiles(queries, gallery):
         largest = scores.abs().amax(1, keepdim=True)
         own_answers = None if answers is None else answers[part].to(scores.device)
-        for which, bias in enumerate(as_tensor(stacked, scores.dtype, scores.device)):
+        for which, bias in enumerate(torch.from_numpy(stacked).to(scores)):
             corrected = scores - bias
             retrieved[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
             if own_answers is not None:

@@ -16,8 +16,8 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.defaults import QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
-from milvus_hubness.kernels.operands import as_tensor, full_precision, resolve_device
-from milvus_hubness.kernels.primitives import convert_fields, finite_number, whole_number
+from milvus_hubness.kernels.operands import as_tensor, full_precision
+from milvus_hubness.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
 from milvus_hubness.operations.inputs import read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress
 from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary

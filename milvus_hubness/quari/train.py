@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.kernels.operands import resolve_device
+from milvus_hubness.kernels.primitives import resolve_device
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
 from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Adaptation, Memory, Quari, cosines

@@ -26,7 +26,7 @@ from milvus_hubness.estimators import (
     to_dict,
 )
 from milvus_hubness.estimators.base import TargetBank, is_same, with_parameters
-from milvus_hubness.kernels.operands import kernel_on, resolve_device
+from milvus_hubness.kernels.primitives import kernel_on, resolve_device
 from tests.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)

@@ -180,7 +180,7 @@ def test_bad_input(vectors):
 def test_two_faiss_distributions_conflict(monkeypatch, vectors, gpu):
     X, B = vectors
     installed = [SimpleNamespace(name=name) for name in ("numpy", "faiss-cpu", gpu)]
-    monkeypatch.setattr("milvus_hubness.kernels.primitives.distributions", lambda: installed)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
     import_faiss.cache_clear()
     with pytest.raises(FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"):
         ApproximateBank(B, X, 8)

@@ -125,12 +125,15 @@ def test_numpy_computes_small_products_and_all_without_torch(monkeypatch):
     assert uses_numpy(primitives.SMALL - 1)
     assert not uses_numpy(primitives.SMALL)
     assert not uses_numpy(1, "cpu")
-    assert kernel_for() == operands.kernel_on(operands.resolve_device())
+    assert kernel_for() == primitives.kernel_on(primitives.resolve_device())
     monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(primitives, "_preferred", set())
     assert uses_numpy(1 << 62)
     assert uses_numpy(1 << 62, "cpu")
     assert not uses_numpy(1, "cuda")
     assert kernel_for() == "numpy"
+    primitives.prefer_torch()
+    assert not uses_numpy(primitives.SMALL)
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.operands import resolve_device
+from milvus_hubness.kernels.primitives import resolve_device
 
 
 def test_auto_is_cuda_where_there_is_one(monkeypatch):

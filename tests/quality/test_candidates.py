@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.kernels import operands
+from milvus_hubness.kernels import operands, primitives
+from milvus_hubness.quality import measures
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 
@@ -14,9 +15,12 @@ def brute_force(queries, items, biases, strength):
     return np.array([[(raw > raw[i]).sum() + 1 for i in row] for raw, row in zip(scores, best, strict=True)])
 
 
+@pytest.mark.parametrize("small", [0, primitives.SMALL])
 @pytest.mark.parametrize("items", [3, 10, 257])
 @pytest.mark.parametrize("strength", [0.0, 1.0, -2.0])
-def test_places_are_the_brute_force_ones(items, strength, monkeypatch):
+def test_places_are_the_brute_force_ones(items, strength, small, monkeypatch):
+    monkeypatch.setattr(primitives, "SMALL", small)
+    monkeypatch.setattr(measures, "SMALL_TILE", 1_000)
     monkeypatch.setitem(operands.TILE_SIZE, "cpu", 1_000)
     rng = np.random.default_rng(items)
     queries, gallery = (rng.normal(size=(count, 8)).astype(np.float32) for count in (31, items))
