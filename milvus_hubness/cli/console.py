@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
@@ -40,6 +39,8 @@ err = Console(stderr=True)
 @contextmanager
 def progress_bars() -> Iterator[Report]:
     """Show a progress bar for each step on standard error, if that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         tasks: dict[str, Any] = {}

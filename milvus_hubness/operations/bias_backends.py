@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,12 +13,14 @@ from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction import Correction
 
 REPAIR_ROUNDS = 20
 
@@ -91,9 +93,16 @@ class BiasBackend:
         """Compute and write the biases of these slots for the rows that still exist; return their number. epoch: None
         keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
         biased_rows = self.read(keys, partition)
-        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
+        self._compute(biased_rows, partition, corrections, epoch)
         self.repair(biased_rows, partition, corrections, epoch)
         return len(biased_rows.batch)
+
+    def _compute(
+        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        from milvus_hubness.correction import row_biases
+
+        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> None:
         """Store the rows as read, with these biases."""
@@ -134,7 +143,7 @@ class BiasBackend:
             biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
-            self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
+            self._compute(biased_rows, partition, corrections, epoch)
         raise NotCaughtUp(
             f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
             "are written: run it again when there are fewer writes"
