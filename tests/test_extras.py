@@ -1,13 +1,16 @@
 """Calls and commands that need an extra name it."""
 
+import re
 import sys
+from importlib.metadata import packages_distributions
 
 import pytest
 import typer
 
 from milvus_hubness import connect
 from milvus_hubness.cli.console import run
-from milvus_hubness.errors import MissingExtra, naming_extras
+from milvus_hubness.errors import EXTRAS, MissingExtra, naming_extras
+from tests.test_project_files import project
 
 
 def test_a_missing_module_of_an_extra_names_the_extra(monkeypatch):
@@ -41,3 +44,11 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
         run(app)
     assert raised.value.code == 1
     assert capsys.readouterr().err == 'milvus-hubness: ray is not installed: pip install "milvus-hubness[ray]"\n'
+
+
+@pytest.mark.parametrize("module", sorted(set(EXTRAS) - {"tomli", "triton", "ray"}))
+def test_the_extra_that_is_named_installs_the_module(module):
+    lines = project(".")["optional-dependencies"][EXTRAS[module]]
+    [distribution] = set(packages_distributions()[module])
+    asked = {re.match(r"[\w-]+(\[[\w-]+\])?", line)[0].lower() for line in lines}
+    assert {distribution.lower().replace("_", "-"), f"pymilvus[{distribution}]"} & asked

@@ -170,7 +170,7 @@ def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
     assert {top for top in tops if not top.endswith(".dist-info")} == {"milvus_hubness"}
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     pip = [venv / "bin" / "python", "-m", "pip", "install", *quiet, "--no-compile"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", wheel], check=True, cwd=tmp_path)
+    subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[jobs,lite]"], check=True, cwd=tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [venv / "bin" / "milvus-hubness", "demo", "--json"]
     done = subprocess.run(

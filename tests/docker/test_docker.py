@@ -1,5 +1,6 @@
-"""What docker/ holds is sound by the tools that check such files, and runs where a Docker engine answers."""
+"""The files of docker/ pass the tools that check them, and both images run where a Docker engine answers."""
 
+import functools
 import json
 import re
 import shutil
@@ -7,17 +8,27 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.worker import ServiceMetrics
 from tests.servers import CurrentMilvus, free_ports
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 KUBERNETES = sorted((DOCKER / "kubernetes").glob("*.yaml"))
 YAML_RULES = "{extends: default, rules: {line-length: {max: 110}, document-start: disable}}"
 
@@ -38,6 +49,20 @@ def of_kind(kind):
 
 def test_the_image_passes_hadolint():
     passes("hadolint", "--failure-threshold", "style", DOCKER / "Dockerfile")
+
+
+def test_jobs_is_built_on_client_and_by_default():
+    stages = re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE)
+    assert stages == [("python:${PYTHON}", "build"), ("python:${PYTHON}", "client"), ("client", "jobs")]
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    assert compose["services"]["hubness"]["build"]["target"] == "jobs"
+
+
+def test_the_image_installs_extras_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = [Requirement(name) for name in re.findall(r"'(milvus-hubness\[.*?\])'", DOCKERFILE)]
+    assert [sorted(each.extras) for each in installed] == [["serve"], ["gpu", "serve"]]
+    assert {extra for each in installed for extra in each.extras} <= set(extras)
 
 
 def test_all_yaml_passes_yamllint():
@@ -66,7 +91,7 @@ def test_pods_are_bounded_and_have_no_rights(kind):
     pod = spec["template"]["spec"]
     [container] = pod["containers"]
     assert pod["securityContext"]["runAsNonRoot"]
-    assert f"USER {pod['securityContext']['runAsUser']}:" in (DOCKER / "Dockerfile").read_text()
+    assert f"USER {pod['securityContext']['runAsUser']}:" in DOCKERFILE
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert {"requests", "limits"} == set(container["resources"])
@@ -107,35 +132,78 @@ def test_ports_are_open_to_this_machine_only():
 
 
 @pytest.fixture(scope="module")
-def image():
+def build():
+    """Build a target and return the id of its image."""
     if reason := CurrentMilvus.unavailable() or (None if shutil.which("docker") else "no docker command"):
         pytest.skip(reason)
-    command = ["docker", "build", "-q", "-f", DOCKER / "Dockerfile", ROOT]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["docker", "build", "-q", "-f", DOCKER / "Dockerfile", ROOT, "--target"]
+    return functools.cache(lambda target: output([*command, target]))
+
+
+def output(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_image_is_not_run_by_root_and_tells_what_is_wrong(image, tmp_path):
-    told = subprocess.run(["docker", "inspect", image], capture_output=True, text=True, check=True).stdout
-    assert json.loads(told)[0]["Config"]["User"] == "10001:10001"
+def test_jobs_adds_layers_to_client_and_neither_runs_as_root(build):
+    images = [json.loads(output(["docker", "inspect", build(target)]))[0] for target in ("client", "jobs")]
+    assert [image["Config"]["User"] for image in images] == ["10001:10001"] * 2
+    client, jobs = (image["RootFS"]["Layers"] for image in images)
+    assert jobs[: len(client)] == client
+    assert images[0]["Size"] < images[1]["Size"] / 2
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_client_image_searches_without_torch(build, served_uri):
+    rng = np.random.default_rng(0)
+    items, bank = (rng.standard_normal((count, 8)).astype(np.float32) for count in (64, 32))
+    with closing(HubnessClient(served_uri)) as client:
+        correction = CorrectionConfig(QueryBank(bank), NNN(8))
+        client.create_collection("in_docker", dimension=8, metric_type="IP", hubness=correction)
+        client.insert("in_docker", [{"id": row, "vector": vector} for row, vector in enumerate(items)])
+        client.flush("in_docker")
+        [hits] = client.search("in_docker", bank[:1], limit=5, consistency_level="Strong")
+    script = f"""
+import importlib.util, json, sys
+from milvus_hubness import HubnessClient
+heavy = [name for name in ("torch", "sklearn", "pyarrow", "faiss", "scipy") if importlib.util.find_spec(name)]
+client = HubnessClient({served_uri!r})
+[hits] = client.search("in_docker", {bank[:1].tolist()}, limit=5, consistency_level="Strong")
+print(json.dumps([heavy, [hit["id"] for hit in hits]]))
+"""
+    command = ["docker", "run", "--rm", "--read-only", "--network", "host", "--entrypoint", "python", build("client")]
+    assert json.loads(output([*command, "-c", script])) == [[], [hit["id"] for hit in hits]]
+    command = ["docker", "run", "--rm", "--read-only", "--network", "host", build("client")]
+    status = json.loads(output([*command, "status", "in_docker", "--uri", served_uri, "--json"]))
+    assert status["rows"] == 64
+    refused = [*command, "refresh", "in_docker", "--uri", served_uri]
+    done = subprocess.run(refused, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_jobs_image_says_what_is_wrong_with_its_configuration(build, tmp_path):
     (tmp_path / "hubness.toml").write_text("[[collection]]\n")
-    command = ["docker", "run", "--rm", "-v", f"{tmp_path}:/etc/milvus-hubness:ro", image]
+    command = ["docker", "run", "--rm", "-v", f"{tmp_path}:/etc/milvus-hubness:ro", build("jobs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n")
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_image_serves_and_ends_when_told_to(image, tmp_path):
+def test_the_jobs_image_serves_and_ends_on_sigterm(build, tmp_path):
     """Without a database it is alive, and not ready."""
     [port] = free_ports(1)
     text = '[server]\nuri = "http://127.0.0.1:9"\n[http]\nlisten = "0.0.0.0:9108"\n[[collection]]\nname = "a"\n'
     (tmp_path / "hubness.toml").write_text(text)
     folder = f"{tmp_path}:/etc/milvus-hubness:ro"
     command = ["docker", "run", "-d", "--rm", "--read-only", "--tmpfs", "/tmp", "-v", folder]
-    command += ["-p", f"127.0.0.1:{port}:9108", image]
-    container = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    container = output([*command, "-p", f"127.0.0.1:{port}:9108", build("jobs")])
     try:
         for _ in range(600):
             try:
