@@ -1,4 +1,4 @@
-"""CPU time of the start: imports, help and `status`, each in a process of its own.
+"""CPU time of the start, imports, help and `status`, each in a process of its own; and inserts by NumPy and by torch.
 
     python -m benchmarks.startup [--rounds 9]
 
@@ -7,11 +7,13 @@ which other work on the machine changes less than it changes the clock. Bounds:
 
     from milvus_hubness import HubnessClient       1.15 times from pymilvus import MilvusClient
     milvus-hubness --help, and of each command     0.4 s
-    milvus-hubness status                          1.3 times a process that imports MilvusClient, connects with it, and
-                                                   describes the same collection
+    milvus-hubness status                          1.3 times from pymilvus import MilvusClient
+    an insert with NumPy's kernels                 1.1 times with torch's
 
 `status` is asked of a corrected collection in Milvus Lite, which this process serves, so that its work does not count.
-Its ratio to the import alone is saved as well.
+Its ratio to a process that imports MilvusClient, connects, and describes the collection is saved as well. Inserts of
+1, 100 and 1,000 rows of 512 dimensions with a bank of 5,000 take turns; their wall time, that of Milvus Lite
+included, and that of the biases alone are compared by their medians.
 """
 
 from __future__ import annotations
@@ -24,20 +26,34 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch  # noqa: F401, so that its kernels can take their turns
 from milvus_lite.server_manager import server_manager_instance
 from typer.main import get_command
 
 from benchmarks.environment import environment, save, table
-from milvus_hubness import NNN, MilvusStore, QueryBank, connect, enable, plan_enable
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    connect,
+    enable,
+    plan_enable,
+)  # fmt: skip
 from milvus_hubness.cli import app
+from milvus_hubness.kernels import primitives, topk_mean
 
 ROUNDS = 9
-MAX_IMPORT, MAX_HELP, MAX_STATUS = 1.15, 0.4, 1.3
+MAX_IMPORT, MAX_HELP, MAX_STATUS, MAX_INSERT = 1.15, 0.4, 1.3, 1.1
+INSERTED, WIDE, LARGE_BANK, K = (1, 100, 1_000), 512, 5_000, 16
+SMALL = {"numpy": 1 << 62, "torch": 0}
+"""The number of products up to which NumPy computes, for either library to compute all of them."""
 ROWS, DIM, BANK = 1_000, 64, 64
 PYMILVUS, HUBNESS = "from pymilvus import MilvusClient", "from milvus_hubness import HubnessClient"
 COMMAND = ("-m", "milvus_hubness")
@@ -83,6 +99,40 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     return uri, "items"
 
 
+def both(work: Callable[[], object], rounds: int) -> dict[str, float]:
+    """Median seconds of `work` with the kernels of each library, in turns, after a round as warm-up."""
+    taken: dict[str, list[float]] = {library: [] for library in SMALL}
+    before = primitives.SMALL
+    for turn in range(rounds + 1):
+        for library, primitives.SMALL in sorted(SMALL.items(), reverse=bool(turn % 2)):
+            began = time.perf_counter()
+            work()
+            if turn:
+                taken[library].append(time.perf_counter() - began)
+    primitives.SMALL = before
+    return {library: statistics.median(each) for library, each in taken.items()}
+
+
+def inserts(uri: str, rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds of inserts, and of their biases alone, by the number of rows."""
+    client, rng = HubnessClient(uri), np.random.default_rng(0)
+    bank = rng.standard_normal((LARGE_BANK, WIDE), np.float32)
+    config = CorrectionConfig(QueryBank(bank), NNN(K))
+    client.create_collection("new_rows", WIDE, metric_type="IP", auto_id=True, hubness=config)
+    found = {}
+    for count in INSERTED:
+        vectors = rng.standard_normal((count, WIDE), np.float32)
+        rows = [{"vector": vector} for vector in vectors]
+        found[str(count)] = {
+            "insert": both(lambda rows=rows: client.insert("new_rows", [dict(row) for row in rows]), rounds),
+            "biases": both(lambda vectors=vectors: topk_mean(vectors, bank, K), rounds),
+        }
+        for seconds in found[str(count)].values():
+            seconds["ratio"] = seconds["numpy"] / seconds["torch"]
+    client.close()
+    return found
+
+
 def main(rounds: int = ROUNDS) -> None:
     started = time.monotonic()
     helps = {" ".join(("milvus-hubness", *words, "--help")): words for words in commands(get_command(app))}
@@ -99,18 +149,20 @@ def main(rounds: int = ROUNDS) -> None:
             },
             rounds,
         )
+        new_rows = inserts(uri, 2 * rounds)
         server_manager_instance.release_all()
     status = medians["milvus-hubness status"]
     ratios = {
         HUBNESS: medians[HUBNESS] / medians[PYMILVUS],
-        "milvus-hubness status": status / medians["describe_collection"],
-        "milvus-hubness status, to the import alone": status / medians[PYMILVUS],
+        "milvus-hubness status": status / medians[PYMILVUS],
+        "milvus-hubness status, to describe_collection": status / medians["describe_collection"],
     }
     slowest = max(helps, key=lambda title: medians[title])
     missed = [
         *([HUBNESS] if ratios[HUBNESS] > MAX_IMPORT else []),
         *(title for title in helps if medians[title] > MAX_HELP),
         *(["milvus-hubness status"] if ratios["milvus-hubness status"] > MAX_STATUS else []),
+        *(f"{count} rows" for count, each in new_rows.items() if each["insert"]["ratio"] > MAX_INSERT),
     ]
     shown = {title: f"{seconds:.3f}" for title, seconds in medians.items()}
     bounds = {HUBNESS: f"{MAX_IMPORT}", "milvus-hubness status": f"{MAX_STATUS}"} | dict.fromkeys(
@@ -120,9 +172,21 @@ def main(rounds: int = ROUNDS) -> None:
         [title, shown[title], f"{ratios[title]:.2f}" if title in ratios else "", bounds.get(title, "")]
         for title in medians
     ]
-    markdown = table(["process", "CPU s", "ratio", "bound"], rows)
+    lines = [
+        [f"{count} rows: {what}", f"{each['numpy'] * 1e3:.1f}", f"{each['torch'] * 1e3:.1f}", f"{each['ratio']:.2f}"]
+        for count, of in new_rows.items()
+        for what, each in of.items()
+    ]
+    markdown = table(["process", "CPU s", "ratio", "bound"], rows) + "\n\n"
+    markdown += table(["512-d, bank of 5,000", "NumPy, ms", "torch, ms", "ratio"], lines)
     print(markdown)
-    results = {"cpu_seconds": medians, "ratios": ratios, "slowest_help": slowest, "missed": missed}
+    results = {
+        "cpu_seconds": medians,
+        "ratios": ratios,
+        "slowest_help": slowest,
+        "new_rows": new_rows,
+        "missed": missed,
+    }
     save("startup", {"environment": environment(started), "rounds": rounds, **results}, markdown)
     if missed:
         raise SystemExit(f"above the bound: {', '.join(missed)}")
