@@ -23,11 +23,9 @@ test-server: .venv/installed-for-tests
 test-long: .venv/installed-for-tests
 	$(BIN)/pytest -m long
 
-# Ten minutes of jobs that overlap, then about an hour of kills; CHAOS_SEED=… and CRASH_SEED=… repeat those of
-# an earlier time.
+# Ten minutes of jobs that overlap, then about an hour of kills; CHAOS_SEED=… repeats those of an earlier time.
 crash: .venv/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos --count 12
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
 # On a machine with an H100 or H200: the tests on the device, and the targets for it.
 bench-gpu: .venv/installed-for-tests

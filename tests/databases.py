@@ -1,4 +1,4 @@
-"""Databases of every kind behind one port, for suites that all of them must pass: see tests.crash.ports."""
+"""Databases of every kind behind one port, for suites that all of them must pass: see tests.chaos.ports."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import store as qdrant
 from qdrant_hubness.store.points import partition_of
-from tests.crash.milvus import MilvusDatabase
-from tests.crash.ports import Application, Database
-from tests.crash.qdrant import DISTANCES, AsMilvus, QdrantDatabase
+from tests.chaos.milvus import MilvusDatabase
+from tests.chaos.ports import Application, Database
+from tests.chaos.qdrant import DISTANCES, AsMilvus, QdrantDatabase
 from tests.galleries import AWKWARD
 
 UUIDS = [str(uuid.UUID(int=random.Random(i).getrandbits(128))) for i in range(200)]

@@ -20,25 +20,10 @@ SERVERS = {
     "qdrant-server": servers.QdrantServer,
 }
 IN_EVERY_TIER = "server-2.3.5"
-USES_THE_SERVER = (
-    "test_bulk.py",
-    "test_writers.py",
-    "test_on_a_server",
-    "on_the_server",
-    "outlives_the_server",
-    "of_another_database",
-)
-MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_dual_write.py", "test_copy_index.py")
-LONGEST_FIRST = (
-    "/crash/",
-    "/chaos/",
-    "[server-2.3.5",
-    "/demo/",
-    "/distributed/",
-    "test_example",
-    "/kernels/",
-    "/estimators/",
-)
+USES_THE_SERVER = ("test_bulk.py", "/chaos/test_clients.py", "_on_a_server", "on_the_server", "of_another_database")
+MIGRATIONS = ("/chaos/", "test_migrat", "test_dual_write.py", "test_copy_index.py")
+ALONE = ("whose_server_is_killed", "test_any_call_is_held")
+LONGEST_FIRST = ("/chaos/", "[server-2.3.5", "/demo/", "/distributed/", "test_example", "/kernels/", "/estimators/")
 
 
 def server_of(item: pytest.Item) -> str | None:
@@ -88,7 +73,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Send the tests of one module on one database to one worker, with what was made for the module.
 
     Tests on Milvus 2.3.5 share three workers, as each of them starts a server of its own; tests on Ray share
-    one worker and its cluster. A test that kills processes takes long and goes where there is room.
+    one worker and its cluster. A long trial goes where there is room.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -99,7 +84,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
             return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
         if "/distributed/" in file:
             return "Ray"
-        return nodeid if "/crash/" in file or "/chaos/" in file else file
+        return nodeid if any(part in nodeid for part in ALONE) else file
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""python -m tests.chaos: random trials of overlapping jobs; each is repeated by its seed."""
+"""python -m tests.chaos: jobs that overlap, and jobs that are killed and run again; a seed repeats each trial.
+
+Without arguments: twelve trials of each kind of overlap, then all kills (about two hours)."""
 
 from __future__ import annotations
 
@@ -10,56 +12,95 @@ import random
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from types import ModuleType
+from typing import Any
 
 from benchmarks.environment import RESULTS, environment, save
+from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes, trial
 from tests.chaos.kinds import KINDS
-from tests.chaos.trials import PLANS, Outcome, Trial, run_part
+from tests.chaos.migration_clients import run_writers
+from tests.chaos.overlaps import PLANS, Outcome, Trial, run_part
+from tests.chaos.pauses import run_pauses
+from tests.chaos.places import BACKENDS
 
-BACKENDS = ("lite", "server-2.3.5")
+EVERYTHING = (["overlaps", "--count", "12"], ["kills"])
+OVERLAP_BACKENDS = ("lite", "server-2.3.5")
 TRIALS_PER_SERVER = 40
+WORKERS, WRITING_SECONDS = 3, 60
+SUITES: dict[str, ModuleType] = {
+    "migrations": killed_migrations,
+    "refreshes": killed_refreshes,
+    "rebuilds": killed_rebuilds,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
+    parser.add_argument("--seed", type=int, default=seed, help="[default: $CHAOS_SEED, or a random one]")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_overlaps(commands.add_parser("overlaps", help="jobs that overlap, calls that are held, paused processes"))
+    _add_kills(commands.add_parser("kills", help="killed jobs, and applications that go on meanwhile"))
+    given = sys.argv[1:]
+    runs = [given] if given else EVERYTHING
+    print(f"seed {seed if not given else parser.parse_args(given).seed}", flush=True)
+    failed = False
+    for arguments in runs:
+        chosen = parser.parse_args(arguments)
+        failed |= chosen.run(chosen)
+    sys.exit(1 if failed else 0)
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+
+def _save(name: str, made: dict[str, Any], under: str = "") -> None:
+    """Save what was made, beside what else was saved before."""
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    save(name, before | ({under: before.get(under, {}) | made} if under else made))
+
+
+# -- overlaps ---------------------------------------------------------------------------------------------
+
+
+def _add_overlaps(parser: argparse.ArgumentParser) -> None:
     groups = sorted({kind.group for kind in KINDS.values()})
+    parser.set_defaults(run=_run_overlaps)
     parser.add_argument("--kind", nargs="+", choices=[*KINDS, *groups], default=groups, metavar="KIND")
-    parser.add_argument("--count", type=int, default=20, help="trials of each kind given")
-    parser.add_argument("--seed", type=int, default=seed, help="of the first trial; the next has one more")
-    parser.add_argument("--backend", choices=BACKENDS, default="lite")
+    parser.add_argument("--count", type=int, default=20, help="trials of each kind given; each has a seed of its own")
+    parser.add_argument("--backend", choices=OVERLAP_BACKENDS, default="lite")
     parser.add_argument("--plan", choices=PLANS, default="")
     parser.add_argument("--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"')
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="in benchmarks/results/chaos.json")
-    chosen = parser.parse_args()
-    sys.stdout.write(f"seed {chosen.seed}\n")
-    sys.stdout.flush()
+
+
+def _run_overlaps(chosen: argparse.Namespace) -> bool:
+    """Run the trials; return whether any failed."""
     began = time.monotonic()
-    by_kind = {kind: _trials(kind, chosen) for kind in chosen.kind}
+    by_kind = {kind: _overlaps_of(kind, chosen) for kind in chosen.kind}
     trials = [trial for each in by_kind.values() for trial in each]
     trials.sort(key=lambda trial: trial.kind)
     parts = [trials[i : i + TRIALS_PER_SERVER] for i in range(0, len(trials), TRIALS_PER_SERVER)]
     if len(parts) < chosen.workers:
         parts = [part for i in range(chosen.workers) if (part := trials[i :: chosen.workers])]
     outcomes: list[Outcome] = []
-    with ProcessPoolExecutor(chosen.workers, multiprocessing.get_context("spawn")) as pool:
+    with _pool(chosen.workers) as pool:
         for done in as_completed([pool.submit(run_part, part) for part in parts]):
             outcomes += done.result()
-    found = {kind: _summary([each for each in outcomes if each.trial in by_kind[kind]]) for kind in by_kind}
+    found = {kind: _overlap_summary([each for each in outcomes if each.trial in by_kind[kind]]) for kind in by_kind}
     for kind, facts in found.items():
-        line = f"{kind}: {facts['trials']} trials, {facts['failed']} failed {facts['failures']}"
-        sys.stdout.write(line + "\n")
+        print(f"{kind}: {facts['trials']} trials, {facts['failed']} failed {facts['failures']}")
     if chosen.save:
-        path = RESULTS / "chaos.json"
-        before = json.loads(path.read_text()) if path.exists() else {}
         facts = {"first_seed": chosen.seed, "environment": environment(began)}
-        made = {kind: {**facts, **each} for kind, each in found.items()}
-        save("chaos", before | {chosen.backend: before.get(chosen.backend, {}) | made})
-    sys.exit(1 if any(each["failed"] for each in found.values()) else 0)
+        _save("chaos", {kind: {**facts, **each} for kind, each in found.items()}, under=chosen.backend)
+    return any(each["failed"] for each in found.values())
 
 
-def _trials(kind: str, chosen: argparse.Namespace) -> list[Trial]:
+def _overlaps_of(kind: str, chosen: argparse.Namespace) -> list[Trial]:
     """kind: one of KINDS, or a group, whose kinds take turns."""
     kinds = [kind] if kind in KINDS and kind not in {each.group for each in KINDS.values()} else []
     kinds = kinds or [name for name, each in KINDS.items() if each.group == kind]
@@ -71,7 +112,7 @@ def _trials(kind: str, chosen: argparse.Namespace) -> list[Trial]:
     ]
 
 
-def _summary(outcomes: list[Outcome]) -> dict[str, object]:
+def _overlap_summary(outcomes: list[Outcome]) -> dict[str, object]:
     failed = [each for each in outcomes if each.problem]
     return {
         "trials": len(outcomes),
@@ -85,6 +126,69 @@ def _summary(outcomes: list[Outcome]) -> dict[str, object]:
         "writes_refused": sum(len(each.refusals) for each in outcomes),
         "seconds": round(sum(each.seconds for each in outcomes), 1),
     }
+
+
+# -- kills ------------------------------------------------------------------------------------------------
+
+
+def _add_kills(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_run_kills)
+    parser.add_argument("--backend", choices=BACKENDS, help="only this one; nothing is saved")
+    parser.add_argument(
+        "--of", choices=SUITES, help="only these; what is saved of the others stays. With --only: migrations"
+    )
+    parser.add_argument("--only", type=int, nargs="+", default=[], help="only these trials; nothing is saved")
+
+
+def _run_kills(chosen: argparse.Namespace) -> bool:
+    """Run the trials, and applications and pauses beside them; return whether any failed."""
+    began = time.monotonic()
+    backends = [chosen.backend] if chosen.backend else list(BACKENDS)
+    suites = [chosen.of or "migrations"] if chosen.of or chosen.only else list(SUITES)
+    with _pool(WORKERS) as pool:
+        running: dict[str, list[Future[Any]]] = {suite: [] for suite in suites}
+        for suite in suites:
+            numbers = chosen.only or list(range(SUITES[suite].COUNT))
+            parts = [(backend, numbers[i::2]) for backend in backends for i in range(2)]
+            running[suite] = [pool.submit(_run_suite, suite, chosen.seed, *part) for part in parts if part[1]]
+        writing, pausing = [], []
+        if not chosen.only and "migrations" in suites:
+            beside = [(backend, rename) for backend in backends for rename in _moves(backend)]
+            writing = [pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside]
+        if not chosen.only and "refreshes" in suites:
+            shared = [backend for backend in backends if BACKENDS[backend].hosts]
+            pausing = [pool.submit(run_pauses, chosen.seed, backend) for backend in shared]
+        outcomes = {suite: [outcome for each in parts for outcome in each.result()] for suite, parts in running.items()}
+        writers = [each.result() for each in writing]
+        pauses = [pair for each in pausing for pair in each.result()]
+    found = {suite: trial.summary(outcomes[suite]) for suite in suites}
+    print(found)
+    if not (chosen.backend or chosen.only):
+        facts = {"seed": chosen.seed, "environment": environment(began)}
+        beside = {"migrations": {"writers": writers}, "refreshes": {"pauses": pauses}}
+        made = {
+            suite: {
+                **facts,
+                **found[suite],
+                **beside.get(suite, {}),
+                "each": [each.to_dict() for each in outcomes[suite]],
+            }
+            for suite in suites
+        }
+        _save("crash", made)
+    return any(each["failed"] for each in found.values()) or any(each["problem"] for each in writers + pauses)
+
+
+def _run_suite(suite: str, seed: int, backend: str, numbers: list[int]) -> list[trial.Ended]:
+    """Run these trials of a backend, one after the other; print a line for each."""
+    module = SUITES[suite]
+    chosen = [each for each in module.trials(seed, backend) if each.number in numbers]
+    return trial.run_one_by_one(backend, chosen, module.Runner)
+
+
+def _moves(backend: str) -> list[bool]:
+    """Whether the application keeps its own name, of all that the backend can do."""
+    return [False, True] if BACKENDS[backend].renames else [False]
 
 
 if __name__ == "__main__":

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
-import logging
-import multiprocessing
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from milvus_hubness import cli
-from tests.chaos.settings import Settings, hasten
+from tests.chaos.processes import FORKS, be_quiet, is_stopped, run_command_line
+from tests.chaos.settings import Settings
 
 PATIENCE = 120.0
 REFUSAL = re.compile(r"\blease\b|is at work on")
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.chaos.jobs"])
-
 
 def run(argv: list[str], out: str, settings: Settings) -> None:
     """Run the command line in this process, printing into `out`.out and `out`.err, and exit with its code."""
-    for stream, ending in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{out}.{ending}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    torch.set_num_threads(1)
+    be_quiet()
     settings.apply()
-    sys.argv = ["milvus-hubness", *argv]
-    try:
-        cli.main()
-    finally:
-        sys.stdout.flush()
-        # A forked process ends without these.
-        atexit._run_exitfuncs()
-
-
-def be_quiet() -> None:
-    hasten()
-    torch.set_num_threads(1)
-    for library in ("pymilvus", "milvus_lite", "milvus_hubness"):
-        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+    run_command_line(cli.main, ["milvus-hubness", *argv], f"{out}.out", f"{out}.err")
 
 
 class Job:
@@ -55,14 +32,14 @@ class Job:
     def __init__(self, name: str, argv: list[str], folder: Path, settings: Settings) -> None:
         self.name, self.argv = name, argv
         self._out = folder / f"{name}-{time.monotonic_ns()}"
-        self._process = _forks.Process(target=run, args=(argv, str(self._out), settings), daemon=True)
+        self._process = FORKS.Process(target=run, args=(argv, str(self._out), settings), daemon=True)
         self._process.start()
 
     def stop(self) -> None:
         """SIGSTOP, and wait until it is stopped."""
         os.kill(self._process.pid, signal.SIGSTOP)
         until = time.monotonic() + 10
-        while self._status() not in ("T", "Z", "") and time.monotonic() < until:
+        while not is_stopped(self._process) and self.is_running and time.monotonic() < until:
             time.sleep(0.005)
 
     def go_on(self) -> None:
@@ -119,8 +96,3 @@ class Job:
     def _read(self, ending: str) -> str:
         path = Path(f"{self._out}.{ending}")
         return path.read_text(errors="replace") if path.exists() else ""
-
-    def _status(self) -> str:
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return ""

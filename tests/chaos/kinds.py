@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.jobs import Job
+from tests.chaos.milvus import FURTHER_FIELDS
 from tests.chaos.scene import ALPHA, CLIENT_TTL, PENDING, K, Scene
-from tests.crash.milvus import _FURTHER_FIELDS
 
 TTL = ("--client-ttl", str(CLIENT_TTL))
 NNN = ("--method", "nnn", "--k", str(K), "--alpha", str(ALPHA))
@@ -36,7 +36,7 @@ class Kind:
     def make(self, scene: Scene) -> None:
         """The collection, as it is before the first command."""
         extra = {"vectors": "second"}.get(self.place, self.place)
-        scene.make(_FURTHER_FIELDS.get(extra), alias=not self.renames)
+        scene.make(FURTHER_FIELDS.get(extra), alias=not self.renames)
         self.prepare(scene)
 
     def finish(self, scene: Scene) -> None:

@@ -3,9 +3,9 @@ the Milvus suite, asking Qdrant."""
 
 import pytest
 
-from tests.crash.places import BACKENDS
-from tests.crash.qdrant import QdrantDatabase
-from tests.crash.writers import migrate_beside_writers
+from tests.chaos.migration_clients import migrate_beside_writers
+from tests.chaos.places import BACKENDS
+from tests.chaos.qdrant import QdrantDatabase
 
 SECONDS = 10
 

@@ -14,8 +14,8 @@ import numpy as np
 from milvus_hubness.stores.protocols import Store
 
 if TYPE_CHECKING:
-    from tests.crash.driver import Watch
-    from tests.crash.sources import Key, Rows, Shape
+    from tests.chaos.moments import Watch
+    from tests.chaos.sources import Key, Rows, Shape
     from tests.servers import MilvusServer
 
 Sameness = Literal["bit for bit", "within a unit", "in direction"]

@@ -1,4 +1,4 @@
-"""Kill it anywhere, run it again: the same result. The trials of Milvus, see tests/crash, on Qdrant's local
+"""Kill it anywhere, run it again: the same result. The trials of Milvus, see tests/chaos, on Qdrant's local
 mode, where the database dies with the process."""
 
 import logging
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.crash import draws, rebuilds, refreshes, trials
+from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes
 
 LONG = pytest.mark.long
 BACKEND = "qdrant-local"
-SEED = int(os.environ.get("CRASH_SEED", "7"))
+SEED = int(os.environ.get("CHAOS_SEED", "7"))
 FROZEN_RUN, MIRRORED_RUN, ROLLBACK = 2, 7, 21
 FULL, PENDING, BACK = 1, 11, 18
 
@@ -26,15 +26,15 @@ def assert_survives(runner, trial):
     "number", [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)]
 )
 def test_a_migration(quick_folder, number):
-    trial = replace(trials.trials(SEED, BACKEND)[number], how="request")
-    assert_survives(trials.Runner(quick_folder), trial)
+    trial = replace(killed_migrations.trials(SEED, BACKEND)[number], how="request", rows=450)
+    assert_survives(killed_migrations.Runner(quick_folder), trial)
 
 
 @pytest.mark.parametrize("number", [FULL, PENDING, BACK])
 def test_a_refresh(quick_folder, number):
-    assert_survives(refreshes.Runner(quick_folder), draws.trials(SEED, BACKEND)[number])
+    assert_survives(killed_refreshes.Runner(quick_folder), killed_refreshes.trials(SEED, BACKEND)[number])
 
 
 def test_a_rebuild(quick_folder):
-    trial = replace(rebuilds.trials(SEED, BACKEND)[0], stage="verified", again="plain")
-    assert_survives(rebuilds.Runner(quick_folder), trial)
+    trial = replace(killed_rebuilds.trials(SEED, BACKEND)[0], stage="verified", again="plain")
+    assert_survives(killed_rebuilds.Runner(quick_folder), trial)

@@ -39,8 +39,8 @@ from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_server import is_one_of
 from milvus_hubness.stores.protocols import Store
-from tests.crash.ports import Application, Database, Place
-from tests.crash.sources import DIM, Rows, Shape, drawn_change
+from tests.chaos.ports import Application, Database, Place
+from tests.chaos.sources import DIM, Rows, Shape, drawn_change
 from tests.galleries import nnn, rich_rows
 
 COUNT, PENDING_ROWS, NEW_KEYS = 300, 45, 7_000_000

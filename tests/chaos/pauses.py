@@ -21,13 +21,14 @@ from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import Record
-from tests.crash.checks import assert_refreshed
-from tests.crash.corrected import Corrected
-from tests.crash.draws import drawn_biases
-from tests.crash.driver import Moment
-from tests.crash.milvus import MilvusDatabase, MilvusPlace
-from tests.crash.places import BACKENDS, PATIENCE, Command, be_quiet, said
-from tests.crash.sources import Shape
+from tests.chaos.checks import assert_refreshed
+from tests.chaos.corrected import Corrected
+from tests.chaos.draws import drawn_biases
+from tests.chaos.milvus import MilvusDatabase, MilvusPlace
+from tests.chaos.moments import Moment
+from tests.chaos.places import BACKENDS, PATIENCE, Command
+from tests.chaos.processes import be_quiet, is_stopped, problem_of
+from tests.chaos.sources import Shape
 
 READS = {"announcing": 4, "filling": 4, "writing": 16, "flipping": 2}
 """About how many times each stage reads rows."""
@@ -45,7 +46,7 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
 
     It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
     """
-    corrected = Corrected(place, f"rivals_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99))
+    corrected = Corrected(place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99))
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
     options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)
     command = Command(place, ("refresh", corrected.name, *options))
@@ -75,14 +76,14 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
     return str(moment)
 
 
-def run_rivals(seed: int, backend: str) -> list[dict[str, Any]]:
+def run_pauses(seed: int, backend: str) -> list[dict[str, Any]]:
     """Two pairs of processes at a backend; prints a line for each. What happened, and the problem if any."""
     be_quiet()
     found = []
-    with tempfile.TemporaryDirectory(prefix="rivals-") as folder, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="pauses-") as folder, contextlib.ExitStack() as stack:
         server = stack.enter_context(BACKENDS[backend].server())
         for number in range(PAIRS):
-            rng = random.Random(f"rivals {seed} {backend} {number}")
+            rng = random.Random(f"pauses {seed} {backend} {number}")
             facts: dict[str, Any] = {"backend": backend, "number": number, "paused": "", "problem": ""}
             place = MilvusPlace.within(Path(folder), server)
             began = time.monotonic()
@@ -90,9 +91,9 @@ def run_rivals(seed: int, backend: str) -> list[dict[str, Any]]:
                 with place.hosted() if server is None else contextlib.nullcontext(place) as at:
                     facts["paused"] = assert_one_writes(at, rng, waits=True)
             except Exception as error:
-                facts["problem"] = said(error)
+                facts["problem"] = problem_of(error)
             facts["seconds"] = round(time.monotonic() - began, 1)
-            print(f"rivals: {facts}", flush=True)
+            print(f"pauses: {facts}", flush=True)
             found.append(facts)
     return found
 
@@ -103,7 +104,7 @@ def _paused(command: Command, moment: Moment) -> Iterator[BaseProcess]:
     process = command.started(moment=moment, sign=signal.SIGSTOP)
     try:
         until = time.monotonic() + PATIENCE
-        while _status(process) != "T":
+        while not is_stopped(process):
             assert process.is_alive(), f"it ended before {moment}: {command.told()}"
             assert time.monotonic() < until, f"it did not come to {moment}"
             time.sleep(0.02)
@@ -111,12 +112,6 @@ def _paused(command: Command, moment: Moment) -> Iterator[BaseProcess]:
     finally:
         process.kill()
         process.join()
-
-
-def _status(process: BaseProcess) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    return ""
 
 
 def _assert_refused(command: Command) -> None:

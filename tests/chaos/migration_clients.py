@@ -14,9 +14,10 @@ import numpy as np
 
 from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, migrate, plan_migration, rollback
 from milvus_hubness.operations.progress import Throttle
-from tests.crash.places import BACKENDS, be_quiet
-from tests.crash.ports import Application as Client
-from tests.crash.ports import Database
+from tests.chaos.places import BACKENDS
+from tests.chaos.ports import Application as Client
+from tests.chaos.ports import Database
+from tests.chaos.processes import be_quiet, problem_of
 from tests.galleries import vectors
 
 DIM, STEADY, RANGE = 16, 300, 1_200
@@ -192,7 +193,7 @@ def run_writers(backend: str, seconds: float, *, rename: bool) -> dict[str, Any]
                 )
             facts |= {"written": done.written, "reads": done.reads, "problem": ""}
         except Exception as error:
-            facts["problem"] = f"{type(error).__name__}: {error}"
+            facts["problem"] = problem_of(error)
     facts["seconds"] = round(time.monotonic() - began, 1)
     print(f"writers: {facts}", flush=True)
     return facts

@@ -17,9 +17,9 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import HubnessClient, HubnessError
 from milvus_hubness.codec.base import PENDING
-from tests.crash.corrected import Biases, Corrected
-from tests.crash.places import PATIENCE
-from tests.crash.sources import DIM
+from tests.chaos.corrected import Biases, Corrected
+from tests.chaos.places import PATIENCE
+from tests.chaos.sources import DIM
 from tests.galleries import vectors
 
 LIMIT, QUERIES = 30, 2

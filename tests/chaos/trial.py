@@ -5,42 +5,28 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from tests.crash.places import BACKENDS, be_quiet, said
-from tests.crash.ports import Place
+from tests.chaos.places import BACKENDS
+from tests.chaos.ports import Place
+from tests.chaos.processes import be_quiet, problem_of
 from tests.servers import MilvusServer
-
-
-class _HasLine(Protocol):
-    @property
-    def line(self) -> str: ...
-
-
-TrialOf = TypeVar("TrialOf", contravariant=True)
-OutcomeOf = TypeVar("OutcomeOf", bound=_HasLine, covariant=True)
-
-
-class Runs(Protocol[TrialOf, OutcomeOf]):
-    """A Runner of either suite."""
-
-    @property
-    def is_served(self) -> bool: ...
-
-    def run(self, trial: TrialOf) -> OutcomeOf: ...
 
 
 @dataclass
 class Ended:
-    """How a trial ended. seconds: of the whole trial."""
+    """How a trial ended. answers: of searches meanwhile, by the biases that they were by: those at first, those
+    after, and the others. seconds: of the whole trial."""
 
     trial: Any
     moment: str = ""
     reached: str = ""
     first_exit: int | None = None
+    answers: Counter[int] = field(default_factory=Counter)
     problem: str = ""
     seconds: float = 0.0
 
@@ -83,13 +69,15 @@ class PlacedRunner(ABC, Generic[EndedOf]):
     def run(self, trial: Any) -> EndedOf:
         """What happened. Its `problem` is empty where all that must hold does."""
         outcome, began = type(self).outcome_of(trial), time.monotonic()
-        place = BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
         try:
-            self.attempt(place, outcome)
+            self.attempt(self.place_of(trial), outcome)
         except Exception as error:
-            outcome.problem = said(error)
+            outcome.problem = problem_of(error)
         outcome.seconds = time.monotonic() - began
         return outcome
+
+    def place_of(self, trial: Any) -> Place:
+        return BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
 
     @abstractmethod
     def attempt(self, place: Place, outcome: EndedOf) -> None:
@@ -97,18 +85,31 @@ class PlacedRunner(ABC, Generic[EndedOf]):
 
 
 def run_one_by_one(
-    backend: str, trials: Iterable[TrialOf], runner_of: Callable[..., Runs[TrialOf, OutcomeOf]]
-) -> list[OutcomeOf]:
+    backend: str, trials: Iterable[Any], runner_of: Callable[..., PlacedRunner[EndedOf]]
+) -> list[EndedOf]:
     """The outcomes; prints a line for each. runner_of: (folder, server=…), asked anew where a server did not
     come back after it was killed."""
     be_quiet()
     outcomes = []
     there = BACKENDS[backend]
     with there.folder("crash-") as folder, contextlib.ExitStack() as stack:
-        runner: Runs[TrialOf, OutcomeOf] | None = None
+        runner: PlacedRunner[EndedOf] | None = None
         for trial in trials:
             if runner is None or not runner.is_served:
                 runner = runner_of(Path(folder), server=stack.enter_context(there.server()))
             outcomes.append(runner.run(trial))
             print(outcomes[-1].line, flush=True)
     return outcomes
+
+
+def summary(outcomes: Sequence[Ended]) -> dict[str, Any]:
+    """How many trials there were, of which kinds, and how they ended."""
+    return {
+        "trials": len(outcomes),
+        "failed": sum(bool(each.problem) for each in outcomes),
+        "killed": sum(each.first_exit != 0 for each in outcomes),
+        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
+        "reached_at_the_kill": dict(Counter(each.reached for each in outcomes)),
+        "answers_meanwhile": sum(each.answers.total() for each in outcomes),
+        "seconds": round(sum(each.seconds for each in outcomes), 1),
+    }

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from milvus_hubness import CSLS, NNN, Blend, Estimator
-from tests.crash.corrected import Biases
-from tests.crash.places import BACKENDS
-from tests.crash.sources import DIM, Shape
+from tests.chaos.corrected import Biases
+from tests.chaos.places import BACKENDS
+from tests.chaos.sources import DIM, Shape
 from tests.galleries import vectors
 
 KINDS = ["full"] * 10 + ["pending"] * 6 + ["revert"] * 4

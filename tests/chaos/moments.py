@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter
@@ -15,8 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milvus_hubness.refresh import plan as refresh_plan
-from tests.crash.ports import Program
-from tests.crash.stages import COURSES, Course
+from tests.chaos.ports import Program
+from tests.chaos.processes import be_quiet, run_command_line
+from tests.chaos.stages import COURSES, Course
 
 
 @dataclass(frozen=True)
@@ -137,19 +136,18 @@ class Counted:
 
 def run(order: Order) -> None:
     """Run the command line as ordered. Exits with its exit code, unless it is killed."""
-    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
+    be_quiet()
     watch, program = Watch(order), order.program
     if order.rebuilds:
         refresh_plan.FEWEST_ROWS = 1
     program.take_in_chunks(order.course.rows_per_chunk)
     program.count_requests(watch)
     order.course.follow(watch.enter, program.store)
-    sys.argv = [program.name, *order.argv]
-    try:
-        program.main()
-    finally:
-        watch.write_down()
-        # A forked process ends without these, by which Milvus Lite closes its file.
-        atexit._run_exitfuncs()
+
+    def main() -> None:
+        try:
+            program.main()
+        finally:
+            watch.write_down()
+
+    run_command_line(main, [program.name, *order.argv], order.log, order.log)

@@ -20,9 +20,9 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
 from qdrant_hubness.store import store as qdrant_store
-from tests.crash.driver import Counted, Watch
-from tests.crash.ports import Application, Database, Place, Program, Sameness
-from tests.crash.sources import DIM, ROWS, Key, Rows, Shape
+from tests.chaos.moments import Counted, Watch
+from tests.chaos.ports import Application, Database, Place, Program, Sameness
+from tests.chaos.sources import DIM, ROWS, Key, Rows, Shape
 from tests.galleries import rich_rows
 from tests.servers import MilvusServer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.crash.ports import Sameness
+from tests.chaos.ports import Sameness
 from tests.galleries import vectors
 
 DIM, ROWS, TOUCHED = 16, 2_400, 8

@@ -10,8 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,18 @@ from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.stores.milvus_server import is_one_of
-from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command, said
-from tests.crash.ports import Database, Place
-from tests.crash.series import run_one_by_one
-from tests.crash.sources import DIM, ROWS, Rows, Shape, assert_same, drawn_change
+from tests.chaos.moments import Moment
+from tests.chaos.places import BACKENDS, Command
+from tests.chaos.ports import Database, Place
+from tests.chaos.sources import DIM, ROWS, Rows, Shape, assert_same, drawn_change
+from tests.chaos.trial import Ended, PlacedRunner
 from tests.galleries import nnn, vectors
-from tests.servers import MilvusServer
 
 K, ALPHA, QUERIES = 8, 0.75, 64
 CONSOLE_LINES = 12
 KINDS = ["run"] * 20 + ["rollback"] * 7 + ["plan"] * 3
+COUNT = len(KINDS)
+"""Trials of each backend."""
 REQUESTS = {
     "milvus": {
         "run": {
@@ -65,7 +64,7 @@ _numbers = itertools.count()
 class Trial:
     """kind: the command that is killed. how: at a request, at a time, or, run as a user would, after a line
     that it printed. victim: the process, the server, or both. app_writes: the application goes on writing
-    between the two runs."""
+    between the two runs. rows: of the collection."""
 
     seed: int
     backend: str
@@ -78,6 +77,7 @@ class Trial:
     app_writes: bool
     method: str
     shape: Shape
+    rows: int = ROWS
 
     @property
     def random(self) -> random.Random:
@@ -125,28 +125,12 @@ def trials(seed: int, backend: str) -> list[Trial]:
 
 
 @dataclass
-class Outcome:
-    """ledger: the migration's phase when the killed process was dead. seconds: of the whole trial."""
-
-    trial: Trial
-    moment: str = ""
-    ledger: str = ""
-    first_exit: int | None = None
-    problem: str = ""
-    seconds: float = 0.0
+class Outcome(Ended):
+    """reached: the migration's phase in the ledger when the killed process was dead."""
 
     @property
-    def line(self) -> str:
-        ended = f"FAILED: {self.problem}" if self.problem else "ok"
-        return (
-            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, ledger "
-            f"{self.ledger!r}, {self.seconds:.1f} s: {ended}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
-        mine = {name: value for name, value in vars(self).items() if name != "trial"}
-        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+    def came_to(self) -> str:
+        return f"ledger {self.reached!r}"
 
 
 @dataclass
@@ -160,49 +144,30 @@ class _Names:
     ours: set[str] = field(default_factory=set)
 
 
-class Runner:
-    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
-    uri: of a server that is not killed, and that others may use."""
+class Runner(PlacedRunner[Outcome]):
+    outcome_of = Outcome
 
-    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
-        self._folder, self._server, self._uri = folder, server, uri
+    def __init__(self, folder: Path, **server: Any) -> None:
+        super().__init__(folder, **server)
         self._seconds: dict[tuple[str, bool], float] = {}
-        self._bank = folder / "bank.npy"
-        np.save(self._bank, vectors(np.random.default_rng(99), QUERIES, DIM))
+        self.bank = folder / "bank.npy"
+        np.save(self.bank, vectors(np.random.default_rng(99), QUERIES, DIM))
 
-    def run(self, trial: Trial) -> Outcome:
-        """What happened. Its `problem` is empty where all that must hold does."""
-        outcome, began = Outcome(trial), time.monotonic()
-        try:
-            _Attempt(self, trial, outcome).run()
-        except Exception as error:
-            outcome.problem = said(error)
-        outcome.seconds = time.monotonic() - began
-        return outcome
-
-    @property
-    def is_served(self) -> bool:
-        """Whether its server, if it has one, came back after it was killed."""
-        return self._server is None or self._server.is_running
-
-    @property
-    def bank(self) -> Path:
-        return self._bank
-
-    def place(self, backend: str) -> Place:
-        return BACKENDS[backend].place.within(self._folder, self._server, self._uri)
+    def attempt(self, place: Place, outcome: Outcome) -> None:
+        _Attempt(self, place, outcome).run()
 
     def seconds(self, trial: Trial) -> float:
         """How long the trial's command takes from its first request on, if nothing disturbs it."""
         if trial.course not in self._seconds:
-            self._seconds[trial.course] = _Attempt(self, trial, Outcome(trial)).undisturbed()
+            attempt = _Attempt(self, self.place_of(trial), Outcome(trial))
+            self._seconds[trial.course] = attempt.undisturbed()
         return self._seconds[trial.course]
 
 
 class _Attempt:
-    def __init__(self, runner: Runner, trial: Trial, outcome: Outcome) -> None:
-        self._runner, self._trial, self._outcome = runner, trial, outcome
-        self._place = runner.place(trial.backend)
+    def __init__(self, runner: Runner, place: Place, outcome: Outcome) -> None:
+        self._runner, self._place, self._outcome = runner, place, outcome
+        self._trial = trial = outcome.trial
         stem = f"crash_{os.getpid()}_{next(_numbers)}"
         application = stem if trial.rename else f"{stem}_live"
         self._names = _Names(
@@ -226,7 +191,7 @@ class _Attempt:
             self._prepare()
             self._outcome.first_exit = self._killed(seconds)
             with self._place.open() as database:
-                self._outcome.ledger = self._phase(database)
+                self._outcome.reached = self._phase(database)
                 if self._trial.app_writes:
                     self._write_as_the_application(database, 9_000_000)
             self._run_again()
@@ -251,7 +216,7 @@ class _Attempt:
             store = database.store
             self._others = database.collections() | {LEDGER}
             seed = trial.seed * 100 + trial.number
-            database.make_source(names.source, trial.shape, seed, count=ROWS)
+            database.make_source(names.source, trial.shape, seed, count=trial.rows)
             if not trial.rename:
                 store.point_alias(names.alias, names.source)
             self._source = database.held(names.source)
@@ -448,22 +413,3 @@ class _Attempt:
             for migration in ledger.migrations():
                 if migration.target == names.target:
                     ledger.forget(migration)
-
-
-def run_trials(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
-    """These trials of a backend, one after the other; prints a line for each."""
-    chosen = [trial for trial in trials(seed, backend) if trial.number in numbers]
-    return run_one_by_one(backend, chosen, Runner)
-
-
-def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """How many trials there were, of which kinds, and how they ended."""
-    failed = [each for each in outcomes if each.problem]
-    return {
-        "trials": len(outcomes),
-        "failed": len(failed),
-        "killed": sum(each.first_exit != 0 for each in outcomes),
-        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
-        "phases_at_the_kill": dict(Counter(each.ledger for each in outcomes)),
-        "seconds": round(sum(each.seconds for each in outcomes), 1),
-    }

@@ -6,20 +6,17 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from milvus_hubness.migration.ledger import Ledger, Migration
-from tests.crash.checks import assert_refreshed
-from tests.crash.corrected import Corrected
-from tests.crash.draws import drawn_biases
-from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command
-from tests.crash.ports import Database, Place
-from tests.crash.series import Ended, PlacedRunner, run_one_by_one
-from tests.crash.sources import Rows, Shape, assert_same
+from tests.chaos.checks import assert_refreshed
+from tests.chaos.corrected import Corrected
+from tests.chaos.draws import drawn_biases
+from tests.chaos.moments import Moment
+from tests.chaos.places import BACKENDS, Command
+from tests.chaos.ports import Database, Place
+from tests.chaos.sources import Rows, Shape, assert_same
+from tests.chaos.trial import Ended, PlacedRunner
 
 COUNT = 16
 """Trials of each backend."""
@@ -180,21 +177,3 @@ class _Attempt:
         assert_same(database.shown(self._former), wanted, sameness)
         there = database.counted(self._former)
         assert there == len(wanted), f"{there} rows for {len(wanted)} keys in the former copy"
-
-
-def run_rebuilds(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
-    """These trials of a backend, one after the other; prints a line for each."""
-    chosen = [trial for trial in trials(seed, backend) if trial.number in numbers]
-    return run_one_by_one(backend, chosen, Runner)
-
-
-def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """How many trials there were, and how they ended."""
-    return {
-        "trials": len(outcomes),
-        "failed": sum(bool(each.problem) for each in outcomes),
-        "killed": sum(each.first_exit != 0 for each in outcomes),
-        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
-        "reached_at_the_kill": dict(Counter(each.reached for each in outcomes)),
-        "seconds": round(sum(each.seconds for each in outcomes), 1),
-    }

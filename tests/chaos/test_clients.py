@@ -2,10 +2,10 @@
 
 import pytest
 
+from tests.chaos.migration_clients import migrate_beside_writers
+from tests.chaos.milvus import MilvusDatabase
+from tests.chaos.places import BACKENDS
 from tests.conftest import Backend
-from tests.crash.milvus import MilvusDatabase
-from tests.crash.places import BACKENDS
-from tests.crash.writers import migrate_beside_writers
 
 SECONDS = 12
 

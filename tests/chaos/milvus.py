@@ -21,15 +21,15 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.stores import milvus
 from milvus_hubness.stores.milvus_server import connect, is_one_of
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
-from tests.crash.driver import Counted, Watch
-from tests.crash.ports import Database, Place, Program, Sameness
-from tests.crash.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
+from tests.chaos.moments import Counted, Watch
+from tests.chaos.ports import Database, Place, Program, Sameness
+from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
 from tests.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
 from tests.servers import MilvusServer, lite_uri
 
 _STORED_WIDTH = 32
 _FLOAT, _EPOCH = ({"datatype": DataType.FLOAT, "default_value": 0.0}, {"datatype": DataType.INT64, "default_value": 0})
-_FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
+FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
     "second": {
         SECOND_VECTOR_FIELD: (
@@ -52,7 +52,7 @@ class MilvusDatabase(Database):
 
     def make_source(self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = "") -> None:
         """As Database.make_source; loaded."""
-        client, more = self.client, _FURTHER_FIELDS.get(biases, {})
+        client, more = self.client, FURTHER_FIELDS.get(biases, {})
         schema = rich_schema(client, shape.key, DIM)
         for field, (kind, _) in more.items():
             schema.add_field(field, **kind)

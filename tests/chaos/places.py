@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import multiprocessing
 import os
 import random
 import signal
 import tempfile
 import time
-import traceback
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch
-
-from tests.crash import driver
-from tests.crash.driver import Moment, Order
-from tests.crash.milvus import MilvusPlace
-from tests.crash.ports import Place
-from tests.crash.qdrant import QdrantPlace
-from tests.crash.sources import Shape
+from tests.chaos import moments
+from tests.chaos.milvus import MilvusPlace
+from tests.chaos.moments import Moment, Order
+from tests.chaos.ports import Place
+from tests.chaos.processes import FORKS
+from tests.chaos.qdrant import QdrantPlace
+from tests.chaos.sources import Shape
 from tests.servers import MilvusServer
 
 PATIENCE = 180
 MEMORY = "/dev/shm"
-
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.crash.places"])
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class Command:
 
     def started(self, **facts: object) -> BaseProcess:
         """facts: of the order."""
-        process = _forks.Process(target=driver.run, args=(self.order(**facts),), daemon=True)
+        process = FORKS.Process(target=moments.run, args=(self.order(**facts),), daemon=True)
         process.start()
         return process
 
@@ -164,17 +157,3 @@ class Command:
         server.kill()
         server.start()
         return self.finished(process)
-
-
-def be_quiet() -> None:
-    torch.set_num_threads(1)
-    for library in ("pymilvus", "milvus_lite", "milvus_hubness", "qdrant_hubness"):
-        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
-
-
-def said(error: BaseException) -> str:
-    """What a failed assertion says, or the line that does not hold; of other errors their class too."""
-    if not isinstance(error, AssertionError):
-        return f"{type(error).__name__}: {error}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return str(error).partition("\nassert")[0] or f"not so: {frame.line}"

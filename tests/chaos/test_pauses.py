@@ -1,4 +1,4 @@
-"""Overlapping jobs, held calls and takeovers: no write of HubnessClient is undone."""
+"""A paused job that another has taken over changes nothing more: no write of an application is undone."""
 
 import os
 import random
@@ -6,30 +6,15 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from pymilvus.client import grpc_handler
 
-from tests.chaos.jobs import be_quiet
-from tests.chaos.kinds import KINDS
-from tests.chaos.scene import CLIENT_TTL, Scene, milvus
-from tests.chaos.trials import Trial, run_trial
+from tests.chaos.milvus import MilvusPlace
+from tests.chaos.pauses import assert_one_writes
+from tests.chaos.scene import CLIENT_TTL, Scene
 
 SEED = int(os.environ.get("CHAOS_SEED", "7"))
-LEASE_SECONDS = 2.0
+LEASE_SECONDS = 1.0
 ESTIMATOR = ["--method", "nnn", "--k", "4", "--alpha", "0.75"]
 WRITTEN = 86
-
-
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory):
-    with milvus("lite", tmp_path_factory.mktemp("chaos")) as address:
-        yield address
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    """As other tests are, after these."""
-    monkeypatch.setattr("pymilvus.client.grpc_handler.time", grpc_handler.time)
-    be_quiet()
 
 
 @pytest.fixture
@@ -119,18 +104,13 @@ def test_a_migration_that_was_taken_over_undoes_nothing(scene):
     assert scene.plain.describe_alias(scene.name)["collection_name"] == second.result["facts"]["target"]
 
 
-FIRST_OF_GROUP = {kind.group: name for name, kind in reversed(KINDS.items())}
-FIXED = [
-    *((name, "take over", 11) for name in FIRST_OF_GROUP.values()),
-    ("refresh", "duplicate", 3),
-    ("refresh", "late", 5),
-    *(pytest.param(name, "take over", 13, marks=pytest.mark.long) for name in KINDS),
-    *(pytest.param(name, "together", 17, marks=pytest.mark.long) for name in KINDS),
-]
-"""One of each group in make test, with one write delivered twice; the others in make test-long."""
+def test_a_second_process_is_refused_then_takes_over(tmp_path):
+    """A second process has done its work meanwhile, and a third was refused."""
+    with MilvusPlace.within(tmp_path).hosted() as place:
+        print(SEED, assert_one_writes(place, random.Random(SEED)))
 
 
-@pytest.mark.parametrize(("kind", "plan", "seed"), FIXED)
-def test_a_trial(uri, tmp_path, kind, plan, seed):
-    outcome = run_trial(Trial(seed, kind, "lite", plan), uri, tmp_path)
-    assert not outcome.problem, outcome.line
+@pytest.mark.long
+def test_a_second_process_is_refused_then_takes_over_on_a_server(served_uri, tmp_path):
+    place = MilvusPlace.within(tmp_path, None, served_uri)
+    print(SEED, assert_one_writes(place, random.Random(SEED)))

@@ -5,30 +5,30 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from milvus_hubness.state import CollectionState
-from tests.crash.application import Reader, Writer
-from tests.crash.checks import assert_refreshed
-from tests.crash.corrected import Biases, Corrected
-from tests.crash.draws import REQUESTS, SURE_REQUESTS, drawn_biases, trials
-from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command
-from tests.crash.ports import Database, Place
-from tests.crash.series import Ended, PlacedRunner, run_one_by_one
+from tests.chaos.checks import assert_refreshed
+from tests.chaos.corrected import Biases, Corrected
+from tests.chaos.draws import KINDS, REQUESTS, SURE_REQUESTS, drawn_biases, trials
+from tests.chaos.moments import Moment
+from tests.chaos.places import BACKENDS, Command
+from tests.chaos.ports import Database, Place
+from tests.chaos.refresh_clients import Reader, Writer
+from tests.chaos.trial import Ended, PlacedRunner
+
+__all__ = ["COUNT", "Runner", "trials"]
+
+COUNT = len(KINDS)
+"""Trials of each backend."""
 
 _numbers = itertools.count()
 
 
 @dataclass
 class Outcome(Ended):
-    """reached: how far the killed process had come. answers: of searches meanwhile, by the biases that they
-    were by: those at first, those after, and the others."""
-
-    answers: Counter[int] = field(default_factory=Counter)
+    """reached: how far the killed process had come."""
 
     @property
     def came_to(self) -> str:
@@ -130,22 +130,3 @@ class _Attempt:
         if trial.again == "plain":
             return self._new if flipped or announced else self._old
         return self._old if flipped and trial.kind == "revert" else self._new
-
-
-def run_refreshes(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
-    """These trials of a backend, one after the other; prints a line for each."""
-    chosen = [trial for trial in trials(seed, backend) if trial.number in numbers]
-    return run_one_by_one(backend, chosen, Runner)
-
-
-def summary(outcomes: list[Outcome]) -> dict[str, Any]:
-    """How many trials there were, of which kinds, and how they ended."""
-    return {
-        "trials": len(outcomes),
-        "failed": sum(bool(each.problem) for each in outcomes),
-        "killed": sum(each.first_exit != 0 for each in outcomes),
-        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
-        "reached_at_the_kill": dict(Counter(each.reached for each in outcomes)),
-        "answers_meanwhile": sum(each.answers.total() for each in outcomes),
-        "seconds": round(sum(each.seconds for each in outcomes), 1),
-    }

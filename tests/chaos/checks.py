@@ -13,9 +13,9 @@ from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
-from tests.crash.corrected import Biases, Corrected, expected_biases
-from tests.crash.ports import Database
-from tests.crash.sources import assert_same
+from tests.chaos.corrected import Biases, Corrected, expected_biases
+from tests.chaos.ports import Database
+from tests.chaos.sources import assert_same
 
 OFF = 1e-4
 OFF_OF_NEW_ROWS = 0.5

@@ -7,17 +7,18 @@ import re
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.jobs import Job, be_quiet
+from tests.chaos.jobs import Job
 from tests.chaos.kinds import KINDS, Kind, claims, holds
+from tests.chaos.processes import be_quiet, problem_of
 from tests.chaos.relay import Relay, Rule, base_name
 from tests.chaos.scene import Scene, milvus
+from tests.chaos.settings import hasten
 
 LEASE_SECONDS = 2.0
 PATIENCE, WAITING, TAKEOVER_SECONDS = 60.0, 20.0, 12.0
@@ -43,7 +44,7 @@ SHARES = {"rows": 60, "changes": 28, "reads": 12}
 class Trial:
     """One trial is what its seed, its kind and its backend say. plan: one of PLANS, "" to draw it; likewise
     `second`, the place of the second command among those of the kind, `skewed`, and `call`: the call that is
-    held, as "request of Upsert 2 _src_hubness", for what a calibration on another day does not draw again."""
+    held, as "request of Upsert 2 _src_hubness", in place of one that is drawn of all that the job makes."""
 
     seed: int
     kind: str
@@ -120,16 +121,14 @@ def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
     """What happened."""
     outcome, began = Outcome(trial), time.monotonic()
     try:
-        calls = typical_calls(trial.kind, uri, folder)
+        calls = () if trial.call else typical_calls(trial.kind, uri, folder)
         began = time.monotonic()
         rng = random.Random(f"chaos {trial.kind} {trial.seed}")
         metric = rng.choice(["IP", "COSINE", "L2"])
         with Scene(uri, folder, rng, metric=metric) as scene:
             _Run(trial, outcome, scene, rng, calls).run()
-    except AssertionError as error:
-        outcome.problem = str(error).partition("\nassert")[0] or _line_of(error)
     except Exception as error:
-        outcome.problem = f"{type(error).__name__}: {error} ({_line_of(error)})"
+        outcome.problem = problem_of(error)
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
@@ -137,6 +136,7 @@ def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
 def run_part(trials: list[Trial]) -> list[Outcome]:
     """Run these trials, all of one backend, on a server of their own; print a line for each."""
     be_quiet()
+    hasten()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, milvus(trials[0].backend, Path(folder)) as uri:
         for trial in trials:
@@ -144,11 +144,6 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
             sys.stdout.write(outcomes[-1].line + "\n")
             sys.stdout.flush()
     return outcomes
-
-
-def _line_of(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno} {frame.line}"
 
 
 class _Run:
@@ -273,11 +268,12 @@ class _Run:
             time.sleep(0.3)
 
     def _rule(self, relay: Relay) -> Rule:
-        method, name, nth = _drawn(self._rng, self._calls)
-        edge = self._rng.choice(["request", "request", "response"])
         if self._outcome.trial.call:
             edge, _, method, number, name = self._outcome.trial.call.split(" ")
             nth, name = int(number), name.strip("-")
+        else:
+            method, name, nth = _drawn(self._rng, self._calls)
+            edge = self._rng.choice(["request", "request", "response"])
         collection = self._named(name)
         made: dict[str, Any] = {
             "duplicate": lambda: relay.duplicate(method, collection, nth),
