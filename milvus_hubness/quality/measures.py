@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import Operands, full_precision
 from milvus_hubness.kernels.primitives import uses_numpy, whole_number
 
+if TYPE_CHECKING:
+    import torch
+
 CHUNK = 1 << 22
+MARGIN = 4 * float(np.finfo(np.float32).eps)
+"""Scores that differ by less, relative to the largest, count as equal."""
 
 
 class Interval(NamedTuple):
@@ -71,6 +74,7 @@ def nearest(
 ) -> npt.NDArray[np.int64]:
     """Return (n, k) numbers of the items (m, d) with the highest s(q, r) − b(r) for queries (n, d), best first. Raises
     InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
+
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
@@ -181,11 +185,13 @@ def ranks(
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items. positives: for each query the
     number of its gallery item, or several. Scores that are equal up to float32 rounding rank behind the positive's.
     Memory: a tile of at least one row of scores. Raises InvalidInput, DimensionMismatch, NonFiniteVectors."""
+    import torch
+
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
     places = np.empty(len(items), np.int64)
     for part, scores in score_tiles(query_vectors, stored):
-        margin = 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(1)
+        margin = MARGIN * scores.abs().amax(1)
         first, last = starts[:-1][part], starts[1:][part]
         for nth in range(int((last - first).max())):
             some = np.flatnonzero(first + nth < last)
@@ -203,6 +209,10 @@ SMALL_TILE = 1 << 21
 
 def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
+    import torch
+
+    from milvus_hubness.kernels.operands import Operands, full_precision
+
     if uses_numpy(queries.size * len(gallery)):
         size = max(1, SMALL_TILE // len(gallery))
         for start in range(0, len(queries), size):
@@ -248,6 +258,8 @@ def assess(
     depth = min(DEPTH, len(gallery))
     retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
+    import torch
+
     answers = None if positives is None else torch.from_numpy(_padded(positives))
     stacked = np.stack(biases)
     for part, scores in score_tiles(queries, gallery):
@@ -258,7 +270,7 @@ def assess(
             retrieved[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
             if own_answers is not None:
                 own = corrected.gather(1, own_answers).amax(1, keepdim=True)
-                margin = 4 * torch.finfo(scores.dtype).eps * torch.maximum(largest, bias.abs().max())
+                margin = MARGIN * largest.clamp(min=float(bias.abs().max()))
                 ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
     return Outcome(ranks, retrieved)
 

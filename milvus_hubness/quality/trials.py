@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
@@ -24,7 +23,6 @@ from milvus_hubness.estimators import (
 )
 from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import as_tensor
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import DEPTH, score_tiles
 
@@ -38,10 +36,10 @@ def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
     for part, scores in score_tiles(queries, items):
-        corrected = scores - as_tensor(biases, scores.dtype, scores.device)
+        corrected = scores - scores.new_tensor(biases)
         own = scores.gather(1, corrected.topk(depth, dim=1).indices)
-        ranks = [(scores > column[:, None]).sum(1) + 1 for column in own.T]
-        places[part] = torch.stack(ranks, dim=1).cpu().numpy()
+        for rank, column in enumerate(own.T):
+            places[part, rank] = ((scores > column[:, None]).sum(1) + 1).cpu().numpy()
     return places
 
 
