@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from types import ModuleType
 from typing import Any
 
 from benchmarks.environment import RESULTS, environment, save
@@ -28,11 +27,8 @@ EVERYTHING = (["overlaps", "--count", "12"], ["kills"])
 OVERLAP_BACKENDS = ("lite", "server-2.3.5")
 TRIALS_PER_SERVER = 40
 WORKERS, WRITING_SECONDS = 3, 60
-SUITES: dict[str, ModuleType] = {
-    "migrations": killed_migrations,
-    "refreshes": killed_refreshes,
-    "rebuilds": killed_rebuilds,
-}
+SUITES = {"migrations": killed_migrations.COUNT, "refreshes": killed_refreshes.COUNT, "rebuilds": killed_rebuilds.COUNT}
+"""What is killed, and how many trials of it each backend has."""
 
 
 def main() -> None:
@@ -148,9 +144,9 @@ def _run_kills(chosen: argparse.Namespace) -> bool:
     with _pool(WORKERS) as pool:
         running: dict[str, list[Future[Any]]] = {suite: [] for suite in suites}
         for suite in suites:
-            numbers = chosen.only or list(range(SUITES[suite].COUNT))
+            numbers = chosen.only or list(range(SUITES[suite]))
             parts = [(backend, numbers[i::2]) for backend in backends for i in range(2)]
-            running[suite] = [pool.submit(_run_suite, suite, chosen.seed, *part) for part in parts if part[1]]
+            running[suite] = [pool.submit(trial.run_kills, suite, chosen.seed, *part) for part in parts if part[1]]
         writing, pausing = [], []
         if not chosen.only and "migrations" in suites:
             beside = [(backend, rename) for backend in backends for rename in _moves(backend)]
@@ -177,13 +173,6 @@ def _run_kills(chosen: argparse.Namespace) -> bool:
         }
         _save("crash", made)
     return any(each["failed"] for each in found.values()) or any(each["problem"] for each in writers + pauses)
-
-
-def _run_suite(suite: str, seed: int, backend: str, numbers: list[int]) -> list[trial.Ended]:
-    """Run these trials of a backend, one after the other; print a line for each."""
-    module = SUITES[suite]
-    chosen = [each for each in module.trials(seed, backend) if each.number in numbers]
-    return trial.run_one_by_one(backend, chosen, module.Runner)
 
 
 def _moves(backend: str) -> list[bool]:

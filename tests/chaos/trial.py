@@ -6,8 +6,9 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -84,19 +85,20 @@ class PlacedRunner(ABC, Generic[EndedOf]):
         """The trial itself. Raises what does not hold."""
 
 
-def run_one_by_one(
-    backend: str, trials: Iterable[Any], runner_of: Callable[..., PlacedRunner[EndedOf]]
-) -> list[EndedOf]:
-    """The outcomes; prints a line for each. runner_of: (folder, server=…), asked anew where a server did not
-    come back after it was killed."""
+def run_kills(suite: str, seed: int, backend: str, numbers: Collection[int]) -> list[Ended]:
+    """Run these trials of a backend, one after the other; print a line for each. suite: what is killed, as in
+    the name of its module."""
+    module = import_module(f"tests.chaos.killed_{suite}")
     be_quiet()
-    outcomes = []
+    outcomes: list[Ended] = []
     there = BACKENDS[backend]
     with there.folder("crash-") as folder, contextlib.ExitStack() as stack:
-        runner: PlacedRunner[EndedOf] | None = None
-        for trial in trials:
+        runner = None
+        for trial in module.trials(seed, backend):
+            if trial.number not in numbers:
+                continue
             if runner is None or not runner.is_served:
-                runner = runner_of(Path(folder), server=stack.enter_context(there.server()))
+                runner = module.Runner(Path(folder), server=stack.enter_context(there.server()))
             outcomes.append(runner.run(trial))
             print(outcomes[-1].line, flush=True)
     return outcomes
