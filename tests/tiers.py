@@ -73,7 +73,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Send the tests of one module on one database to one worker, with what was made for the module.
 
     Tests on Milvus 2.3.5 share three workers, as each of them starts a server of its own; tests on Ray share
-    one worker and its cluster. A long trial goes where there is room.
+    one worker and its cluster, those of the demo its retriever. A long trial goes where there is room.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -82,8 +82,8 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
             if any(part in nodeid for part in MIGRATIONS):
                 return "server, migrations"
             return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
-        if "/distributed/" in file:
-            return "Ray"
+        if "/distributed/" in file or "/demo/" in file:
+            return file.rpartition("/")[0]
         return nodeid if any(part in nodeid for part in ALONE) else file
 
 

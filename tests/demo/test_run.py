@@ -7,7 +7,9 @@ from milvus_hubness.demo.run import Retriever, run
 
 
 @pytest.mark.lite_only
-def test_recall_rises_by_at_least_five_points(backend):
+def test_recall_rises_by_at_least_five_points(backend, monkeypatch, pairs, retriever):
+    monkeypatch.setattr("milvus_hubness.demo.run.collect", lambda: pairs)
+    monkeypatch.setattr("milvus_hubness.demo.run.build", lambda given, progress: retriever if given is pairs else None)
     before = set(backend.client().list_collections())
     stages = []
     result = run(backend.uri, progress=lambda *stage: stages.append(stage[0]))

@@ -5,18 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from milvus_hubness.demo.run import Pair, Retriever, build, collect, split_pairs, words
+from milvus_hubness.demo.run import Pair, Retriever, build, split_pairs, words
 from milvus_hubness.errors import InvalidInput
-
-
-@pytest.fixture(scope="module")
-def pairs() -> list[Pair]:
-    return collect()
-
-
-@pytest.fixture(scope="module")
-def retriever(pairs: list[Pair]) -> Retriever:
-    return build(pairs)
 
 
 @pytest.fixture(scope="module")
