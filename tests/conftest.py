@@ -1,5 +1,6 @@
 """The databases every congruence test runs against."""
 
+import gc
 import itertools
 import logging
 import os
@@ -85,6 +86,9 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if not tiers.is_left_out(item)]
     tiers.mark_tiers(items)
     tiers.order(items)
+    # What is imported stays: garbage collections look only at what tests make.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
