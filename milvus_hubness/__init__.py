@@ -5,45 +5,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from milvus_hubness.errors import AlreadyCorrected as AlreadyCorrected
-from milvus_hubness.errors import BankTooLarge as BankTooLarge
-from milvus_hubness.errors import BankTooSmall as BankTooSmall
-from milvus_hubness.errors import Cancelled as Cancelled
-from milvus_hubness.errors import CannotMigrate as CannotMigrate
-from milvus_hubness.errors import CollectionExists as CollectionExists
-from milvus_hubness.errors import CollectionNotFound as CollectionNotFound
-from milvus_hubness.errors import CorrectionNotRecommended as CorrectionNotRecommended
-from milvus_hubness.errors import CriticalLoad as CriticalLoad
-from milvus_hubness.errors import DimensionMismatch as DimensionMismatch
-from milvus_hubness.errors import DualWriteFailed as DualWriteFailed
-from milvus_hubness.errors import EmptyBank as EmptyBank
-from milvus_hubness.errors import EmptyCollection as EmptyCollection
-from milvus_hubness.errors import EncoderMismatch as EncoderMismatch
-from milvus_hubness.errors import FaissConflict as FaissConflict
-from milvus_hubness.errors import HookFailed as HookFailed
-from milvus_hubness.errors import HubnessError as HubnessError
-from milvus_hubness.errors import InvalidInput as InvalidInput
-from milvus_hubness.errors import InvalidParameter as InvalidParameter
-from milvus_hubness.errors import LeaseHeld as LeaseHeld
-from milvus_hubness.errors import LeaseLost as LeaseLost
-from milvus_hubness.errors import NoMigration as NoMigration
-from milvus_hubness.errors import NonFiniteVectors as NonFiniteVectors
-from milvus_hubness.errors import NoSpareColumns as NoSpareColumns
-from milvus_hubness.errors import NotCaughtUp as NotCaughtUp
-from milvus_hubness.errors import NotCorrected as NotCorrected
-from milvus_hubness.errors import ResumeRefused as ResumeRefused
-from milvus_hubness.errors import ServerUnavailable as ServerUnavailable
-from milvus_hubness.errors import StateError as StateError
-from milvus_hubness.errors import StoreError as StoreError
-from milvus_hubness.errors import UnfinishedMigration as UnfinishedMigration
-from milvus_hubness.errors import UnknownStateVersion as UnknownStateVersion
-from milvus_hubness.errors import UnreadableFile as UnreadableFile
-from milvus_hubness.errors import UnsupportedOperation as UnsupportedOperation
-from milvus_hubness.errors import VerificationFailed as VerificationFailed
-from milvus_hubness.errors import WriteIntentFailed as WriteIntentFailed
-from milvus_hubness.errors import WrongPhase as WrongPhase
-from milvus_hubness.errors import ZeroVectors as ZeroVectors
-from milvus_hubness.errors import naming_extras
+from milvus_hubness import errors as _errors
+
+_ERRORS = [name for name, kind in vars(_errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+globals().update({name: getattr(_errors, name) for name in _ERRORS})
 
 if TYPE_CHECKING:
     from milvus_hubness.banks.bank import QueryBank as QueryBank
@@ -55,6 +20,7 @@ if TYPE_CHECKING:
     from milvus_hubness.enable.enable import disable as disable
     from milvus_hubness.enable.enable import enable as enable
     from milvus_hubness.enable.plan import plan_enable as plan_enable
+    from milvus_hubness.errors import *  # noqa: F403
     from milvus_hubness.estimators import CSLS as CSLS
     from milvus_hubness.estimators import NNN as NNN
     from milvus_hubness.estimators import Blend as Blend
@@ -121,7 +87,7 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("milvus-hubness")
     elif name in _MODULES:
-        with naming_extras():
+        with _errors.naming_extras():
             value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -130,8 +96,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    errors = [name for name, value in globals().items() if isinstance(value, type) and issubclass(value, HubnessError)]
-    return sorted([*_MODULES, *errors, "__version__"])
+    return sorted([*_MODULES, *_ERRORS, "__version__"])
 
 
 class _Package(ModuleType):

@@ -21,8 +21,7 @@ EXTRAS = {
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
-# The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages are
-# redacted.
+# The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages are redacted.
 _AFTER_SCHEME = re.compile(r"""://([^\s"'<>]*)""")
 _WITHOUT_SCHEME = re.compile(r"""(?<![^\s"'<>/])[^\s"'<>/:@]+:[^\s"'<>/@]*@(?=[\w\[])""")
 _remembered: set[str] = set()

@@ -113,13 +113,7 @@ def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
 
 
 def test_public_names_are_all_there_and_documented():
-    names = {
-        alias.asname
-        for node in ast.walk(ast.parse(Path(milvus_hubness.__file__).read_text()))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname
-    }
+    names = set(dir(milvus_hubness)) - {"__version__"}
     assert {"HubnessClient", "Correction", "LeaseHeld", "migrate", "refresh"} < names
     for name in names:
         assert getattr(milvus_hubness, name).__doc__, f"{name} has no docstring"

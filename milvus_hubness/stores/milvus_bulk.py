@@ -121,8 +121,7 @@ class MilvusBulk(MilvusLedger):
 
     @property
     def _connection(self) -> Any:
-        # A MilvusClient has no method for imports, and those of pymilvus.utility only use the connections of
-        # the ORM.
+        # A MilvusClient has no method for imports, and those of pymilvus.utility only use the connections of the ORM.
         return self.client._get_connection()
 
 
