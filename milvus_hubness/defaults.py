@@ -27,8 +27,9 @@ MAX_MISS_RATE = 0.01
 DEFAULT_TOLERANCE = 1e-5
 """Difference between two biases, in units of the score, up to which a refresh does not write the row."""
 
-REBUILD_SHARE = 0.5
-"""Share of rows that need a write from which on a refresh makes a copy."""
+REBUILD_SHARE, REBUILD_ROWS = 0.5, 50_000
+"""Share of rows that need a write, and number of rows in all, from which on a refresh makes a copy: fewer rows are
+upserted in less time than a copy takes to load."""
 
 PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 256 << 20, 10.0
 """Of a proxy; see `proxy.ProxyOptions`."""

@@ -8,7 +8,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,11 +17,9 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores import milvus
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
-from qdrant_hubness.store import store as qdrant
 from qdrant_hubness.store.points import partition_of
 from tests.chaos.milvus import MilvusDatabase
 from tests.chaos.ports import Application, Database
@@ -38,11 +35,10 @@ _numbers = itertools.count()
 class Held(ABC):
     """A database, and what a test made there, which is dropped after it.
 
-    kind: one of KINDS. base: the class of its stores. module: where that says how many rows a job takes at
-    once. keys: kinds of them. A row is its key in `id`, its vector in `vector`, `group` and `note`."""
+    kind: one of KINDS. base: the class of its stores. keys: kinds of them. A row is its key in `id`, its vector
+    in `vector`, `group` and `note`."""
 
     base: ClassVar[type]
-    module: ClassVar[ModuleType]
     keys: ClassVar[tuple[str, ...]]
 
     def __init__(self, kind: str, database: Database) -> None:
@@ -124,7 +120,7 @@ class Held(ABC):
 class OnMilvus(Held):
     """client: makes one."""
 
-    base, module, keys, field = MilvusStore, milvus, ("int", "varchar"), "vector"
+    base, keys, field = MilvusStore, ("int", "varchar"), "vector"
 
     def __init__(self, kind: str, uri: str, client: Callable[[], MilvusClient]) -> None:
         super().__init__(kind, MilvusDatabase(uri, client()))
@@ -182,7 +178,7 @@ class OnMilvus(Held):
 class OnQdrant(Held):
     """Of the kind "qdrant-states" as if it kept no metadata of collections."""
 
-    base, module, keys, field = QdrantStore, qdrant, ("int", "uuid", "mixed"), ""
+    base, keys, field = QdrantStore, ("int", "uuid", "mixed"), ""
 
     def __init__(self, kind: str, client: QdrantClient) -> None:
         super().__init__(kind, QdrantDatabase(client))

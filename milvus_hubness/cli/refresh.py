@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, STATE_TTL, Live
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, STATE_TTL, Live
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ class Refreshing:
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE
-    rebuild_share: Annotated[float, "Share of 50,000 or more rows from which on a copy replaces in-place updates."] = (
-        REBUILD_SHARE
-    )
+    rebuild_share: Annotated[float, "Share of rows from which on a copy replaces in-place updates."] = REBUILD_SHARE
+    rebuild_rows: Annotated[int, "Number of rows from which on a copy replaces in-place updates."] = REBUILD_ROWS
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
     client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"

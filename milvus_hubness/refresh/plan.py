@@ -22,7 +22,7 @@ from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_t
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost, measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_SHARE, WHERE_FROM, Engine, Live
+from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, WHERE_FROM, Engine, Live
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
@@ -69,11 +69,11 @@ class RefreshOptions:
     of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
     revert: return to the biases before the last full refresh. force: use new biases even if they are worse than the old
     ones. labels: labelled queries for the evaluation. live: when sampled queries enter the bank, if no other bank is
-    given. rebuild_share: if at least this share of 50,000 rows or more must be written, and the collection is named by
-    an alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
-    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
-    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
-    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
+    given. rebuild_share, rebuild_rows: if at least this share of at least so many rows must be written, and the
+    collection is named by an alias, make a copy with the new biases, which takes over the alias. plan: only return the
+    plan. tolerance: the difference of scores from which on a bias is written again. client_ttl: seconds until every
+    client has read a new collection state, before the first write. engine: computes the written biases; "server" is for
+    NNN and CSLS; the workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
     """
@@ -88,6 +88,7 @@ class RefreshOptions:
     labels: Labels | None = None
     live: Live = "never"
     rebuild_share: float = REBUILD_SHARE
+    rebuild_rows: int = REBUILD_ROWS
     plan: bool = False
     tolerance: float = DEFAULT_TOLERANCE
     client_ttl: float = field(default_factory=default_client_ttl)
@@ -292,10 +293,6 @@ def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> Tu
     return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
 
 
-FEWEST_ROWS = 50_000
-"""Minimum number of rows for a rebuild: fewer rows are upserted in less time than a copy takes to load."""
-
-
 def choose_rebuild(
     info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
 ) -> tuple[bool, str]:
@@ -305,8 +302,8 @@ def choose_rebuild(
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
         return False, f"{moved}: they are upserted"
-    if info.rows < FEWEST_ROWS:
-        return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
+    if info.rows < options.rebuild_rows:
+        return False, f"{moved}, fewer than {options.rebuild_rows:,} in all: they are upserted"
     if state.codec.leaves_vectors:
         return False, f"{moved}, and are upserted: biases outside the vector field are not rebuilt"
     if len(info.states) > 1:

@@ -31,7 +31,6 @@ class Kind:
     seconds: tuple[Command, ...]
     servers: bool = True
     renames: bool = False
-    rebuilds: bool = False
 
     def make(self, scene: Scene) -> None:
         """The collection, as it is before the first command."""
@@ -154,7 +153,8 @@ def _do(scene: Scene, command: Command) -> None:
     scene.do(*command(scene))
 
 
-REBUILD = refresh(1, "--rebuild-share", "0")
+ANY_ROWS = ("--rebuild-rows", "1")
+REBUILD = refresh(1, "--rebuild-share", "0", *ANY_ROWS)
 KINDS: dict[str, Kind] = {
     "refresh": Kind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
     "refresh-side": Kind("refresh", "side", enabled("side"), refresh(1), (refresh(1), refresh(2), disable)),
@@ -185,7 +185,7 @@ KINDS: dict[str, Kind] = {
         "cutover", "copy", copied, cutover_renaming, (cutover_renaming, refresh_copy), renames=True
     ),
     "rollback": Kind("rollback", "copy", migrated, rollback, (rollback, refresh(1), cutover)),
-    "rebuild": Kind("rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2), rollback), rebuilds=True),
+    "rebuild": Kind("rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2, *ANY_ROWS), rollback)),
     "clean": Kind("clean", "copy", copied, drop_copy, (run, cutover, drop_copy)),
 }  # fmt: skip
 

@@ -18,7 +18,6 @@ from milvus_hubness import HubnessClient, MilvusStore, cli
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.stores import milvus
 from milvus_hubness.stores.milvus_server import connect, is_one_of
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.chaos.moments import Counted, Watch
@@ -164,10 +163,6 @@ class MilvusProgram(Program):
     @staticmethod
     def main() -> None:
         cli.main()
-
-    @staticmethod
-    def take_in_chunks(rows: int) -> None:
-        milvus.CHUNK_BYTES = rows * (milvus.ROW_OVERHEAD_BYTES + 4 * DIM)
 
     @staticmethod
     def count_requests(watch: Watch) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from milvus_hubness.refresh import plan as refresh_plan
 from tests.chaos.ports import Program
 from tests.chaos.processes import be_quiet, run_command_line
 from tests.chaos.stages import COURSES, Course
@@ -39,7 +38,7 @@ class Moment:
 class Order:
     """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
-    number of requests in each stage. rebuilds: a refresh that does, however few rows there are."""
+    number of requests in each stage. rebuilds: it is a refresh that does."""
 
     program: type[Program]
     argv: tuple[str, ...]
@@ -138,9 +137,7 @@ def run(order: Order) -> None:
     """Run the command line as ordered. Exits with its exit code, unless it is killed."""
     be_quiet()
     watch, program = Watch(order), order.program
-    if order.rebuilds:
-        refresh_plan.FEWEST_ROWS = 1
-    program.take_in_chunks(order.course.rows_per_chunk)
+    program.store.chunk_rows = lambda store, source: order.course.rows_per_chunk
     program.count_requests(watch)
     order.course.follow(watch.enter, program.store)
 

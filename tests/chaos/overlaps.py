@@ -94,7 +94,7 @@ def typical_calls(kind: str, uri: str, folder: Path) -> tuple[tuple[str, str, in
     with Scene(uri, folder, random.Random(0)) as scene:
         KINDS[kind].make(scene)
         relay = scene.relay("A")
-        job = scene.start("A", list(KINDS[kind].first(scene)), relay, rebuilds=KINDS[kind].rebuilds)
+        job = scene.start("A", list(KINDS[kind].first(scene)), relay)
         code = job.wait()
         assert code == 0, f"undisturbed, {kind} exits with {code}: {job.message}"
         counts: Counter[tuple[str, str]] = Counter()
@@ -255,7 +255,6 @@ class _Run:
             lease_seconds=LEASE_SECONDS,
             host=self._hosts[0 if is_first else 1],
             skew=self._outcome.skew if is_first else 0.0,
-            rebuilds=self._kind.rebuilds,
         )
         self._jobs.append(job)
         return job

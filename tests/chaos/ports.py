@@ -119,11 +119,6 @@ class Program(ABC):
 
     @staticmethod
     @abstractmethod
-    def take_in_chunks(rows: int) -> None:
-        """Jobs of this process go by that many rows at once."""
-
-    @staticmethod
-    @abstractmethod
     def count_requests(watch: Watch) -> None:
         """Every request of this process to the database goes by the watch."""
 

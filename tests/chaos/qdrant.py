@@ -19,7 +19,6 @@ from milvus_hubness.codec.base import PENDING
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
-from qdrant_hubness.store import store as qdrant_store
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Application, Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, ROWS, Key, Rows, Shape
@@ -187,10 +186,6 @@ class QdrantProgram(Program):
     @staticmethod
     def main() -> None:
         cli.main()
-
-    @staticmethod
-    def take_in_chunks(rows: int) -> None:
-        qdrant_store.CHUNK_BYTES = rows * (qdrant_store.ROW_OVERHEAD_BYTES + 4 * DIM)
 
     @staticmethod
     def count_requests(watch: Watch) -> None:

@@ -20,7 +20,6 @@ from milvus_hubness import (
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import load_correction
 from milvus_hubness.enable import enable as enabling
-from milvus_hubness.refresh import plan as refresh_plan
 from tests.congruence.test_second_vector import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
@@ -212,12 +211,11 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeyp
 
 
 @pytest.mark.lite_only
-def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatch):
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
+def test_another_bank_changes_them_where_rows_are_built_anew(backend):
     here = Divided(backend, alias=(alias := backend.name("live")))
     backend.made += [f"{here.name}_r2"]
     before = here.cells(range(ITEMS))
-    refresh(here.store, alias, bank=QueryBank(here.other), force=True)
+    refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
     here.name = here.store.info(alias).name
     assert here.name.endswith("_r2")
     assert np.abs(here.cells(range(ITEMS)) - before).max() > 0.01
@@ -228,13 +226,12 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatc
 @pytest.mark.lite_only
 def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monkeypatch):
     """As an earlier version made it."""
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
     with monkeypatch.context() as earlier:
         earlier.setattr(MilvusStore, "takes_locality_hints", lambda *_: False)
         here = Divided(backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH)
     backend.made += [f"{here.name}_r2"]
     assert here.state.layout.locality_hint_count == 0
-    refresh(here.store, alias, bank=QueryBank(here.other), force=True)
+    refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
     here.name = here.store.info(alias).name
     assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)

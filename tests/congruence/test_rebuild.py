@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
+import milvus_hubness
+from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, rollback
 from milvus_hubness.migration import ledger
 from milvus_hubness.refresh import plan as refresh_plan
 from milvus_hubness.stores.milvus import MilvusStore
@@ -15,9 +16,9 @@ from tests.galleries import nnn, plain_collection, similarity, vectors
 DIM, ITEMS, K = 12, 300, 8
 
 
-@pytest.fixture(autouse=True)
-def even_for_few(monkeypatch):
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
+def refresh(store, name, **options):
+    """Refresh by a copy even though there are few rows."""
+    return milvus_hubness.refresh(store, name, **{"rebuild_rows": 1, **options})
 
 
 class Live:
@@ -192,14 +193,12 @@ def test_another_bank_takes_its_place(live, monkeypatch):
 
 
 @pytest.mark.lite_only
-def test_it_is_told_why_rows_are_upserted(live, monkeypatch):
+def test_it_is_told_why_rows_are_upserted(live):
     def told(**options):
         return refresh(live.store, live.alias, bank=QueryBank(live.other), plan=True, **options).reason
 
     assert "change: they are upserted" in told(rebuild_share=1.5)
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 10_000)
-    assert "fewer than 10,000 in all" in told()
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 1)
+    assert "fewer than 10,000 in all" in told(rebuild_rows=10_000)
     by_name = refresh(live.store, live.name, bank=QueryBank(live.other), plan=True)
     assert "by its alias" in by_name.reason
     live.store.drop_alias(live.alias)

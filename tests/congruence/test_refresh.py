@@ -145,12 +145,13 @@ def test_one_command_goes_back(corrected):
 
 
 @under_cosine
-def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
-    module = corrected.database.module
-    monkeypatch.setattr(module, "CHUNK_BYTES", 40 * (module.ROW_OVERHEAD_BYTES + 4 * 16))
+def test_stopped_between_two_batches_it_is_carried_on(corrected):
     stop, before = threading.Event(), corrected.scores()
 
     class Stopping(corrected.database.base):
+        def chunk_rows(self, source):
+            return 40
+
         def rewrite(self, collection, *args, **kwargs):
             super().rewrite(collection, *args, **kwargs)
             stop.set()

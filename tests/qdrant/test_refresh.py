@@ -9,7 +9,6 @@ from qdrant_client import models
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
-from milvus_hubness.refresh import plan as refresh_plan
 from milvus_hubness.stores.records import Record
 from qdrant_hubness import QdrantStore
 from tests.galleries import nnn, vectors
@@ -136,12 +135,11 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(everywher
     assert everywhere.store().info(name).aliases == ()
 
 
-def test_a_rebuilt_copy_takes_over_the_alias(everywhere, monkeypatch):
-    monkeypatch.setattr(refresh_plan, "FEWEST_ROWS", 100)
+def test_a_rebuilt_copy_takes_over_the_alias(everywhere):
     corrected = Corrected(everywhere, "Cosine")
     corrected.store.point_alias("live", corrected.name)
     before = everything(everywhere, corrected.name)
-    done = refresh(corrected.store, "live", bank=QueryBank(corrected.other), rebuild_share=0.5)
+    done = refresh(corrected.store, "live", bank=QueryBank(corrected.other), rebuild_rows=100)
     assert done.action == "rebuilt"
     assert corrected.store.alias_target("live") == done.collection != corrected.name
     everywhere.made.append(done.collection)

@@ -13,7 +13,7 @@ from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, command_line
-from milvus_hubness.defaults import STATE_TTL
+from milvus_hubness.defaults import REBUILD_ROWS, STATE_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import plan_enable
@@ -189,6 +189,9 @@ def refresh(
     ] = False,
     client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
+    rebuild_rows: Annotated[
+        int, typer.Option(help="Number of points from which on a copy replaces in-place updates.")
+    ] = REBUILD_ROWS,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
@@ -210,6 +213,7 @@ def refresh(
             field=correcting.vector,
             revert=revert,
             force=force,
+            rebuild_rows=rebuild_rows,
             plan=plan,
             client_ttl=client_ttl,
             throttle=Throttle(rows_per_second=rows_per_second),
