@@ -153,11 +153,10 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise InvalidParameter(f"{name!r} is not one of {', '.join(SETTINGS)}")
 
 
-POLL_SECONDS = 0.5
-
-
 @contextmanager
-def following_control_file(path: Path, controls: Controls, events: Events) -> Iterator[None]:
+def following_control_file(
+    path: Path, controls: Controls, events: Events, *, poll_seconds: float = 0.5
+) -> Iterator[None]:
     """Apply the settings in a JSON file now, and whenever one of them changes while this context is open. A missing
     file changes nothing; an invalid file neither, and `events` gets one warning."""
     former: bytes | None = None
@@ -179,7 +178,7 @@ def following_control_file(path: Path, controls: Controls, events: Events) -> It
                 events.report("warning", message=f"the control file is not followed: {error}")
 
     poll()
-    with polling(poll, POLL_SECONDS, "milvus-hubness-control-file"):
+    with polling(poll, poll_seconds, "milvus-hubness-control-file"):
         yield
 
 

@@ -172,22 +172,20 @@ class Reconciler:
         return share is not None and bool(current.pending) and (current.pending or 0) >= share * current.rows
 
 
-CAPACITY = 500
-SPARE = 50
-"""Results that may be stored beyond the capacity before the oldest are dropped."""
 QUIET = timedelta(minutes=10)
 
 
 class History:
-    """The stored results of a collection. Results without a change, and repeated failures, are stored at most once
-    in ten minutes. Results "busy" are not stored: the other process stores its own."""
+    """The latest results of a collection, about `size`. Results without a change, and repeated failures, are stored at
+    most once in ten minutes. Results "busy" are not stored: the other process stores its own."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, size: int) -> None:
+        self._size = size
         self.stored: tuple[Reconciliation, ...] = ()
         self._group = f"history/{label}"
         self._latest: Reconciliation | None = None
         self._unwritten: tuple[Reconciliation, ...] = ()
-        self._unchecked = SPARE
+        self._unchecked = size
         self._oldest = 0.0
         self._of_recorded_age: Reconciliation | None = None
 
@@ -202,7 +200,7 @@ class History:
         for record in store.records(LEDGER, self._group):
             with suppress(ValidationError):
                 outcomes.append(Reconciliation.model_validate_json(record.body))
-        self.stored = tuple(sorted(outcomes, key=lambda outcome: outcome.at)[-CAPACITY:])
+        self.stored = tuple(sorted(outcomes, key=lambda outcome: outcome.at)[-self._size :])
         self._latest = None
         with_age = [outcome for outcome in self.stored if outcome.bias_age_seconds is not None]
         self._of_recorded_age = with_age[-1] if with_age else None
@@ -221,8 +219,8 @@ class History:
             self._latest = outcome
             return
         self._oldest, self._latest = 0.0, None
-        self.stored = (*self.stored, outcome)[-CAPACITY:]
-        self._unwritten = (*self._unwritten, outcome)[-CAPACITY:]
+        self.stored = (*self.stored, outcome)[-self._size :]
+        self._unwritten = (*self._unwritten, outcome)[-self._size :]
 
     def write(self, store: Store) -> None:
         """Write the results that were added since the last write. Raises StoreError."""
@@ -235,10 +233,10 @@ class History:
         store.put_records(LEDGER, records)
         self._unwritten = ()
         self._unchecked += len(records)
-        if self._unchecked > SPARE:
+        if self._unchecked > self._size // 10:
             keys = [record.key for record in store.records(LEDGER, self._group)]
-            if len(keys) > CAPACITY:
-                store.drop_records(LEDGER, self._group, keys[:-CAPACITY])
+            if len(keys) > self._size:
+                store.drop_records(LEDGER, self._group, keys[: -self._size])
             self._unchecked = 0
 
     def _has_similar(self, outcome: Reconciliation) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from importlib.metadata import version
 from zoneinfo import ZoneInfo
@@ -34,20 +35,28 @@ from milvus_hubness.serve.reconcile import OpenStore, Reconciler, Reconciliation
 from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServiceView, Worker
 from milvus_hubness.stores.protocols import Store
 
-SHARE_SECONDS = 10
 SAME_TIME = timedelta(seconds=1)
 """A reconciliation that began at most this long ago also serves another schedule of the same moment."""
 
-Missed = Callable[[Worker, str, int], None]
-"""A callback for missed runs of a worker: "late" (this process was delayed) or "running", and their number."""
+
+@dataclass(frozen=True)
+class ServicePolicy:
+    """connect_seconds: time between two attempts to reach the database. share_seconds: time between two checks of the
+    share of pending rows. results: number that the database keeps of each collection."""
+
+    connect_seconds: float = 2.0
+    share_seconds: int = 10
+    results: int = 500
 
 
 class Scheduler:
     """Triggers the workers by their schedules, and never waits for their results. A worker that is busy runs again
-    afterwards, and of several runs that this process missed only the last is made up for; `missed` gets both cases.
-    zone: the time zone of cron schedules."""
+    afterwards, and of several runs that this process missed only the last is made up for. zone: the time zone of cron
+    schedules. missed: gets the worker, "late" (this process was delayed) or "running", and the number of such runs."""
 
-    def __init__(self, workers: Iterable[Worker], zone: tzinfo, missed: Missed) -> None:
+    def __init__(
+        self, workers: Iterable[Worker], zone: tzinfo, missed: Callable[[Worker, str, int], None], share_seconds: int
+    ) -> None:
         self._missed = missed
         self._expected: dict[str, datetime] = {}
         self._scheduler = BackgroundScheduler(
@@ -60,7 +69,7 @@ class Scheduler:
         for worker in workers:
             timings: dict[Task, Timing] = {"pending": worker.table.schedule, "full": worker.table.full_schedule}
             if worker.table.pending_share is not None:
-                timings["share"] = Timing.parse(f"{SHARE_SECONDS}s")
+                timings["share"] = Timing.parse(f"{share_seconds}s")
             for task, timing in timings.items():
                 name = f"{worker.table.label} {task}"
                 self._scheduler.add_job(self._tick, timing.trigger(zone), id=name, args=[worker, task])
@@ -104,9 +113,6 @@ class Scheduler:
             self._missed(worker, "late", count)
 
 
-CONNECT_SECONDS = 2.0
-
-
 class Service:
     """Runs the workers of all configured collections. database: its address without secrets. open_store: called by each
     worker. listeners: get the events above."""
@@ -119,7 +125,9 @@ class Service:
         listeners: Sequence[Listener],
         *,
         refresh: Refresh = refresh,
+        policy: ServicePolicy | None = None,
     ) -> None:
+        self._policy = policy = policy or ServicePolicy()
         self._file, self._database, self._open_store = file, database, open_store
         self._stop = stop = threading.Event()
         self._events = Events([*listeners, self._heard])
@@ -127,12 +135,13 @@ class Service:
         self._started_at = now()
         self._no_database = "the database"
         self._is_keeping = self._was_ready = False
+        shared = self._events, self._metrics
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
-            Worker(Reconciler(table, open_store, refresh, stop), self._events, self._metrics, locks[table.name], stop)
+            Worker(Reconciler(table, open_store, refresh, stop), *shared, locks[table.name], stop, policy.results)
             for table in file.config.collection
         ]
-        self._scheduler = Scheduler(self._workers, ZoneInfo(file.config.timezone), self._missed)
+        self._scheduler = Scheduler(self._workers, ZoneInfo(file.config.timezone), self._missed, policy.share_seconds)
 
     def stop(self) -> None:
         """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any thread."""
@@ -202,7 +211,7 @@ class Service:
                 if self._no_database != str(error):
                     self._no_database = str(error)
                     self._events.report("waiting", message=str(error))
-                self._stop.wait(CONNECT_SECONDS)
+                self._stop.wait(self._policy.connect_seconds)
 
     def _check(self, store: Store) -> None:
         if faults := database_faults(self._file, store):

@@ -157,9 +157,10 @@ class Worker:
         metrics: ServiceMetrics,
         one_at_a_time: threading.Lock,
         stop: threading.Event,
+        stored_results: int,
     ) -> None:
         self.table = reconciler.table
-        self.history = History(self.table.label)
+        self.history = History(self.table.label, stored_results)
         self._reconciler, self._events, self._metrics = reconciler, events, metrics
         self._one_at_a_time, self._stop = one_at_a_time, stop
         self._lock = threading.Lock()

@@ -11,7 +11,6 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.operations import control
 from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
@@ -30,7 +29,7 @@ class Migration:
         return Controls(name, self.throttle, self.release, self.events)
 
     def file(self, path):
-        return following_control_file(path, self.controls("control file"), self.events)
+        return following_control_file(path, self.controls("control file"), self.events, poll_seconds=0.02)
 
     def server(self, address="127.0.0.1:0"):
         return control_server(address, self.controls("http"), self.latest, self.metrics)
@@ -45,8 +44,7 @@ def migration():
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(control, "POLL_SECONDS", 0.02)
+def path(tmp_path):
     return tmp_path / "control.json"
 
 

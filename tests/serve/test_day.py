@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import time_machine
 
-from milvus_hubness.serve import reconcile
+from milvus_hubness.serve import ServicePolicy
 from milvus_hubness.serve.reconcile import now
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file, kept
@@ -63,14 +63,16 @@ class Galleries:
 
 
 @pytest.fixture
-def day(tmp_path, any_collection, monkeypatch):
+def day(tmp_path, any_collection):
     """Histories are full, and rolled over, within hours."""
-    monkeypatch.setattr(reconcile, "CAPACITY", 20)
-    monkeypatch.setattr(reconcile, "SPARE", 5)
     galleries = Galleries()
     with (
         time_machine.travel(START, tick=False) as clock,
-        Running(config_file(tmp_path, CONFIG + '[http]\nlisten = "127.0.0.1:0"\n'), galleries) as running,
+        Running(
+            config_file(tmp_path, CONFIG + '[http]\nlisten = "127.0.0.1:0"\n'),
+            galleries,
+            policy=ServicePolicy(results=20),
+        ) as running,
     ):
         running.wait_for("ready")
         yield Day(clock, running), galleries, running

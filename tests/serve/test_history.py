@@ -5,7 +5,6 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from milvus_hubness.errors import ServerUnavailable
-from milvus_hubness.serve import reconcile
 from milvus_hubness.serve.reconcile import History, Reconciliation
 from milvus_hubness.stores.records import Record
 from tests.serve.worlds import Ledger
@@ -19,7 +18,7 @@ def outcome(minutes, action="none", result="ok", message="", **facts):
 
 def kept(*outcomes):
     """Those of them that are kept."""
-    found = History("products")
+    found = History("products", 500)
     for one in outcomes:
         found.add(one)
     return [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.stored]
@@ -52,7 +51,7 @@ def test_failures_that_are_alike_are_kept_once_though_other_looks_succeed_meanwh
 
 
 def test_the_age_that_biases_had_grown_to_is_kept_though_quiet_looks_are_not():
-    found = History("products")
+    found = History("products", 500)
     for minute in (0, 1, 2, 5, 6, 11, 12):
         found.add(outcome(minute, bias_age_seconds=2.0))
     assert [(one.at.minute, one.oldest_seconds) for one in found.outcomes] == [(0, 0), (11, 302), (12, 62)]
@@ -60,7 +59,7 @@ def test_the_age_that_biases_had_grown_to_is_kept_though_quiet_looks_are_not():
 
 
 def test_failed_looks_do_not_make_biases_younger():
-    found = History("products")
+    found = History("products", 500)
     found.add(outcome(0, bias_age_seconds=0.0))
     for minute in (1, 2, 3):
         found.add(outcome(minute, result="failed", message="down"))
@@ -77,13 +76,13 @@ def test_what_could_not_be_written_is_with_the_next():
         def put_records(self, ledger, records):
             raise ServerUnavailable("no answer")
 
-    found, ledger = History("products"), Ledger()
+    found, ledger = History("products", 500), Ledger()
     found.add(outcome(0, "full"))
     with pytest.raises(ServerUnavailable):
         found.write(Failing())
     found.add(outcome(1, "pending"))
     found.write(ledger)
-    again = History("products")
+    again = History("products", 500)
     again.read(ledger)
     assert again.stored == (outcome(0, "full"), outcome(1, "pending"))
 
@@ -91,18 +90,16 @@ def test_what_could_not_be_written_is_with_the_next():
 def test_entries_of_another_version_are_left_out():
     ledger = Ledger()
     ledger.put_records("", [Record("history/products/x", "history/products", '{"at": "yesterday"}')])
-    found = History("products")
+    found = History("products", 500)
     found.read(ledger)
     assert found.stored == ()
 
 
-def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
-    monkeypatch.setattr(reconcile, "CAPACITY", 10)
-    monkeypatch.setattr(reconcile, "SPARE", 4)
+def test_a_database_keeps_the_last_of_each_collection(lite):
     store = lite.store()
     facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "online_banks": {"seed": 4}}
     given = [outcome(minute, "full", **facts) for minute in range(25)]
-    products, others = History("products"), History("products/vector")
+    products, others = History("products", 10), History("products/vector", 10)
     for one in given:
         products.add(one)
         products.write(store)
@@ -110,6 +107,6 @@ def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
     others.write(store)
     assert len(store.records("hubness_ledger", "history/products")) <= 15
     for label, expected in (("products", given[-10:]), ("products/vector", given[:1])):
-        found = History(label)
+        found = History(label, 10)
         found.read(store)
         assert [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.stored] == expected

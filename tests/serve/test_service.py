@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
 from milvus_hubness.estimators import NNN
+from milvus_hubness.serve import ServicePolicy
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
 
 HTTP = '[http]\nlisten = "127.0.0.1:0"\n'
@@ -221,8 +222,7 @@ def test_stopping_ends_a_look_between_two_batches(file):
     assert left == []
 
 
-def test_a_database_that_does_not_answer_yet_is_waited_for(file, monkeypatch):
-    monkeypatch.setattr("milvus_hubness.serve.service.CONNECT_SECONDS", 0.02)
+def test_a_database_that_does_not_answer_yet_is_waited_for(file):
     there = threading.Event()
 
     def open_store():
@@ -230,7 +230,7 @@ def test_a_database_that_does_not_answer_yet_is_waited_for(file, monkeypatch):
             raise ServerUnavailable("no Milvus answers")
         return Ledger()
 
-    with Running(file, Job(), open_store=open_store) as running:
+    with Running(file, Job(), open_store=open_store, policy=ServicePolicy(connect_seconds=0.02)) as running:
         assert running.wait_for("waiting")["message"] == "no Milvus answers"
         assert json.loads(ask(f"{running.url}/readyz")[1])["for"] == "no Milvus answers"
         assert ask(f"{running.url}/healthz")[0] == 200
@@ -304,9 +304,8 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
 def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(tmp_path, any_collection, monkeypatch):
     waiting = SimpleNamespace(rows=1_000, pending=49)
     monkeypatch.setattr("milvus_hubness.serve.reconcile.status", lambda store, name, *, field: waiting)
-    monkeypatch.setattr("milvus_hubness.serve.service.SHARE_SECONDS", 1)
     file, job = config_file(tmp_path, PRODUCTS + "pending_share = 0.05\n"), Job()
-    with Running(file, job) as running:
+    with Running(file, job, policy=ServicePolicy(share_seconds=1)) as running:
         running.wait_for("ready")
         assert job.began.acquire(timeout=5)
         assert not job.began.acquire(timeout=1.5)
