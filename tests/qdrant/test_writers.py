@@ -7,7 +7,7 @@ from tests.chaos.migration_clients import migrate_beside_writers
 from tests.chaos.places import BACKENDS
 from tests.chaos.qdrant import QdrantDatabase
 
-SECONDS = 10
+SECONDS = 5
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
