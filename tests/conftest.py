@@ -59,8 +59,10 @@ class Backend:
         retrying = Retrying(retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True)
         return retrying(cls, self.uri, **quiet, **options)
 
-    def hubness_client(self, **options):
-        return self.client(HubnessClient, state_ttl=options.pop("state_ttl", 0.0), **options)
+    def hubness_client(self, below=None, **options):
+        """A HubnessClient. below: a subclass of MilvusClient that gets its requests to the server."""
+        cls = type("ClientOverAnother", (HubnessClient, below), {}) if below else HubnessClient
+        return self.client(cls, state_ttl=options.pop("state_ttl", 0.0), **options)
 
     def store(self):
         return MilvusStore(self.client())

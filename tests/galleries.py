@@ -107,3 +107,8 @@ def plain_collection(client, name, items, metric, *, index_type="FLAT", params=N
     for start in range(0, len(rows), 1_000):
         client.insert(name, rows[start : start + 1_000])
     return rows
+
+
+def not_called(*arguments, **options):
+    """Take the place of a function that must not be called."""
+    raise AssertionError(f"called with {arguments}, {options}")

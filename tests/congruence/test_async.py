@@ -31,7 +31,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.client._methods import drive, drive_async
 from milvus_hubness.client.state_cache import BankCache
-from milvus_hubness.client.steps import Ask, Compute
+from milvus_hubness.client.steps import Ask, Compute, PlainConnection
 from milvus_hubness.stores.milvus import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, nnn, plain_collection, similarity, vectors
@@ -581,19 +581,23 @@ def test_ordinary_collections_are_left_alone(lite):
     assert got == expected
 
 
-def test_a_closed_client_connects_to_nothing(lite):
+def test_a_closed_client_connects_to_nothing(lite, monkeypatch):
     pair = Pair(lite, "IP")
+    connected, closed, connect, close = [], [], PlainConnection.client, PlainConnection.close
+    monkeypatch.setattr(PlainConnection, "client", lambda own: connected.append(own) or connect(own))
+    monkeypatch.setattr(PlainConnection, "close", lambda own: closed.append(own) or close(own))
 
     async def use():
         async with opened(lite, state_ttl=1_000) as client:
             await client.insert(pair.corrected, {"id": 9_999, "vector": pair.items[0], "group": 0})
-            assert client._plain._client
+            assert connected
+            connected.clear()
             await client.close()
             await client.close()
-            assert not client._plain._client
+            assert closed
             with pytest.raises(MilvusException, match="connection"):
                 await client.insert(pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0})
-            assert not client._plain._client
+            assert not connected
 
     asyncio.run(use())
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pymilvus import MilvusClient
 
 from milvus_hubness import (
     CSLS,
@@ -23,11 +24,12 @@ from milvus_hubness import (
 )
 from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client._methods import drive
-from milvus_hubness.client.steps import Ask
+from milvus_hubness.client.state_cache import StateCache
 from milvus_hubness.estimators import from_dict
+from milvus_hubness.stores import MilvusStore
 from milvus_hubness.stores.milvus_banks import bank_rows
 from tests.congruence.test_async import opened
-from tests.galleries import METRICS, plain_collection, similarity, vectors
+from tests.galleries import METRICS, not_called, plain_collection, similarity, vectors
 
 ON_SERVERS = {"searched": ["COSINE"]}
 
@@ -92,17 +94,22 @@ def small(lite):
     return here
 
 
-def asked(client):
-    """What the client asks of banks: (method, limit) each."""
-    calls, answer = [], client._answer
+def listening(backend):
+    """A client that holds no bank, and its requests to banks: (method, limit) each."""
+    calls = []
 
-    def listening(step):
-        if isinstance(step, Ask) and step.method in ("query", "search") and "__bank" in step.args[0]:
-            calls.append((step.method, step.options.get("limit")))
-        return answer(step)
+    class Listening(MilvusClient):
+        def query(self, name, *arguments, **options):
+            if "__bank" in name:
+                calls.append(("query", options.get("limit")))
+            return super().query(name, *arguments, **options)
 
-    client._answer = listening
-    return calls
+        def search(self, name, *arguments, **options):
+            if "__bank" in name:
+                calls.append(("search", options.get("limit")))
+            return super().search(name, *arguments, **options)
+
+    return backend.hubness_client(Listening, bank_budget=0), calls
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def asked(client):
     ],
     ids=repr,
 )
-def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
+def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator, monkeypatch):
     if searched.metric != "COSINE" and not isinstance(estimator, IN_EVERY_METRIC):
         pytest.skip("shown under COSINE")
     searched.fit(estimator)
@@ -121,8 +128,8 @@ def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
     small = searched.backend.hubness_client(bank_budget=0)
     state = searched.store.info(searched.name).state
     allowed = from_dict(state.profile.estimator).needs.tolerance
+    monkeypatch.setattr(MilvusStore, "load_bank", not_called)
     np.testing.assert_allclose(searched.written_by(small), wanted, atol=min(allowed, 1e-3) + 5e-6)
-    assert not small._operations.biases._banks._cached
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -141,8 +148,7 @@ def test_targets_are_as_near_as_the_metric_says(lite, metric):
 
 
 def test_more_is_asked_for_only_where_it_is_needed(small):
-    client = small.backend.hubness_client(bank_budget=0)
-    calls = asked(client)
+    client, calls = listening(small.backend)
     small.written_by(client)
     searches = [("search", 64), ("search", 256), ("search", 1_024)]
     assert calls == [("query", None), ("query", None), *searches], "the queries are counted first"
@@ -160,8 +166,7 @@ def test_large_banks_are_read_in_pages(small, monkeypatch):
     for estimator in (DistributionNormalization(), ESTIMATORS[-1]):
         small.fit(estimator)
         wanted = small.written_by(small.backend.hubness_client())
-        client = small.backend.hubness_client(bank_budget=0)
-        calls = asked(client)
+        client, calls = listening(small.backend)
         np.testing.assert_allclose(small.written_by(client), wanted, atol=0.05 / 300 + 5e-6)
         assert sum(method == "query" for method, _ in calls) > 6
 
@@ -171,8 +176,7 @@ def test_where_the_nearest_do_not_do_all_are_asked_for(small, monkeypatch, estim
     small.fit(estimator)
     wanted = small.written_by(small.backend.hubness_client())
     monkeypatch.setattr(client_biases, "WINDOW", 200)
-    client = small.backend.hubness_client(bank_budget=0)
-    calls = asked(client)
+    client, calls = listening(small.backend)
     np.testing.assert_allclose(small.written_by(client), wanted, atol=5e-6)
     assert ("search", 200) in calls
     assert max(limit or 0 for _, limit in calls) == 200
@@ -213,11 +217,10 @@ def test_a_bank_that_lost_queries_is_refused(small, estimator):
 
 def test_a_vector_without_a_direction_has_none_here_either(lite):
     here = Searched(lite, "COSINE")
-    operations = here.backend.hubness_client(bank_budget=0)
-    state = here.store.info(here.name).state
+    plain, state = lite.client(), here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = operations._operations.biases._by_search(here.name, state, state.profile, vectors, None, are_new=False)
-    biases = drive(steps, operations._answer)
+    steps = client_biases.Biases(StateCache(0.0), 0).of_rows(here.name, state, vectors, "compute", None, are_new=False)
+    biases = drive(steps, lambda ask: getattr(plain, ask.method)(*ask.args, **ask.options)).by_slot[0]
     assert biases[-1] == 0
     assert (biases[:-1] != 0).all()
 

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 from pymilvus import MilvusClient
+from pymilvus.client.grpc_handler import GrpcHandler
 from pymilvus.client.iterator import SearchIteratorV2, SearchPage
 from pymilvus.exceptions import MilvusException
 
@@ -240,28 +241,23 @@ def test_wrong_questions_raise_what_they_raise_there(pair):
             opening()
 
 
-class IteratesOnTheServer:
-    """A connection to Milvus Lite as to Milvus from 2.5 on, which keeps the place of a search."""
-
-    def __init__(self, handler):
-        self._search = handler.search
-
-    def search(self, **asked):
-        size = asked.pop("search_iter_batch_size", None)
-        bound = asked.pop("search_iter_last_bound", None)
-        results = self._search(**{**asked, "limit": ITEMS} if size else asked)
-        if size:
-            [hits] = results
-            behind = hits if bound is None else [hit for hit in hits if hit.distance < bound]
-            keep(hits, list(behind)[:size])
-            result = results.get_search_iterator_v2_results_info()
-            result.token, result.last_bound = "here", hits[-1].distance if hits else 0.0
-        return results
+def search_on_the_server(connection, *, search=GrpcHandler.search, **asked):
+    """Search Milvus Lite as Milvus from 2.5 on, which keeps the place of a search."""
+    size = asked.pop("search_iter_batch_size", None)
+    bound = asked.pop("search_iter_last_bound", None)
+    results = search(connection, **{**asked, "limit": ITEMS} if size else asked)
+    if size:
+        [hits] = results
+        behind = hits if bound is None else [hit for hit in hits if hit.distance < bound]
+        keep(hits, list(behind)[:size])
+        result = results.get_search_iterator_v2_results_info()
+        result.token, result.last_bound = "here", hits[-1].distance if hits else 0.0
+    return results
 
 
 def test_a_server_that_keeps_the_place_itself(lite, monkeypatch):
     pair = Pair(lite, "COSINE")
-    monkeypatch.setattr(pair.client._handler, "search", IteratesOnTheServer(pair.client._handler).search)
+    monkeypatch.setattr(GrpcHandler, "search", search_on_the_server)
     [scores] = pair.oracle(pair.queries[:1], pair.items, 1.0)
     order = np.argsort(-scores)
     question = {"data": [pair.queries[0]], "batch_size": 50, "output_fields": ["vector", "group"]}

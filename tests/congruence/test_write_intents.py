@@ -478,7 +478,7 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
 
     def wait(seconds):
         waits.append((seconds, written.announced() is not None))
-        old._operations.states.forget()  # as if the time had passed
+        old.query_iterator(written.name)  # reads the state, as if the time had passed
 
     monkeypatch.setattr(row_writer, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
     rows = written.rows([35])
@@ -502,10 +502,11 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written.both("upsert", data=written.rows([3]))
     with written.rewriting() as writer:
         # It remembers another, which is gone.
-        now = old._operations.states._states[written.name][1]
+        announced = written.announced()
         gone = WriteIntentLog(collection=f"{written.name}__write_intents_00000000", made="long ago")
-        lost = type(now)(now.key_field, now.states, intent_log=gone)
-        old._operations.states._states[written.name] = (float("inf"), lost)
+        written.store.write_property(written.name, WRITE_INTENTS_PROPERTY, gone)
+        old.query_iterator(written.name)
+        written.store.write_property(written.name, WRITE_INTENTS_PROPERTY, announced)
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
 
