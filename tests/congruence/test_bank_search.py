@@ -26,7 +26,7 @@ from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client._methods import drive
 from milvus_hubness.client.state_cache import StateCache
 from milvus_hubness.estimators import from_dict
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_banks import bank_rows
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, not_called, plain_collection, similarity, vectors
