@@ -4,13 +4,16 @@ import gc
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
 from pymilvus import MilvusClient
+from pymilvus.client import grpc_handler
 from pymilvus.exceptions import MilvusException
 from pymilvus.settings import Config
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
@@ -24,7 +27,9 @@ settings.load_profile("here")
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
 logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
 
+# pymilvus asks twice a second whether an index is built or a flush is over.
 Config.WaitTimeDurationWhenLoad = 0.05
+grpc_handler.time = SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
