@@ -32,18 +32,24 @@ def server_of(item: pytest.Item) -> str | None:
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether a case on a server shows nothing that the same case on Milvus Lite does not show.
+    """Whether another case shows the same, or the database cannot hold what the case is about.
 
-    Tests are marked `lite_only`; a module's ON_SERVERS names, by fixture or parameter, the values with which
-    it runs on servers. tests/test_servers.py has one test for each server that says why it is missing.
+    A module's MADE names, by a fixture or test function, the parameters of the cases that are made. On servers,
+    tests marked `lite_only` are left out, and ON_SERVERS names, by fixture or parameter, the values with which a
+    module runs. tests/test_servers.py has one test for each server that says why it is missing.
     """
+    params = _params(item)
+    for name, allowed in getattr(item.module, "MADE", {}).items():
+        is_meant = name in (item.originalname, *item.fixturenames)  # type: ignore[attr-defined]
+        if is_meant and any(params.get(param) not in values for param, values in allowed.items()):
+            return True
     server = server_of(item)
     if server is None:
         return False
     if item.get_closest_marker("lite_only") or SERVERS[server].unavailable():
         return True
     on_servers = getattr(item.module, "ON_SERVERS", {})
-    return any(value not in on_servers.get(name, [value]) for name, value in _params(item).items())
+    return any(value not in on_servers.get(name, [value]) for name, value in params.items())
 
 
 def mark_tiers(items: list[pytest.Item]) -> None:

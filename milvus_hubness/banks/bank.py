@@ -40,11 +40,8 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Origins of n queries.
-
-    numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query that the bank started with.
-    at: (n,) int64, the time of the query in Unix seconds.
-    """
+    """Origins of n queries. numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query
+    that the bank started with. at: (n,) int64, the time of the query in Unix seconds."""
 
     numbers: npt.NDArray[np.int64]
     at: npt.NDArray[np.int64]

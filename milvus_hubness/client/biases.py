@@ -34,10 +34,8 @@ NUMBERS_PER_PAGE = 2**20
 
 
 class BankSummary(NamedTuple):
-    """The values that the estimator needs of a bank that is searched on the server instead of read.
-
-    mean: (d,) of the reduced queries. masses: (p,) τ·log Σ exp(f_i/τ) of the potentials. targets: number of targets.
-    """
+    """The values that the estimator needs of a bank that is searched on the server instead of read. mean: (d,) of the
+    reduced queries. masses: (p,) τ·log Σ exp(f_i/τ) of the potentials. targets: number of targets."""
 
     mean: Doubles | None
     masses: Doubles
@@ -164,10 +162,8 @@ def _size(state: CollectionState, profile: Profile) -> int:
 
 
 class Biases:
-    """Banks, and the biases of vectors in every profile of their field.
-
-    bank_budget: bytes of banks in memory; larger banks are searched on the server.
-    """
+    """Banks, and the biases of vectors in every profile of their field. bank_budget: bytes of banks in memory; larger
+    banks are searched on the server."""
 
     def __init__(self, states: StateCache, bank_budget: int) -> None:
         self._states = states
@@ -254,11 +250,9 @@ class Biases:
         *,
         are_new: bool,
     ) -> Operation[Floats]:
-        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance, by exact searches.
-
-        They request more and more of a vector's nearest rows, until the others can add no more than the tolerance.
-        are_new: every row is treated as the only new one. Raises BankTooLarge, and EmptyBank if the bank has no rows.
-        """
+        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance, by exact searches. They
+        request more and more of a vector's nearest rows, until the others can add no more than the tolerance. are_new:
+        every row is treated as the only new one. Raises BankTooLarge, and EmptyBank if the bank has no rows."""
         from milvus_hubness.estimators import from_dict
 
         estimator = from_dict(profile.estimator)

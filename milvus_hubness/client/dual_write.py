@@ -15,19 +15,11 @@ from milvus_hubness.client.catalog import Reads
 from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.state_cache import NOTHING, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
-from milvus_hubness.client.write_intents import (
-    KEYS_PER_REQUEST,
-    ROWS_PER_REQUEST,
-    STRONG,
-    Key,
-    Row,
-    WriteIntents,
-    parts,
-)
+from milvus_hubness.client.write_intents import KEYS_PER_REQUEST, ROWS_PER_REQUEST, STRONG, Key, Row, WriteIntents
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_server import is_one_of
+from milvus_hubness.stores.milvus_server import in_parts, is_one_of
 from milvus_hubness.stores.records import DualWrite
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
@@ -75,7 +67,7 @@ class DualWrites:
                 return
             description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
             whole = milvus_schema.insertable_rows(in_collection, description)
-            for part in parts(whole, ROWS_PER_REQUEST):
+            for part in in_parts(whole, ROWS_PER_REQUEST):
                 yield from self._upsert(dual_write, replace(write, data=part, options={}))
 
         work = in_part if write.in_part else in_full
@@ -114,7 +106,7 @@ class DualWrites:
                 # The copy has the name by now, so the keys that were read were its own.
                 yield from likewise(dual_write)
                 return
-            for part in parts([key for key in keys if key not in left], KEYS_PER_REQUEST):
+            for part in in_parts([key for key in keys if key not in left], KEYS_PER_REQUEST):
                 by_key = replace(deletion, ids=part, filter=None, options={})
                 yield from self._delete(dual_write, by_key)
 
@@ -179,7 +171,7 @@ class DualWrites:
         partitions = [request.partition_name] if request.partition_name else None
         per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
         rows: list[Row] = []
-        for part in parts(list(keys), per_request):
+        for part in in_parts(list(keys), per_request):
             options = {
                 "output_fields": list(output_fields),
                 "timeout": request.timeout,

@@ -143,9 +143,7 @@ class Question:
 @dataclass(slots=True)
 class SearchRequest:
     """A request for the server, and `answer`, which converts its results for the user, perhaps for long (`works`).
-
-    biases_of: the side collection, if `answer` also takes biases by key from it, after the results.
-    """
+    biases_of: the side collection, if `answer` also takes biases by key from it, after the results."""
 
     data: Any
     limit: int
@@ -160,10 +158,8 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Write:
-    """An insert or an upsert, as the caller requested it.
-
-    method: "insert" or "upsert". data: rows, or a single row. options: further arguments of the method.
-    """
+    """An insert or an upsert, as the caller requested it. method: "insert" or "upsert". data: rows, or a single row.
+    options: further arguments of the method."""
 
     method: str
     collection: str

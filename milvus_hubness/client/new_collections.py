@@ -46,10 +46,8 @@ class CorrectionConfig:
 
 
 def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
-    """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection.
-
-    For the quick form, the schema and the index are those that pymilvus would create. Raises InvalidParameter.
-    """
+    """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection. For the quick form,
+    the schema and the index are those that pymilvus would create. Raises InvalidParameter."""
     further = dict(arguments)
     quick = {name: further.pop(name) for name in QUICK_FORM}
     schema, index = further.pop("schema"), further.pop("index_params")
@@ -114,10 +112,8 @@ def _new_field(
     collection: str, config: CorrectionConfig, field: FieldSchema, index: Mapping[str, Any], suffix: str
 ) -> NewField:
     """Fit the bank of a field. The mean bias is 0 until the first full refresh, as the collection has no rows yet.
-
-    Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries,
-    since vectors near each other have similar lengths.
-    """
+    Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries, since
+    vectors near each other have similar lengths."""
     if config.estimator.needs_gallery:
         raise InvalidInput(
             f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
@@ -155,10 +151,8 @@ def _new_field(
 
 
 def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:
-    """Return the indexes that the server builds: corrected fields have the metric IP.
-
-    Raises InvalidParameter if the metric of a field differs from the metric of its correction.
-    """
+    """Return the indexes that the server builds: corrected fields have the metric IP. Raises InvalidParameter if the
+    metric of a field differs from the metric of its correction."""
     served = IndexParams()
     for params in index:
         configs = dict(params.get_index_configs())

@@ -125,10 +125,8 @@ class Pages:
         return CorrectedIterator(iterator, page_out)
 
     def search_iterator(self, collection: str, question: Question, options: Mapping[str, Any]) -> Operation[Any]:
-        """Open a search_iterator, by the corrected score if the field is corrected.
-
-        options: its further arguments, by name. Raises UnsupportedOperation if candidates would be re-ranked.
-        """
+        """Open a search_iterator, by the corrected score if the field is corrected. options: its further arguments, by
+        name. Raises UnsupportedOperation if candidates would be re-ranked."""
         data, output_fields = question.data, question.output_fields
         cached = yield from self._states.read_again(collection, options["timeout"])
         further = {**options, "output_fields": output_fields, "search_params": question.search_params}
@@ -190,10 +188,8 @@ class Pages:
         return last
 
     def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
-        """Wait until the pages of the query `rows` show every row that was inserted before.
-
-        Returns the query, fixed to one moment if the server reports it, and the name of the key field.
-        """
+        """Wait until the pages of the query `rows` show every row that was inserted before. Returns the query, fixed to
+        one moment if the server reports it, and the name of the key field."""
         description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
         # Pages have the consistency level of the collection, not of the request; they show what this strongly
@@ -249,10 +245,8 @@ class _Cut(list[Any]):
 
 
 class AsyncQueryIterator:
-    """MilvusClient.query_iterator for asyncio: rows page by page, in key order, also to tasks that share an iterator.
-
-    A page may have fewer than `batch_size` rows although more follow; an empty page is the end.
-    """
+    """MilvusClient.query_iterator for asyncio: rows page by page, in key order, also to tasks that share an iterator. A
+    page may have fewer than `batch_size` rows although more follow; an empty page is the end."""
 
     def __init__(
         self,
@@ -286,11 +280,8 @@ class AsyncQueryIterator:
         self._turn = asyncio.Lock()
 
     async def next(self) -> list[Row]:
-        """Return the next page; empty at the end and after `close`.
-
-        Raises as MilvusClient.query does, and StoreError if the server does not answer in key order. A call
-        after an error continues at the failed page.
-        """
+        """Return the next page; empty at the end and after `close`. Raises as MilvusClient.query does, and StoreError
+        if the server does not answer in key order. A call after an error continues at the failed page."""
         async with self._turn:
             if self._closed:
                 return []

@@ -47,10 +47,8 @@ class Sampled:
 
 
 class Sampler:
-    """Samples live queries and stores them from one thread, which runs while samples wait.
-
-    rate: the share of queries to sample; None for the rates of the online banks. Samples not stored are dropped.
-    """
+    """Samples live queries and stores them from one thread, which runs while samples wait. rate: the share of queries
+    to sample; None for the rates of the online banks. Samples not stored are dropped."""
 
     def __init__(self, rate: float | None, write: Write) -> None:
         self._rate = rate

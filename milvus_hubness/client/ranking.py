@@ -62,10 +62,8 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
 
 
 def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) -> bool:
-    """Whether the client must merge the answers, because the server cannot.
-
-    corrected: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them either.
-    """
+    """Whether the client must merge the answers, because the server cannot. corrected: the requests on corrected
+    fields. Raises UnsupportedOperation if the client cannot merge them either."""
     in_products = all(rewrite.state.metric == "IP" for rewrite, _ in corrected)
     in_one_request = all(
         not rewrite.codec.needs_candidates and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1

@@ -141,9 +141,7 @@ class Rewrite:
 
     def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
         """Raises UnsupportedOperation if the server would rank, sort or group hits by scores other than the answer's.
-
-        options: further arguments of the search.
-        """
+        options: further arguments of the search."""
         field = f"of field {self.state.field!r}"
         if first_set(options, ("is_embedding_list",)):
             raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
@@ -186,19 +184,15 @@ class Rewrite:
         return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
 
     def apart(self, question: Question) -> list[Question]:
-        """Split the question into parts that one request each can answer.
-
-        If the server ranks L2 by inner products, the bounds of a range search differ for every query.
-        """
+        """Split the question into parts that one request each can answer. If the server ranks L2 by inner products, the
+        bounds of a range search differ for every query."""
         if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(question.search_params):
             return [replace(question, data=[query]) for query in self.queries(question)]
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
-
-        Raises DimensionMismatch, InvalidInput, InvalidParameter.
-        """
+        """Return the one request that answers a search: corrected, gated, or raw candidates to be re-ranked. Raises
+        DimensionMismatch, InvalidInput, InvalidParameter."""
         if asking := self.asking(question, exact=True):
             return asking(question.data)
         queries = self.queries(question)

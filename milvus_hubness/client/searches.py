@@ -188,10 +188,8 @@ class Searches:
         strength: float | None,
         profile: str | None,
     ) -> Operation[Any]:
-        """Hybrid search, with corrected scores for each request on a corrected field.
-
-        Raises InvalidInput if no corrected field has the profile, and UnsupportedOperation if it cannot merge answers.
-        """
+        """Hybrid search, with corrected scores for each request on a corrected field. Raises InvalidInput if no
+        corrected field has the profile, and UnsupportedOperation if it cannot merge answers."""
         weight = self.strength if strength is None else strength
 
         def call(cached: CachedState) -> Operation[Any]:

@@ -12,7 +12,7 @@ the same row at the same instant, either of their writes may remain.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, Sta
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, WriteIntentFailed
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, is_one_of, literal
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, in_parts, is_one_of, literal
 from milvus_hubness.stores.milvus_write_intents import (
     NAME_FIELD,
     changed_in,
@@ -47,13 +47,6 @@ KEYS_PER_REQUEST = 8_000
 ROWS_PER_REQUEST = 1_000
 STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
-
-
-def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    """Return an iterator over `items` in lists of at most `size`."""
-    return (list(items[start : start + size]) for start in range(0, len(items), size))
-
-
 NOTING_SECONDS = 30.0
 """Slower notes are made again: half the time after which a job drops a row that no note names."""
 Row = dict[str, Any]
@@ -101,10 +94,8 @@ class WriteIntents:
             return cached
 
     def note_rows(self, cached: CachedState, write: Write) -> Operation[None]:
-        """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed.
-
-        Rows whose keys the server creates need no note, because no job can have read them before.
-        """
+        """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed. Rows whose keys the server
+        creates need no note, because no job can have read them before."""
         intent_log, rows, timeout = cached.intent_log, write.rows, write.timeout
         if intent_log is None or (intent_log.auto_id and write.method == "insert"):
             return
@@ -135,16 +126,14 @@ class WriteIntents:
     def _note_in_part(
         self, cached: CachedState, intent_log: WriteIntentLog, write: Write, named: Sequence[Row]
     ) -> Operation[dict[Key, set[str]]]:
-        """Note the whole rows that a partial update produces, and return the fields that it changes, by key.
-
-        Each row is based on the last noted one, or else on that of the collection, which no job has then read before a
-        client wrote it. The collection is read first, so that the writer of that row has noted it. The fields include
-        those of the partial updates noted just before.
-        """
+        """Note the whole rows that a partial update produces, and return the fields that it changes, by key. Each row
+        is based on the last noted one, or else on that of the collection, which no job has then read before a client
+        wrote it. The collection is read first, so that the writer of that row has noted it. The fields include those of
+        the partial updates noted just before."""
         changes: dict[Key, set[str]] = {}
         key_field, timeout, partition_name = cached.key_field, write.timeout, write.partition_name
         within = partition_of(intent_log, partition_name) or partition_name
-        for part in parts(named, ROWS_PER_REQUEST):
+        for part in in_parts(named, ROWS_PER_REQUEST):
             keys = [row[key_field] for row in part]
             in_collection = yield from self._whole_rows(write.collection, key_field, keys, within, timeout)
             options = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
@@ -185,7 +174,7 @@ class WriteIntents:
             return
         partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
-            for part in parts(keys, KEYS_PER_REQUEST):
+            for part in in_parts(keys, KEYS_PER_REQUEST):
                 keys_here = part
                 if len(partitions) > 1:
                     where = is_one_of(cached.key_field, part)
@@ -199,7 +188,7 @@ class WriteIntents:
         answers: list[Any] = []
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
-            for part in parts((yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST):
+            for part in in_parts((yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST):
                 yield from self._note_keys(intent_log, deletion, partition, part)
                 where = is_one_of(cached.key_field, part)
                 by_key = replace(within, ids=None, filter=where, options=further)
@@ -242,7 +231,7 @@ class WriteIntents:
         return list((yield Ask("list_partitions", (deletion.collection, deletion.timeout))))
 
     def _insert_rows(self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None) -> Operation[None]:
-        for part in parts(named, ROWS_PER_REQUEST):
+        for part in in_parts(named, ROWS_PER_REQUEST):
             yield Ask("insert", (intent_log.rows, part, timeout))
 
     def _point(
@@ -255,7 +244,7 @@ class WriteIntents:
     ) -> Operation[None]:
         """Note the names of the rows that keys refer to; an empty one notes a deletion. changed: by partial updates."""
         lines = [line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()]
-        for part in parts(lines, ROWS_PER_REQUEST):
+        for part in in_parts(lines, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:

@@ -34,10 +34,8 @@ Floats = npt.NDArray[np.float32]
 
 
 def _packed(vectors: Any, width: int) -> Floats | None:
-    """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time.
-
-    Returns None for anything else, and for numbers that do not fit into float32.
-    """
+    """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time. Returns None for anything
+    else, and for numbers that do not fit into float32."""
     if not isinstance(vectors, list) or not vectors:
         return None
     if not all(type(row) is list and len(row) == width for row in vectors):
@@ -51,10 +49,8 @@ def _packed(vectors: Any, width: int) -> Floats | None:
 
 
 def matrix(vectors: Any, width: int, what: str) -> Floats:
-    """Return `vectors`, which messages call `what`, as float32 (n, width).
-
-    Raises DimensionMismatch, and InvalidInput if they are not rows of real numbers.
-    """
+    """Return `vectors`, which messages call `what`, as float32 (n, width). Raises DimensionMismatch, and InvalidInput
+    if they are not rows of real numbers."""
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:
@@ -153,10 +149,8 @@ LARGEST_NUMBER = 127
 
 
 def hint_directions_in(text: str, dim: int) -> npt.NDArray[np.int8]:
-    """Read the text that `hint_directions` returns: directions times LARGEST_NUMBER, int8 (dim, c).
-
-    Raises InvalidParameter for anything else.
-    """
+    """Read the text that `hint_directions` returns: directions times LARGEST_NUMBER, int8 (dim, c). Raises
+    InvalidParameter for anything else."""
     numbers = np.frombuffer(_from_base64(text, "the direction of locality hints"), np.int8)
     if len(numbers) % dim:
         raise InvalidParameter(f"{len(numbers)} numbers are no directions of dimension {dim}")
@@ -176,10 +170,8 @@ SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bflo
 
 
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape.
-
-    Raises InvalidInput if a finite number exceeds the largest number of the dtype.
-    """
+    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape. Raises InvalidInput if a
+    finite number exceeds the largest number of the dtype."""
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
         return exact
@@ -192,10 +184,8 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
-    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of half-precision numbers.
-
-    Raises InvalidInput if a number does not fit.
-    """
+    """Return vectors (n, w) as pymilvus takes them: arrays of float32, or the bytes of half-precision numbers. Raises
+    InvalidInput if a number does not fit."""
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
     nearest = rounded(rows, dtype)
@@ -210,10 +200,8 @@ def returned(rows: Floats, dtype: Dtype) -> list[Any]:
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """Return the bytes of half-precision numbers as float32 (w,); anything else is unchanged.
-
-    The bytes may be inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
-    """
+    """Return the bytes of half-precision numbers as float32 (w,); anything else is unchanged. The bytes may be inside a
+    list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes."""
     if dtype == "float32":
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
@@ -228,10 +216,8 @@ def unpacked(value: Any, dtype: Dtype) -> Any:
 
 
 def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
-    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w).
-
-    Raises InvalidInput if they are not rows of numbers, or of bytes, of one length.
-    """
+    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w). Raises InvalidInput if they are not rows
+    of numbers, or of bytes, of one length."""
     numbers = [unpacked(value, dtype) for value in values]
     try:
         return np.asarray(numbers, np.float32)

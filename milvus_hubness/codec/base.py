@@ -43,11 +43,8 @@ PENDING = 0
 
 
 class RowBiases(NamedTuple):
-    """Biases of n rows.
-
-    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c) numbers of the locality
-    hint columns; None leaves those of stored rows.
-    """
+    """Biases of n rows. by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c)
+    numbers of the locality hint columns; None leaves those of stored rows."""
 
     by_slot: Mapping[int, Floats]
     epoch: int | None = None
@@ -66,10 +63,8 @@ _form = lru_cache(maxsize=256)(StorageFormat)
 
 
 def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
-    """Return the storage format of a layout's rows in a field of `dtype`.
-
-    Raises InvalidParameter if the field is too narrow.
-    """
+    """Return the storage format of a layout's rows in a field of `dtype`. Raises InvalidParameter if the field is too
+    narrow."""
     return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 
 
@@ -159,18 +154,14 @@ class RowCodec(ABC):
     # -- rows -------------------------------------------------------------------------------------------
 
     def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
-        """Return the columns of stored rows that the other methods read.
-
-        vectors: (n, width) of `field`. rows: the other fields of each row.
-        """
+        """Return the columns of stored rows that the other methods read. vectors: (n, width) of `field`. rows: the
+        other fields of each row."""
         hidden = {name: [row.get(name) for row in rows] for name in self.hidden_fields}
         return {self.field: vectors, **hidden}
 
     def unpack(self, stored: Floats) -> Floats:
-        """Return stored vectors of `field` in the columns of the layout, (n, width).
-
-        Raises StateError if the stored vectors have another width than the codec.
-        """
+        """Return stored vectors of `field` in the columns of the layout, (n, width). Raises StateError if the stored
+        vectors have another width than the codec."""
         width = self.layout.dim if self.leaves_vectors else self.form.width
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
@@ -187,10 +178,8 @@ class RowCodec(ABC):
         return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
 
     def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
-        """Return the columns that are stored in place of, or in addition to, those of the user.
-
-        They are for the rows of a side collection if the codec has one. vectors: (n, d). Other slots are 0.
-        """
+        """Return the columns that are stored in place of, or in addition to, those of the user. They are for the rows
+        of a side collection if the codec has one. vectors: (n, d). Other slots are 0."""
         slots = self._slots(biases, len(vectors))
         stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
         return stored | self._hidden(biases, len(vectors))
@@ -279,19 +268,15 @@ class RowCodec(ABC):
         return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
 
     def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
-        """Return the queries (m, d) as the searched field takes them, (m, width).
-
-        Raises as `Layout.encode_queries` does.
-        """
+        """Return the queries (m, d) as the searched field takes them, (m, width). Raises as `Layout.encode_queries`
+        does."""
         return self.layout.encode_queries(queries, strength, slot=slot)
 
     def decode_scores(
         self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float64]:
-        """Return the corrected scores (m, k), in the user's metric, of those that the database returns.
-
-        queries: (m, d). biases: (m, k) of candidates, which need them; others have them in their score.
-        """
+        """Return the corrected scores (m, k), in the user's metric, of those that the database returns. queries: (m,
+        d). biases: (m, k) of candidates, which need them; others have them in their score."""
         return self.layout.scores(scores, queries, strength)
 
 
@@ -320,8 +305,7 @@ class VectorCodec(RowCodec):
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for norms of 1, and for L2
-        except for the numbers of `lost`.
-        """
+        except for the numbers of `lost`."""
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
             rows = rows * np.asarray(columns[self.norm_field], np.float64)[:, None]

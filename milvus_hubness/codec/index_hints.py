@@ -58,9 +58,7 @@ def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
 
 def hint_directions(bank: Floats, count: int) -> str:
     """Return the `count` ≤ d principal directions of a bank (m, d), the most important last: d·count bytes in base64.
-
-    The low precision is enough: the directions need not be exact, only the same for all items.
-    """
+    The low precision is enough: the directions need not be exact, only the same for all items."""
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
     directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
@@ -170,9 +168,7 @@ def measured_on(
 
 def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
     """Return the layout with the mean of vectors (n, d), invalid ones left out, under L2 if half squares need it.
-
-    taken_off: whether rows may be stored without the mean, which suits rows similar to these.
-    """
+    taken_off: whether rows may be stored without the mean, which suits rows similar to these."""
     if layout.metric != "L2":
         return layout
     rows = layout.rows(vectors)
@@ -180,10 +176,8 @@ def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True)
 
 
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
-    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it.
-
-    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. taken_off: see `with_mean`.
-    """
+    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it. In each
+    dimension, numbers beyond the 1st and 99th percentile are clipped to these. taken_off: see `with_mean`."""
     some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
     if not some.any() or some.shape[1] > MOST_DIMENSIONS:
         return ""

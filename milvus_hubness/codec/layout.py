@@ -141,18 +141,14 @@ class Layout:
         return lost(self.rows(vectors), self.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy.
-
-        Such rows are stored and read back bit for bit.
-        """
+        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy. Such rows
+        are stored and read back bit for bit."""
         lengths = lengths_of(self.rows(vectors))
         return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2).
-
-        Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
-        """
+        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2). Their inner
+        product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖²."""
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -197,10 +193,8 @@ class Layout:
     def with_biases(
         self, stored: Floats, biases: Mapping[int, npt.ArrayLike], locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
-        """Return stored vectors with other biases (n,) in the named slots, (n, width).
-
-        locality_hints: (n, c) new numbers of the locality hint columns; None leaves them.
-        """
+        """Return stored vectors with other biases (n,) in the named slots, (n, width). locality_hints: (n, c) new
+        numbers of the locality hint columns; None leaves them."""
         changed = stored.copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)

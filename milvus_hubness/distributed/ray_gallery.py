@@ -94,9 +94,7 @@ class RayGallery:
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its `start` and errors.
-
-        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature is measured on up to 20,000 items.
-        """
+        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature is measured on up to 20,000 items."""
         bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)

@@ -125,10 +125,8 @@ class ApproximateBank:
         self.tuned = self._tune(sample, timed, positive_number("error", error))
 
     def values(self, X: Matrix) -> Array:
-        """Return means of the k largest products for rows X (n, d), float32 (n,).
-
-        A row whose mean is not reliable is computed exactly. Raises DimensionMismatch, InvalidInput.
-        """
+        """Return means of the k largest products for rows X (n, d), float32 (n,). A row whose mean is not reliable is
+        computed exactly. Raises DimensionMismatch, InvalidInput."""
         values = np.empty(X.shape[0], np.float32)
         for part, x in Operands.of(X, self._bank, "cpu").rows(ROWS_AT_ONCE):
             values[part] = self._means(x)

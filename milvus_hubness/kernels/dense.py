@@ -83,10 +83,8 @@ def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
-    """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,).
-
-    weights: (m,) float32. Needs no memory as large as the scores.
-    """
+    """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,). weights:
+    (m,) float32. Needs no memory as large as the scores."""
     if kernel_on(scores.device) == "fused":
         from milvus_hubness.kernels import fused
 

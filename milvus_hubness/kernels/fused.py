@@ -84,8 +84,7 @@ def sum_products(
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Compute max_ptr and sum_ptr (splits, n): the maximum of scale·x·b_i + w_i over the split, and the sum of
-    2^(scale·x·b_i + w_i − maximum). w_i is in powers of 2.
-    """
+    2^(scale·x·b_i + w_i − maximum). w_i is in powers of 2."""
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     largest = tl.full((BM,), LOWEST, tl.float32)
@@ -151,10 +150,8 @@ def keep_survivors(
 
 @triton.jit
 def mean_of_largest(value_ptr, mean_ptr, width, k, WIDTH: tl.constexpr):
-    """Compute mean_ptr (n,) float64: the mean of the k largest of value_ptr (n, width); WIDTH ≥ width.
-
-    Empty places are −inf. The k-th largest is searched bit by bit, in integers that have the same order as the floats.
-    """
+    """Compute mean_ptr (n,) float64: the mean of the k largest of value_ptr (n, width); WIDTH ≥ width. Empty places are
+    −inf. The k-th largest is searched bit by bit, in integers that have the same order as the floats."""
     row = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
     values = tl.load(value_ptr + row.to(tl.int64) * width + columns, mask=columns < width, other=LOWEST)
@@ -250,10 +247,8 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
 
 
 class Survivors(NamedTuple):
-    """The scores of some rows that reached the threshold; if `exact`, the k largest are among them.
-
-    values: (rows, room) float32, −inf in empty places. indices: (rows, room) int32, empty if not requested.
-    """
+    """The scores of some rows that reached the threshold; if `exact`, the k largest are among them. values: (rows,
+    room) float32, −inf in empty places. indices: (rows, room) int32, empty if not requested."""
 
     part: slice
     values: torch.Tensor

@@ -32,10 +32,8 @@ _STARTING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread.
-
-    With one thread, the work runs in the current thread, with torch's settings unchanged. Raises errors of `work`.
-    """
+    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread. With one thread, the work
+    runs in the current thread, with torch's settings unchanged. Raises errors of `work`."""
     if threads == 1:
         for task in tasks:
             work(task)
@@ -191,10 +189,8 @@ SCREENED_SHARE = 32
 
 
 def compute(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tuple[Any, ...]:
-    """Return the result of the kernels' function `name`: arrays for an array X, tensors for a tensor.
-
-    With "cuda:all", each device gets a share of X's rows and all of B.
-    """
+    """Return the result of the kernels' function `name`: arrays for an array X, tensors for a tensor. With "cuda:all",
+    each device gets a share of X's rows and all of B."""
     places = cuda_devices() if device == ALL_DEVICES else [device]
     if len(places) < 2:
         return _on_one(name, X, B, places[0], arguments)

@@ -154,8 +154,7 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 def kernel_on(device: torch.device) -> Kernel:
     """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
-    bfloat16 natively if FAISS is installed, and otherwise "dense".
-    """
+    bfloat16 natively if FAISS is installed, and otherwise "dense"."""
     if device.type == "cuda":
         import torch
 
@@ -202,10 +201,8 @@ Rows = TypeVar("Rows", bound=Matrix)
 
 
 class TopK(NamedTuple):
-    """The k largest inner products of each row.
-
-    values: (n, k), falling along each row. indices: (n, k) int64, the rows of B. Both are of X's type.
-    """
+    """The k largest inner products of each row. values: (n, k), falling along each row. indices: (n, k) int64, the rows
+    of B. Both are of X's type."""
 
     values: Any
     indices: Any

@@ -94,10 +94,8 @@ class RoutedBank:
     def routings(
         self, x: torch.Tensor, k: int, nearest: torch.Tensor, shares: Iterable[float]
     ) -> Iterator[tuple[float, Routing]]:
-        """Yield a routing for each share of the bank that rows read on average.
-
-        It is learned from rows x (n, d) with their k largest products, `nearest` (n, k).
-        """
+        """Yield a routing for each share of the bank that rows read on average. It is learned from rows x (n, d) with
+        their k largest products, `nearest` (n, k)."""
         last, means = nearest[:, -1].double(), nearest.mean(1, dtype=torch.float64)
         near = torch.cat([self._near(part) for part in torch.split(x, self._routed_at_once)], 1)
         features = self._features(near)
@@ -214,10 +212,8 @@ class RoutedBank:
 def _fall(
     above: torch.Tensor, steps: tuple[float, ...], routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where t + A(t)/k is least, the width of the fall at that place, and whether it is near the steps, (n,).
-
-    A is `above` (n, steps) at the steps and falls as exp(−t/width) between them.
-    """
+    """Return where t + A(t)/k is least, the width of the fall at that place, and whether it is near the steps, (n,). A
+    is `above` (n, steps) at the steps and falls as exp(−t/width) between them."""
     at = torch.tensor(steps, dtype=torch.float64)
     seen = above > 0
     above = above.clamp_min(1e-30)

@@ -40,11 +40,8 @@ class Tiles(NamedTuple):
 
 
 class _Bank(NamedTuple):
-    """The bank in two precisions.
-
-    exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm: of the
-    longest row. error: the largest norm of a row's rounding error.
-    """
+    """The bank in two precisions. exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple
+    of the groups. norm: of the longest row. error: the largest norm of a row's rounding error."""
 
     exact: torch.Tensor
     rounded: torch.Tensor
@@ -54,8 +51,7 @@ class _Bank(NamedTuple):
 
 def tiles_for(dim: int) -> Tiles:
     """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
-    columns that their scores would fill the third-level cache.
-    """
+    columns that their scores would fill the third-level cache."""
     rows = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128))
     whole = GROUP * GROUPS_TOGETHER
     return Tiles(rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole)
@@ -83,10 +79,8 @@ def _screened(
     reduce: Callable[[torch.Tensor, torch.Tensor], Results],
     results: Results,
 ) -> Results:
-    """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k).
-
-    exact: the dense kernel, for the rows that the screen is not certain of.
-    """
+    """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k). exact: the
+    dense kernel, for the rows that the screen is not certain of."""
     threads, bank = torch.get_num_threads(), _rounded(operands.bank)
     tiles, unsure = tiles_for(bank.exact.shape[1]), []
 
@@ -123,8 +117,7 @@ def _rounded(bank: torch.Tensor) -> _Bank:
 
 def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
-    certain, (rows,).
-    """
+    certain, (rows,)."""
     near = x.bfloat16()
     product = (x - near.float()).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
     product += x.shape[1] * 2.0**-23 * x.norm(dim=1) * bank.norm
@@ -145,10 +138,8 @@ def _selected(
     near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the scores that reach a threshold, float32, their columns, both (rows, p), and the threshold, (rows,).
-
     Unused places are −inf and −1; the threshold is infinite for rows that would select too many. product: (rows,)
-    errors.
-    """
+    errors."""
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = torch.zeros(len(near), dtype=torch.int64)
@@ -179,10 +170,8 @@ def _selected(
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
     """Return the largest of every `together` scores (rows, p) bfloat16, (rows, p / together), if one is above 0.
-
     Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits read as
-    integers, which are compared many times faster.
-    """
+    integers, which are compared many times faster."""
     grouped = scores.view(torch.int16).view(len(scores), together, -1)
     return grouped.amax(1).view(torch.bfloat16)
 
@@ -190,10 +179,8 @@ def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
 def _padded(
     scores: torch.Tensor, reached: torch.Tensor, threshold: torch.Tensor, start: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return columns (rows, p), counted from `start`, and float32 scores that reach the threshold (rows,).
-
-    reached: the groups that have such scores. Rows with fewer than p end in −1 and −inf.
-    """
+    """Return columns (rows, p), counted from `start`, and float32 scores that reach the threshold (rows,). reached: the
+    groups that have such scores. Rows with fewer than p end in −1 and −inf."""
     apart = reached.shape[1]
     rows, group = reached.nonzero(as_tuple=True)
     members = scores.view(len(scores), GROUP, apart)[rows, :, group]

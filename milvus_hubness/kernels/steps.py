@@ -28,11 +28,8 @@ def free_memory(device: str) -> float | None:
 
 
 def full_steps(bank: Vectors, items: Vectors, tau: float, device: str, scores: str) -> tuple[Step, Step]:
-    """Return the two steps over every pair of bank (m, d) and items (n, d).
-
-    scores: "float32" and "float16" store them, with errors up to 2^-12 in float16; else the steps recompute them, in
-    O((m + n) · d) memory.
-    """
+    """Return the two steps over every pair of bank (m, d) and items (n, d). scores: "float32" and "float16" store them,
+    with errors up to 2^-12 in float16; else the steps recompute them, in O((m + n) · d) memory."""
     place = resolve_device(device)
     queries, columns = (as_tensor(part, torch.float32, place) for part in (bank, items))
     if scores in STORED:

@@ -63,10 +63,8 @@ def status_in(response: Any) -> Any:
 
 
 def refusal(method: str, error: Exception) -> Any:
-    """Return the response of a method that reports an error.
-
-    Unforeseen errors are Milvus's unexpected error too: gRPC's UNKNOWN would make clients call again for minutes.
-    """
+    """Return the response of a method that reports an error. Unforeseen errors are Milvus's unexpected error too:
+    gRPC's UNKNOWN would make clients call again for minutes."""
     response = response_of(method, b"")
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
@@ -189,10 +187,8 @@ def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
 
 
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
-    """Convert the fields_data and output_fields of a message to the user's form, in place.
-
-    Raises StateError if the stored vectors have another width than the state says.
-    """
+    """Convert the fields_data and output_fields of a message to the user's form, in place. Raises StateError if the
+    stored vectors have another width than the state says."""
     columns = message.fields_data
     for state in cached.states.values():
         codec, column = state.codec, column_named(columns, state.field)

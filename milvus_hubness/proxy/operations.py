@@ -49,10 +49,8 @@ def describe_index(operations: Operations, request: Any) -> Operation[Any]:
 
 
 def create_index(operations: Operations, request: Any) -> Operation[Any]:
-    """Create an index, of the augmented vectors if the field is corrected.
-
-    Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
-    """
+    """Create an index, of the augmented vectors if the field is corrected. Raises InvalidParameter if the metric of a
+    corrected field differs from the metric of its correction."""
     cached = yield from operations.states.cached_state(request.collection_name)
     state = cached.states.get(request.field_name)
     if state is not None and not state.codec.leaves_vectors:

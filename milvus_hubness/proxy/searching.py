@@ -138,10 +138,8 @@ def _answer(
 
 
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a HybridSearchRequest, with corrected scores on corrected fields. overrides: as for `search`.
-
-    Raises as `search` does, and UnsupportedOperation if the proxy must merge answers and cannot.
-    """
+    """Answer a HybridSearchRequest, with corrected scores on corrected fields. overrides: as for `search`. Raises as
+    `search` does, and UnsupportedOperation if the proxy must merge answers and cannot."""
 
     def call(cached: CachedState) -> Operation[Any]:
         params = [SearchParameters(part.search_params, overrides) for part in request.requests]

@@ -182,11 +182,8 @@ async def _abort(context: Context, error: Any) -> NoReturn:
 
 
 class Proxy:
-    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language.
-
-    async with Proxy(ProxyOptions("localhost:19530")) as proxy:
-        await proxy.ended()
-    """
+    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
+    with Proxy(ProxyOptions("localhost:19530")) as proxy: await proxy.ended()"""
 
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options

@@ -122,10 +122,8 @@ class CollectionPool:
         self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
-        """Run `work` in a thread for this caller and return its result.
-
-        If cancelled, cancels the upstream calls and waits: the pool counts the call as long as it occupies a thread.
-        """
+        """Run `work` in a thread for this caller and return its result. If cancelled, cancels the upstream calls and
+        waits: the pool counts the call as long as it occupies a thread."""
         context = copy_context()
         context.run(_caller.set, caller)
         running = self.threads.submit(context.run, work)

@@ -54,10 +54,8 @@ INSIDE = 2
 
 
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:
-    """Return (m, t, w) the transformer's output for tokens (m, t, w) in evaluation mode, to float32 accuracy.
-
-    On the CPU, torch's own path forms all t² weights of attention in memory; `scaled_dot_product_attention` does not.
-    """
+    """Return (m, t, w) the transformer's output for tokens (m, t, w) in evaluation mode, to float32 accuracy. On the
+    CPU, torch's own path forms all t² weights of attention in memory; `scaled_dot_product_attention` does not."""
     count, length, width = tokens.shape
     for layer in cast(list[nn.TransformerEncoderLayer], transformer.layers):
         attention = layer.self_attn
@@ -74,10 +72,8 @@ TEMPERATURES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 
 
 class Memory(nn.Module):
-    """n remembered pairs, empty at first.
-
-    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, saved with the weights.
-    """
+    """n remembered pairs, empty at first. queries (n, d) of length 1, errors (n, d), strength and temperature ():
+    buffers, saved with the weights."""
 
     queries: torch.Tensor
     errors: torch.Tensor
@@ -100,10 +96,8 @@ class Memory(nn.Module):
         self.temperature.fill_(temperature)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Return (m, d) the recalled errors for queries (m, d) of length 1.
-
-        hidden (m, n): True for pairs that a query must not recall; without any pair it recalls zeros.
-        """
+        """Return (m, d) the recalled errors for queries (m, d) of length 1. hidden (m, n): True for pairs that a query
+        must not recall; without any pair it recalls zeros."""
         near = queries @ self.queries.T / self.temperature
         if hidden is not None:
             near = near.masked_fill(hidden, -torch.inf)

@@ -123,10 +123,8 @@ def train(
 def validate(
     network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the same score.
-
-    adapt: a part of the network to use in its place. The network is left in evaluation mode.
-    """
+    """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the same score. adapt: a
+    part of the network to use in its place. The network is left in evaluation mode."""
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()

@@ -120,10 +120,8 @@ QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds.
-
-    number: identifies it. place: a slot of the profile; a later sample in the same slot replaces it.
-    """
+    """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds. number:
+    identifies it. place: a slot of the profile; a later sample in the same slot replaces it."""
 
     profile: str
     place: int

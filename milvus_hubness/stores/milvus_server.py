@@ -311,10 +311,8 @@ def _described(rule: Rule) -> str:
 
 
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
-    """Raise InvalidParameter if a server of this version does not build the planned index.
-
-    Settings of the source's index are valid: its server has built it, and may be newer than this table.
-    """
+    """Raise InvalidParameter if a server of this version does not build the planned index. Settings of the source's
+    index are valid: its server has built it, and may be newer than this table."""
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
     lite, is_same_kind = server_version.startswith("milvus_lite"), kind == source.index_type
     built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]

@@ -51,10 +51,8 @@ class Collections(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
-        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost if one is gone.
-
-        A failed write that may still arrive is sent again only through another alias.
-        """
+        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost if one is gone. A
+        failed write that may still arrive is sent again only through another alias."""
 
     def fence(self, collection: str, alias: str) -> None:
         """Create a fencing alias in one request. If the request fails, the alias may still appear later."""
@@ -91,10 +89,8 @@ class Schemas(Protocol):
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not.
-
-        Raises CollectionExists if `target` is not an unfilled copy of `source`.
-        """
+        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not. Raises
+        CollectionExists if `target` is not an unfilled copy of `source`."""
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """Whether fields of the collection can hold biases."""
@@ -154,10 +150,8 @@ class Rows(Protocol):
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
-        """Write rows that were read, with other biases, acknowledged on return.
-
-        With `WholeRows` it is `upsert`; else only the fields `changed` of rows that still exist change.
-        """
+        """Write rows that were read, with other biases, acknowledged on return. With `WholeRows` it is `upsert`; else
+        only the fields `changed` of rows that still exist change."""
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""
@@ -222,10 +216,8 @@ class Banks(Protocol):
     """Query banks; `banks.generations.BankGenerations` implements this for any database."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
-        """Save `bank` as a generation, read it back, and return its reference and what was created.
-
-        Raises CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows.
-        """
+        """Save `bank` as a generation, read it back, and return its reference and what was created. Raises
+        CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows."""
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the reference names."""
@@ -234,15 +226,11 @@ class Banks(Protocol):
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
         """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
-
-        The rows that `reference` names stay as they are.
-        """
+        The rows that `reference` names stay as they are."""
 
     def drop_bank_generation(self, reference: BankReference) -> None:
-        """Delete the rows of a generation, unless some collection state names it.
-
-        If a job does so meanwhile, the rows come back, or the job finds them missing when it loads the bank.
-        """
+        """Delete the rows of a generation, unless some collection state names it. If a job does so meanwhile, the rows
+        come back, or the job finds them missing when it loads the bank."""
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
@@ -338,10 +326,8 @@ class QuerySampling(Protocol):
 @runtime_checkable
 class BankSearch(Protocol):
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
-        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k).
-
-        Inner products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer.
-        """
+        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k). Inner
+        products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer."""
 
 
 _MISSING: dict[Any, str] = {

@@ -61,9 +61,7 @@ class TuningRecord(PropertyModel):
 
 class DualWrite(PropertyModel):
     """Dual writes of a migration: clients send each write to this collection first, then to the copy, `collection`.
-
-    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it.
-    """
+    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it."""
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: str
@@ -90,10 +88,8 @@ class WriteIntentLog(PropertyModel):
 
 
 class OnlineBank(FrozenModel):
-    """Settings of the online bank of one profile; see `banks.online.Terms`.
-
-    Clients sample `rate` of its live queries into `samples_collection`, from which a job takes them into the bank.
-    """
+    """Settings of the online bank of one profile; see `banks.online.Terms`. Clients sample `rate` of its live queries
+    into `samples_collection`, from which a job takes them into the bank."""
 
     field: str
     profile: str
@@ -184,10 +180,8 @@ class CollectionInfo:
             raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
-        """Return the state of this vector field, or of the only corrected one; None if it is not corrected.
-
-        Raises InvalidInput for several and for an unknown field.
-        """
+        """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises
+        InvalidInput for several and for an unknown field."""
         if field is not None:
             self.require_field(field)
             return self.states.get(field)

@@ -20,7 +20,7 @@ from milvus_hubness import (
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import load_correction
 from milvus_hubness.enable import enable as enabling
-from tests.congruence.test_second_vector import require_second_field, with_second_field
+from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8
@@ -158,7 +158,6 @@ def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(ba
 
 def test_a_second_vector_field_has_them(backend):
     """An index of the copy's kind searches it."""
-    require_second_field(backend)
     rng = np.random.default_rng(5)
     items, new, bank = (vectors(rng, count, DIM) for count in (ITEMS, 3, BANK))
     plain, store, name = backend.client(), backend.store(), backend.name("beside")

@@ -7,6 +7,7 @@ from pymilvus.exceptions import MilvusException
 from tests.congruence import test_every_call as suite
 from tests.proxy.running import at
 
+MADE = suite.MADE
 ON_SERVERS = {"catalogue": [("COSINE", "str")]}
 
 IN_OTHER_WORDS = {

@@ -32,9 +32,8 @@ class Interrupted(SystemExit):
 
 @contextmanager
 def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
-    """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number. Writers that
-    wait for `throttle`, and commands that end when `stopped` is set, are released, so that their threads end.
-    """
+    """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number. Writers that wait for
+    `throttle`, and commands that end when `stopped` is set, are released, so that their threads end."""
 
     def stop(number: int) -> None:
         error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
