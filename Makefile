@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-server test-long crash lint bench-gpu clean
+.PHONY: demo test test-server test-long test-versions crash lint bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -18,6 +18,24 @@ test: .venv/installed-for-tests
 # All further cases on servers: Milvus 2.3.5, and with a Docker engine the current Milvus and Qdrant.
 test-server: .venv/installed-for-tests
 	$(BIN)/pytest -m "server and not long"
+
+# Units and Milvus Lite on every Python that is found, and on the oldest of them with the lowest versions that pyproject.toml
+# allows. `make test-versions VERSIONS=3.12` tries one, LOWEST= leaves the lowest out, TESTS=tests/client takes a part.
+# UV_TORCH_BACKEND=cpu spares gigabytes of CUDA where PyTorch's own index can be reached.
+VERSIONS ?= 3.10 3.11 3.12 3.13 3.14
+LOWEST ?= $(firstword $(VERSIONS))
+TESTS ?= tests
+test-versions: .venv/installed-for-tests
+	for version in $(VERSIONS); do \
+		$(BIN)/uv python find --no-python-downloads $$version || continue; \
+		$(MAKE) test-python VERSION=$$version OPTIONS='-c constraints.txt' || exit 1; \
+	done
+	test -z '$(LOWEST)' || $(MAKE) test-python VERSION=$(LOWEST) OPTIONS='--resolution lowest-direct'
+
+test-python:
+	$(BIN)/uv venv --clear --python $(VERSION) .venv-$(VERSION)
+	$(BIN)/uv pip install --python .venv-$(VERSION) $(OPTIONS) -e '.[all]' -e integrations/qdrant --group test
+	.venv-$(VERSION)/bin/python -m pytest -k 'not server' $(TESTS)
 
 # What more would take make test beyond its time.
 test-long: .venv/installed-for-tests
@@ -50,4 +68,4 @@ lint: .venv/installed-for-tests
 	touch $@
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv .venv-* dist build

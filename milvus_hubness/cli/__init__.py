@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -76,9 +77,5 @@ def main() -> None:
     gc.set_threshold(300_000)
     for library in ("pymilvus", "milvus_lite", "grpc"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)
-
-
-def _terminate(number: int, frame: Any) -> None:
-    raise SystemExit(TERMINATED)

@@ -148,7 +148,7 @@ class Catalog:
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes(but_notes=True)
         if whole.fences:
-            yield InStore(partial(_drop_fences, whole))
+            yield InStore(lambda store: list(map(store.unfence, whole.fences)))
         outcome = yield call
         if whole.states or whole.intent_log:
             yield InStore(partial(_drop_helpers, whole))
@@ -262,11 +262,6 @@ def _is_helper(store: MilvusStore, name: str) -> bool:
     except MilvusException:
         return False
     return not HELPER_PROPERTIES.isdisjoint(properties)
-
-
-def _drop_fences(whole: Whole, store: MilvusStore) -> None:
-    for alias in whole.fences:
-        store.unfence(alias)
 
 
 def _drop_helpers(whole: Whole, store: MilvusStore) -> None:

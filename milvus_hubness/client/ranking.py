@@ -123,11 +123,9 @@ def _score_conversions(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Cal
     if ranker.strategy == "weighted" and not ranker.normalise and SIMILARITIES.isdisjoint(metrics):
         return [float] * len(metrics), True
     conversions = _NORMALISED if ranker.normalise else _UNCHANGED
-    return [conversions.get(metric, _closeness) for metric in metrics], False
-
-
-def _closeness(distance: float) -> float:
-    return 1 - 2 * math.atan(distance) / math.pi
+    return [
+        conversions.get(metric, lambda distance: 1 - 2 * math.atan(distance) / math.pi) for metric in metrics
+    ], False
 
 
 # Milvus Lite reports BM25 scores with the sign reversed; BM25 itself is never negative.

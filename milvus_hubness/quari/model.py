@@ -141,7 +141,10 @@ class Quari(nn.Module):
         self.transformer = nn.TransformerEncoder(
             layer, config.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
         )
-        self.decode_query, self.decode_u, self.decode_v = (_decoder(width, inside, dim) for _ in range(3))
+        self.decode_query, self.decode_u, self.decode_v = (
+            nn.Sequential(nn.Linear(width, inside), nn.GELU(), nn.LayerNorm(inside), nn.Linear(inside, dim))
+            for _ in range(3)
+        )
         anchored = config.form == "anchored"
         self.query_map = nn.Parameter(torch.eye(dim)) if anchored else None
         self.item_map = nn.Parameter(torch.eye(dim)) if anchored else None
@@ -231,10 +234,6 @@ def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torc
     """Return the decoder's output for tokens (…, w), divided by the scale in its last layer."""
     last = cast(nn.Linear, decoder[-1])
     return functional.linear(decoder[:-1](tokens), last.weight / scale, last.bias / scale)
-
-
-def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, inside), nn.GELU(), nn.LayerNorm(inside), nn.Linear(inside, dim))
 
 
 TINY = 1e-12

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -40,9 +40,12 @@ LONGEST = 300
 MOST_TEETH = 100
 
 
+MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
+
+
 @cache
 def _template() -> Template:
-    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=_moment)
+    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
 
 
 def _policy() -> str:
@@ -92,7 +95,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
     lines = [
-        Line(f"{name} {points[-1][1]:.2f}", kind, _until(points, until))
+        Line(f"{name} {points[-1][1]:.2f}", kind, [*points, (until, points[-1][1])])
         for name, kind, values in (("raw", "before", raw), ("in use", "after", in_use))
         if (points := [(at, value) for at, value in values if value is not None])
     ]
@@ -125,15 +128,6 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     line = Line(f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False)
     title = "Age of the biases over time"
     return timeline(title, [line], outcomes[0].at, until, lambda value: f"{value:.4g} {unit}")
-
-
-def _until(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tuple[datetime, float]]:
-    """Return the points, with the last value extended until now."""
-    return [*points, (until, points[-1][1])] if until - points[-1][0] > timedelta(0) else list(points)
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def service_routes(
