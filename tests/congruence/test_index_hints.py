@@ -26,6 +26,7 @@ from tests.galleries import nnn, plain_collection, similarity, vectors
 DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8
 ALL = 128
 """Cells; Milvus Lite makes so many."""
+MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}
 
 
 class Divided:
