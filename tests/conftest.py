@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 from milvus_hubness import HubnessClient, MilvusStore
 from tests import servers, tiers
 
+pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
 settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("here")
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
