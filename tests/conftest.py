@@ -20,6 +20,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
+from milvus_hubness.client.steps import ClientPolicy
 from tests import servers, tiers
 
 pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
@@ -65,9 +66,11 @@ class Backend:
         retrying = Retrying(retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True)
         return retrying(cls, self.uri, **quiet, **options)
 
-    def hubness_client(self, below=None, **options):
-        """A HubnessClient. below: a subclass of MilvusClient that gets its requests to the server."""
-        cls = type("ClientOverAnother", (HubnessClient, below), {}) if below else HubnessClient
+    def hubness_client(self, below=None, policy=None, **options):
+        """A HubnessClient. below: a subclass of MilvusClient that gets its requests to the server. policy: the fields
+        of its ClientPolicy that differ from the defaults."""
+        bases = (HubnessClient, below) if below else (HubnessClient,)
+        cls = type("ClientOfATest", bases, {"policy": ClientPolicy(**(policy or {}))})
         return self.client(cls, state_ttl=options.pop("state_ttl", 0.0), **options)
 
     def store(self):

@@ -10,7 +10,7 @@ from pymilvus import AnnSearchRequest, CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.messages import QUICK_FORM, Bias, Deletion, Question, Write
-from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, as_milvus, refusing
+from milvus_hubness.client.steps import Ask, ClientPolicy, Effect, Operation, PlainConnection, Step, as_milvus, refusing
 from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
@@ -72,6 +72,7 @@ class Methods(EscapedKeys):
     """`drive` or `drive_async`."""
     _perform: Callable[[Effect], Any]
     """Runs a step that is not a request of pymilvus's own client."""
+    policy = ClientPolicy()
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Methods(EscapedKeys):
 
         with refusing():
             self._sampler = sampler_for(sample_queries, self._put_samples)
-            self._operations = Operations(strength, state_ttl, bank_budget, self._sampler)
+            self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from milvus_hubness.banks.generations import QUERIES, TARGETS, StoredBank
 from milvus_hubness.client.messages import Bias
 from milvus_hubness.client.state_cache import BankCache, Name, StateCache
-from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
+from milvus_hubness.client.steps import Ask, ClientPolicy, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import PENDING, RowBiases
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
@@ -24,13 +24,7 @@ if TYPE_CHECKING:
     from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs
 
 VECTORS_PER_REQUEST = 100
-WINDOW = 16_384
-"""Largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request."""
 WIDENING = 4
-WHOLE = 2**20
-"""Largest bank whose scores are all requested in the last round, WINDOW per answer."""
-NUMBERS_PER_PAGE = 2**20
-"""Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
 
 
 class BankSummary(NamedTuple):
@@ -42,115 +36,126 @@ class BankSummary(NamedTuple):
     targets: int
 
 
-def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
-    """Yield the numbers of nearest rows to request; the last round requests all rows, if they are not too many."""
-    while max(needs.queries, needs.targets) <= WINDOW:
-        yield needs
-        wider = needs._replace(
-            queries=min(needs.queries * WIDENING, WINDOW), targets=min(needs.targets * WIDENING, WINDOW)
+@dataclass(frozen=True)
+class _ServerBank:
+    """A bank in the database, which is read and searched within the limits of `policy`."""
+
+    state: CollectionState
+    reference: BankReference
+    policy: ClientPolicy
+    timeout: float | None
+
+    def rounds(self, needs: Needs, targets: int) -> Iterator[Needs]:
+        """Yield the numbers of nearest rows to request; the last round requests all rows, if they are not too many."""
+        window, queries = self.policy.window, self.reference.count
+        while max(needs.queries, needs.targets) <= window:
+            yield needs
+            wider = needs._replace(
+                queries=min(needs.queries * WIDENING, window), targets=min(needs.targets * WIDENING, window)
+            )
+            if wider == needs:
+                break
+            needs = wider
+        if max(queries, targets) <= self.policy.whole:
+            yield needs._replace(queries=queries if needs.queries else 0, targets=targets)
+
+    def nearest(self, needs: Needs, summary: BankSummary, vectors: Floats) -> Operation[tuple[Nearest, Nearest | None]]:
+        """Return the nearest queries of vectors (m, d) and, if needed, their nearest targets."""
+        from milvus_hubness.estimators.nearest import Nearest
+
+        count, columns = self.reference.count, len(summary.masses)
+        scores, potentials = np.empty((len(vectors), 0)), np.empty((len(vectors), 0, columns))
+        means, targets = np.empty(0), None
+        if summary.mean is not None:
+            means = self.state.layout.reduce_items(vectors) @ summary.mean
+        if needs.queries:
+            scores, potentials = yield from self._search(QUERIES, count, needs.queries, vectors, columns)
+        queries = Nearest(scores, max(count - needs.queries, 0), means, potentials, summary.masses)
+        if needs.targets:
+            scores, no_potentials = yield from self._search(TARGETS, summary.targets, needs.targets, vectors, 0)
+            rest = max(summary.targets - needs.targets, 0)
+            targets = Nearest(scores, rest, np.empty(0), no_potentials, np.empty(0))
+        return queries, targets
+
+    def _search(
+        self, part: str, count: int, per_vector: int, vectors: Floats, columns: int
+    ) -> Operation[tuple[Doubles, Doubles]]:
+        """Return the falling scores (m, N) and the potentials (m, N, p) of the nearest of the `count` rows of a part,
+        by one request if one answer can have all rows needed."""
+        distances, potentials = [], []
+        window = self.policy.window
+        size = count if per_vector <= window else window
+        request = {
+            "data": list(vectors),
+            "limit": min(per_vector, window),
+            "anns_field": "vector",
+            "output_fields": ["potentials"] if columns else None,
+            "timeout": self.timeout,
+        }
+        for start in range(0, count, size):
+            where = bank_rows(self.reference, [part], start, start + size)
+            answers = yield Ask("search", (self.reference.collection,), {**request, "filter": where})
+            distances.append([[hit["distance"] for hit in hits] for hits in answers])
+            block = np.empty((len(vectors), len(answers[0]), columns))
+            if columns:
+                block[:] = [[hit["entity"]["potentials"] for hit in hits] for hits in answers]
+            potentials.append(block)
+        scores = np.concatenate(distances, axis=1) * (-0.5 if self.state.metric == "L2" else 1.0)
+        if not scores.shape[1]:
+            raise self._empty("rows")
+        order = np.argsort(-scores, axis=1, kind="stable")
+        ranked: Doubles = np.take_along_axis(scores, order, 1)
+        return ranked, np.take_along_axis(np.concatenate(potentials, axis=1), order[..., None], 1)
+
+    def summary(self, needs: Needs) -> Operation[BankSummary]:
+        """Read the part of the whole bank that the estimator needs, page by page. Raises EmptyBank, and StateError if
+        some queries are missing."""
+        from milvus_hubness.estimators.nearest import masses
+
+        bank = self.reference
+        count = yield from self._count(QUERIES)
+        if count != bank.count:
+            raise StateError(
+                f"bank {bank.collection!r} has {count:,} queries and the collection state names {bank.count:,}: "
+                "run refresh with --bank FILE to replace them, or run refresh to use them as they are"
+            )
+        total: Doubles | None = None
+        mass = np.full(len(needs.temperatures), -np.inf)
+        fields = ["vector"] * needs.mean + ["potentials"] * bool(needs.temperatures)
+        numbers = needs.mean * self.state.dim + len(needs.temperatures)
+        rows = min(self.policy.window, self.policy.numbers_per_page // max(1, numbers))
+        for start in range(0, bank.count if fields else 0, rows):
+            page = yield self._query(bank_rows(bank, [QUERIES], start, start + rows), fields)
+            if needs.mean and page:
+                queries = self.state.layout.reduce_queries([row["vector"] for row in page])
+                sums = queries.sum(0, dtype=np.float64)
+                total = sums if total is None else total + sums
+            if needs.temperatures and page:
+                mass = masses(self._potentials(page, len(mass)), needs.temperatures, mass)
+        targets = (yield from self._count(TARGETS)) if needs.targets else 0
+        return BankSummary(None if total is None else total / bank.count, mass, targets)
+
+    def _count(self, part: str) -> Operation[int]:
+        [counted] = yield self._query(bank_rows(self.reference, [part]), ["count(*)"])
+        if not counted["count(*)"]:
+            raise self._empty(part)
+        return int(counted["count(*)"])
+
+    def _query(self, where: str, fields: list[str]) -> Ask:
+        options = {"filter": where, "output_fields": fields, "timeout": self.timeout}
+        return Ask("query", (self.reference.collection,), options)
+
+    def _potentials(self, page: Sequence[Mapping[str, Any]], columns: int) -> Doubles:
+        potentials = [row.get("potentials", []) for row in page]
+        if any(len(row) != columns for row in potentials):
+            raise InvalidInput(f"{self.reference.collection!r} must keep {columns} potentials with every query")
+        return np.array(potentials, np.float64)
+
+    def _empty(self, part: str) -> EmptyBank:
+        return EmptyBank(
+            f"bank {self.reference.collection!r} has no {part} of generation {self.reference.generation}: "
+            "refresh with --bank FILE"
         )
-        if wider == needs:
-            break
-        needs = wider
-    if max(queries, targets) <= WHOLE:
-        yield needs._replace(queries=queries if needs.queries else 0, targets=targets)
-
-
-def _nearest(
-    state: CollectionState,
-    bank: BankReference,
-    needs: Needs,
-    summary: BankSummary,
-    vectors: Floats,
-    timeout: float | None,
-) -> Operation[tuple[Nearest, Nearest | None]]:
-    """Return the nearest queries of vectors (m, d) and, if needed, their nearest targets."""
-    from milvus_hubness.estimators.nearest import Nearest
-
-    columns = len(summary.masses)
-    scores, potentials = np.empty((len(vectors), 0)), np.empty((len(vectors), 0, columns))
-    means, targets = np.empty(0), None
-    if summary.mean is not None:
-        means = state.layout.reduce_items(vectors) @ summary.mean
-    if needs.queries:
-        filters = [bank_rows(bank, [QUERIES], *part) for part in _parts(bank.count, needs.queries)]
-        scores, potentials = yield from _search(state, bank, filters, needs.queries, vectors, columns, timeout)
-    queries = Nearest(scores, max(bank.count - needs.queries, 0), means, potentials, summary.masses)
-    if needs.targets:
-        filters = [bank_rows(bank, [TARGETS], *part) for part in _parts(summary.targets, needs.targets)]
-        scores, no_potentials = yield from _search(state, bank, filters, needs.targets, vectors, 0, timeout)
-        rest = max(summary.targets - needs.targets, 0)
-        targets = Nearest(scores, rest, np.empty(0), no_potentials, np.empty(0))
-    return queries, targets
-
-
-def _parts(count: int, per_vector: int) -> list[tuple[int, int]]:
-    """Return ranges (start, end) of row numbers: one if one answer can have all rows needed, else of WINDOW rows."""
-    size = count if per_vector <= WINDOW else WINDOW
-    return [(start, start + size) for start in range(0, count, size)]
-
-
-def _search(
-    state: CollectionState,
-    bank: BankReference,
-    filters: Sequence[str],
-    per_vector: int,
-    vectors: Floats,
-    columns: int,
-    timeout: float | None,
-) -> Operation[tuple[Doubles, Doubles]]:
-    """Return the falling scores (m, N) and the potentials (m, N, p) of the nearest rows that `filters` select."""
-    distances, potentials = [], []
-    request = {
-        "data": list(vectors),
-        "limit": min(per_vector, WINDOW),
-        "anns_field": "vector",
-        "output_fields": ["potentials"] if columns else None,
-        "timeout": timeout,
-    }
-    for where in filters:
-        answers = yield Ask("search", (bank.collection,), {**request, "filter": where})
-        distances.append([[hit["distance"] for hit in hits] for hits in answers])
-        block = np.empty((len(vectors), len(answers[0]), columns))
-        if columns:
-            block[:] = [[hit["entity"]["potentials"] for hit in hits] for hits in answers]
-        potentials.append(block)
-    scores = np.concatenate(distances, axis=1) * (-0.5 if state.metric == "L2" else 1.0)
-    if not scores.shape[1]:
-        raise _empty(bank, "rows")
-    order = np.argsort(-scores, axis=1, kind="stable")
-    ranked: Doubles = np.take_along_axis(scores, order, 1)
-    return ranked, np.take_along_axis(np.concatenate(potentials, axis=1), order[..., None], 1)
-
-
-def _empty(bank: BankReference, part: str) -> EmptyBank:
-    return EmptyBank(
-        f"bank {bank.collection!r} has no {part} of generation {bank.generation}: refresh with --bank FILE"
-    )
-
-
-def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
-    """Raises EmptyBank if the bank's queries are missing, and StateError if some of them are."""
-    [counted] = yield _query(bank, bank_rows(bank, [QUERIES]), ["count(*)"], timeout)
-    count = counted["count(*)"]
-    if not count:
-        raise _empty(bank, "queries")
-    if count != bank.count:
-        raise StateError(
-            f"bank {bank.collection!r} has {count:,} queries and the collection state names {bank.count:,}: "
-            "run refresh with --bank FILE to replace them, or run refresh to use them as they are"
-        )
-
-
-def _query(bank: BankReference, where: str, fields: list[str], timeout: float | None) -> Ask:
-    return Ask("query", (bank.collection,), {"filter": where, "output_fields": fields, "timeout": timeout})
-
-
-def _potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns: int) -> Doubles:
-    potentials = [row.get("potentials", []) for row in page]
-    if any(len(row) != columns for row in potentials):
-        raise InvalidInput(f"{bank.collection!r} must keep {columns} potentials with every query")
-    return np.array(potentials, np.float64)
 
 
 def _centred(correction: Correction, *, vectors: Floats, are_new: bool) -> Floats:
@@ -258,24 +263,27 @@ class Biases:
         estimator = from_dict(profile.estimator)
         yield from self._states.ensure_loaded(profile.bank.collection, timeout)
         tolerance, name = estimator.needs.tolerance, (collection, state.field, profile.slot)
-        summary = yield from self._summary(name, state, profile, estimator.needs, timeout)
-        rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
+        bank, window = _ServerBank(state, profile.bank, self._states.policy, timeout), self._states.policy.window
+        summarised, summary = self._summaries.get(name, (None, None))
+        if summary is None or summarised != profile:
+            summary = yield from bank.summary(estimator.needs)
+            self._summaries[name] = (profile, summary)
+        rounds = list(bank.rounds(estimator.needs, summary.targets))
         if not rounds:
             raise self._too_large(profile, f"the {estimator.needs.queries:,} nearest")
         biases = np.full(len(vectors), profile.mean_bias)
         open_rows = np.flatnonzero(~state.layout.invalid(vectors))
         for needs in rounds:
             uncertain = [open_rows[:0]]
-            at_once = max(1, min(VECTORS_PER_REQUEST, WINDOW // max(needs.queries, needs.targets, 1)))
+            at_once = max(1, min(VECTORS_PER_REQUEST, window // max(needs.queries, needs.targets, 1)))
             for start in range(0, len(open_rows), at_once):
                 rows = open_rows[start : start + at_once]
-                nearest = yield from _nearest(state, profile.bank, needs, summary, vectors[rows], timeout)
-                queries, targets = nearest
+                queries, targets = yield from bank.nearest(needs, summary, vectors[rows])
                 result = estimator.from_nearest(replace(queries, are_new=are_new), targets)
                 if needs is rounds[-1] and result.errors.max() > tolerance:
                     raise self._too_large(
                         profile,
-                        f"more of it: the {WINDOW:,} nearest give a bias to {result.errors.max():.1e} and "
+                        f"more of it: the {window:,} nearest give a bias to {result.errors.max():.1e} and "
                         f"not to {tolerance:.0e}",
                     )
                 biases[rows] = result.biases
@@ -289,37 +297,3 @@ class Biases:
             f"bank_budget, {self._banks.budget:,} bytes, and {profile.estimator['name']} needs {needed}. "
             'Give a larger budget, or write with bias="pending" and refresh'
         )
-
-    def _summary(
-        self, name: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
-    ) -> Operation[BankSummary]:
-        """Return the part of the whole bank that the estimator needs, read once, page by page."""
-        from milvus_hubness.estimators.nearest import masses
-
-        summarised, summary = self._summaries.get(name, (None, None))
-        if summary is not None and summarised == profile:
-            return summary
-        bank = profile.bank
-        yield from _expect_queries(bank, timeout)
-        total: Doubles | None = None
-        mass = np.full(len(needs.temperatures), -np.inf)
-        fields = ["vector"] * needs.mean + ["potentials"] * bool(needs.temperatures)
-        numbers = needs.mean * state.dim + len(needs.temperatures)
-        rows = min(WINDOW, NUMBERS_PER_PAGE // max(1, numbers))
-        for start in range(0, bank.count if fields else 0, rows):
-            page = yield _query(bank, bank_rows(bank, [QUERIES], start, start + rows), fields, timeout)
-            if needs.mean and page:
-                queries = state.layout.reduce_queries([row["vector"] for row in page])
-                sums = queries.sum(0, dtype=np.float64)
-                total = sums if total is None else total + sums
-            if needs.temperatures and page:
-                mass = masses(_potentials(page, bank, len(mass)), needs.temperatures, mass)
-        targets = 0
-        if needs.targets:
-            [counted] = yield _query(bank, bank_rows(bank, [TARGETS]), ["count(*)"], timeout)
-            targets = counted["count(*)"]
-            if not targets:
-                raise _empty(bank, "targets")
-        summary = BankSummary(None if total is None else total / bank.count, mass, targets)
-        self._summaries[name] = (profile, summary)
-        return summary

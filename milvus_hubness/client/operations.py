@@ -30,7 +30,7 @@ from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.searches import Searches
 from milvus_hubness.client.state_cache import StateCache
-from milvus_hubness.client.steps import Ask, Operation, refusing
+from milvus_hubness.client.steps import Ask, ClientPolicy, Operation, refusing
 from milvus_hubness.client.write_intents import WriteIntents
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import StoreError, UnsupportedOperation
@@ -323,9 +323,14 @@ class Operations:
     """The operations of a client: parts over one cache of collection states. Raises InvalidParameter."""
 
     def __init__(
-        self, strength: float | None, state_ttl: float, bank_budget: int, sampler: Sampler | None = None
+        self,
+        strength: float | None,
+        state_ttl: float,
+        bank_budget: int,
+        sampler: Sampler | None = None,
+        policy: ClientPolicy | None = None,
     ) -> None:
-        self.states = StateCache(state_ttl)
+        self.states = StateCache(state_ttl, policy or ClientPolicy())
         self.biases = Biases(self.states, bank_budget)
         self.reads = Reads(self.states)
         self.catalog = Catalog(self.states)

@@ -19,7 +19,7 @@ from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
-from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
+from milvus_hubness.client.steps import Ask, ClientPolicy, LearnSchema, Operation, Pause
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
@@ -86,8 +86,6 @@ class BankCache:
 
 T = TypeVar("T")
 
-CUT_OVER_SECONDS = 5.0
-"""Largest wait for a collection whose name moves to its copy, in seconds."""
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
@@ -196,17 +194,15 @@ NOTHING = CachedState("", {})
 class StateCache:
     """The cache of collection states. state_ttl: TTL of a state, in seconds. Raises InvalidParameter."""
 
-    def __init__(self, state_ttl: float) -> None:
+    def __init__(self, state_ttl: float, policy: ClientPolicy) -> None:
         expect_state_ttl(state_ttl)
-        self._state_ttl = state_ttl
+        self._state_ttl, self.policy, self._chains = state_ttl, policy, policy.chains
         self._states: dict[str, tuple[float, CachedState]] = {}
         self._last: dict[str, CachedState] = {}
         self._changed: dict[str, float] = {}
         self._loaded: set[str] = set()
         self._metrics: dict[tuple[str, str], str] = {}
         self._forgotten = 0
-        self.chains: bool | None = None
-        """Whether the server runs function chains; None before the first search that needs to know."""
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
@@ -239,7 +235,7 @@ class StateCache:
         """
         if remembered := self.remembered(collection):
             return remembered
-        until = time.monotonic() + CUT_OVER_SECONDS
+        until = time.monotonic() + self.policy.cut_over_seconds
         while True:
             forgotten, began = self._forgotten, time.monotonic()
             try:
@@ -292,7 +288,7 @@ class StateCache:
                 if now == cached and not was_away and not self._met_another(collection, cached, error):
                     raise
                 held.recovered.append(error)
-            until = time.monotonic() + CUT_OVER_SECONDS
+            until = time.monotonic() + self.policy.cut_over_seconds
             while True:
                 try:
                     return (yield from call(now))
@@ -316,17 +312,17 @@ class StateCache:
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether one part of the server refused rows because the name has just moved to another collection."""
-        changed = self._changed.get(collection, -CUT_OVER_SECONDS)
-        is_moving = cached.dual_write is not None or time.monotonic() - changed < CUT_OVER_SECONDS
+        changed = self._changed.get(collection, -self.policy.cut_over_seconds)
+        is_moving = cached.dual_write is not None or time.monotonic() - changed < self.policy.cut_over_seconds
         # pymilvus raises its own refusals as subclasses.
         return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
     def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
         codec = state.codec
-        if codec.needs_candidates and codec.side_collection is None and self.chains is None:
-            self.chains = supports((yield Ask("get_server_version")), "function chains")
-        return rewrite_of(state, cached.reading, chains=bool(self.chains))
+        if codec.needs_candidates and codec.side_collection is None and self._chains is None:
+            self._chains = supports((yield Ask("get_server_version")), "function chains")
+        return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
         """Load a side collection or a bank, which the user may not have loaded, unless it is loaded."""

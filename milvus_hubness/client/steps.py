@@ -1,4 +1,4 @@
-"""The steps of an operation, the connection that some of them need, and errors as MilvusException."""
+"""The limits of a client, the steps of an operation, the connection of some steps, and errors as MilvusException."""
 
 from __future__ import annotations
 
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
 
 CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ClientPolicy:
+    """Limits and waits of a client.
+
+    window: largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request.
+    whole: largest bank whose scores are all requested in the last round, `window` per answer. numbers_per_page: numbers
+    of a bank that are read at once: Python takes some 30 bytes for each. cut_over_seconds: longest wait for a
+    collection whose name moves to its copy. chains: whether the server runs function chains; None asks the server.
+    """
+
+    window: int = 16_384
+    whole: int = 2**20
+    numbers_per_page: int = 2**20
+    cut_over_seconds: float = 5.0
+    chains: bool | None = None
 
 
 @contextmanager

@@ -22,9 +22,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client._methods import drive
-from milvus_hubness.client.state_cache import StateCache
+from milvus_hubness.client.operations import Operations
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_banks import bank_rows
@@ -94,7 +93,7 @@ def small(lite):
     return here
 
 
-def listening(backend):
+def listening(backend, **policy):
     """A client that holds no bank, and its requests to banks: (method, limit) each."""
     calls = []
 
@@ -109,7 +108,7 @@ def listening(backend):
                 calls.append(("search", options.get("limit")))
             return super().search(name, *arguments, **options)
 
-    return backend.hubness_client(Listening, bank_budget=0), calls
+    return backend.hubness_client(Listening, policy, bank_budget=0), calls
 
 
 @pytest.mark.parametrize(
@@ -161,31 +160,27 @@ def test_more_is_asked_for_only_where_it_is_needed(small):
     assert calls == [("query", None), ("search", 64)]
 
 
-def test_large_banks_are_read_in_pages(small, monkeypatch):
-    monkeypatch.setattr(client_biases, "NUMBERS_PER_PAGE", 700)
+def test_large_banks_are_read_in_pages(small):
     for estimator in (DistributionNormalization(), ESTIMATORS[-1]):
         small.fit(estimator)
         wanted = small.written_by(small.backend.hubness_client())
-        client, calls = listening(small.backend)
+        client, calls = listening(small.backend, numbers_per_page=700)
         np.testing.assert_allclose(small.written_by(client), wanted, atol=0.05 / 300 + 5e-6)
         assert sum(method == "query" for method, _ in calls) > 6
 
 
 @pytest.mark.parametrize("estimator", [Sinkhorn(0.5), ESTIMATORS[-1], NNN(201)], ids=repr)
-def test_where_the_nearest_do_not_do_all_are_asked_for(small, monkeypatch, estimator):
+def test_where_the_nearest_do_not_do_all_are_asked_for(small, estimator):
     small.fit(estimator)
     wanted = small.written_by(small.backend.hubness_client())
-    monkeypatch.setattr(client_biases, "WINDOW", 200)
-    client, calls = listening(small.backend)
+    client, calls = listening(small.backend, window=200)
     np.testing.assert_allclose(small.written_by(client), wanted, atol=5e-6)
     assert ("search", 200) in calls
     assert max(limit or 0 for _, limit in calls) == 200
 
 
-def test_a_bound_that_cannot_be_met_is_named(small, monkeypatch):
-    monkeypatch.setattr(client_biases, "WINDOW", 200)
-    monkeypatch.setattr(client_biases, "WHOLE", BANK - 1)
-    client = small.backend.hubness_client(bank_budget=0)
+def test_a_bound_that_cannot_be_met_is_named(small):
+    client = small.backend.hubness_client(policy={"window": 200, "whole": BANK - 1}, bank_budget=0)
     with pytest.raises(BankTooLarge, match=r"0 bytes, and Sinkhorn .* 200 nearest .*e-0\d and not .*pending"):
         client.insert(small.name, small.rows())
     client.insert(small.name, small.rows(), bias="pending")
@@ -219,7 +214,7 @@ def test_a_vector_without_a_direction_has_none_here_either(lite):
     here = Searched(lite, "COSINE")
     plain, state = lite.client(), here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = client_biases.Biases(StateCache(0.0), 0).of_rows(here.name, state, vectors, "compute", None, are_new=False)
+    steps = Operations(None, 0.0, 0).biases.of_rows(here.name, state, vectors, "compute", None, are_new=False)
     biases = drive(steps, lambda ask: getattr(plain, ask.method)(*ask.args, **ask.options)).by_slot[0]
     assert biases[-1] == 0
     assert (biases[:-1] != 0).all()

@@ -79,10 +79,8 @@ class Enabled:
         self.biases = nnn(self.bank, self.items, metric, K, ALPHA)
 
     def new_client(self, **options):
-        client = self.backend.hubness_client(**options)
-        if self.place == "fields, in the client":
-            client._operations.states.chains = False
-        return client
+        policy = {"chains": False} if self.place == "fields, in the client" else None
+        return self.backend.hubness_client(policy=policy, **options)
 
     def wanted(self, strength=1.0, candidates=None):
         """For each query (scores, order): the raw top candidates, by corrected score."""

@@ -21,7 +21,6 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.client import biases as client_biases
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
@@ -219,11 +218,9 @@ def test_a_vector_without_a_direction_has_bias_0_in_the_copy(lite):
     assert row["vector"] == [0.0] * DIM
 
 
-def test_a_bank_too_large_to_be_searched_leaves_the_bias_to_the_migration(lite, monkeypatch):
-    monkeypatch.setattr(client_biases, "WINDOW", 4)
-    monkeypatch.setattr(client_biases, "WHOLE", 4)
+def test_a_bank_too_large_to_be_searched_leaves_the_bias_to_the_migration(lite):
     moving = Moving(lite, estimator=Sinkhorn(0.1)).forward(required=True)
-    small = lite.hubness_client(bank_budget=1)
+    small = lite.hubness_client(policy={"window": 4, "whole": 4}, bank_budget=1)
     small.insert(moving.source, moving.rows([100]))
     row = moving.held(moving.target, "hubness_bias", "hubness_epoch")[100]
     assert (row["hubness_bias"], row["hubness_epoch"]) == (0, 0)
@@ -463,11 +460,11 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
 
 
 @pytest.mark.lite_only
-def test_a_collection_that_is_gone_for_good_is_reported(moving, monkeypatch):
-    monkeypatch.setattr("milvus_hubness.client.state_cache.CUT_OVER_SECONDS", 0.2)
+def test_a_collection_that_is_gone_for_good_is_reported(moving):
+    client = moving.backend.hubness_client(policy={"cut_over_seconds": 0.2})
     moving.forward()
-    moving.client.get(moving.source, [1])
+    client.get(moving.source, [1])
     moving.plain.drop_collection(moving.source)
     for _ in range(2):
         with pytest.raises(MilvusException, match=r"(?i)not found|not exist"):
-            moving.client.get(moving.source, [1])
+            client.get(moving.source, [1])

@@ -18,7 +18,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from milvus_hubness.stores.milvus import MilvusStore
+from tests.galleries import METRICS, as_distance, nnn, not_called, plain_collection, similarity, vectors
 
 ON_SERVERS = {"profiled": ["COSINE"]}
 
@@ -148,24 +149,32 @@ def test_rows_beside_their_biases_may_wait_too(lite):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric):
+def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric, monkeypatch):
     here = Collection(lite, metric)
     here.add_images()
+    monkeypatch.setattr(MilvusStore, "load_bank", not_called)
     small = lite.hubness_client(bank_budget=1_000)
     new = vectors(np.random.default_rng(7), 3, DIM)
     small.insert(here.name, [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)])
     for profile in ("default", "image"):
         found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
         here.assert_found(found, profile, np.r_[here.items, new])
-    assert not small._operations.biases._banks._cached
 
 
-def test_banks_share_their_budget(lite):
+def test_banks_share_their_budget(lite, monkeypatch):
     one, two = Collection(lite, "IP"), Collection(lite, "IP")
+    load, loaded = MilvusStore.load_bank, []
+
+    def loading(store, reference, **options):
+        loaded.append(reference.collection)
+        return load(store, reference, **options)
+
+    monkeypatch.setattr(MilvusStore, "load_bank", loading)
     client = lite.hubness_client(bank_budget=60 * DIM * 4 + 100)
-    for here in (one, two, one):
+    for here in (one, one, two, two, one):
         client.insert(here.name, [{"id": ITEMS, "vector": here.queries[0], "group": 0}])
-        assert [name for name, _, _ in client._operations.biases._banks._cached] == [here.name]
+    banks = [here.store.info(here.name).state.profile.bank.collection for here in (one, two, one)]
+    assert loaded == banks
 
 
 def test_room_for_profiles_is_left_by_the_migration(lite):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from milvus_hubness import HubnessClient
 from tests.conftest import Backend
 from tests.proxy.running import ForeignClient, LiteServer, ProxyHere, at
 
@@ -14,9 +13,9 @@ class ProxyBackend(Backend):
         super().__init__(kind, uri)
         self.proxies = proxies
 
-    def hubness_client(self, strength=None, **options):
+    def hubness_client(self, strength=None, policy=None, **options):
         client = ForeignClient(self.proxies.uri(self.uri, strength), **options)
-        client.behind = self.client(HubnessClient, state_ttl=0.0)
+        client.behind = super().hubness_client(policy=policy)
         return client
 
 
