@@ -13,12 +13,11 @@ from pymilvus.client.constants import (
     ITERATOR_FIELD,
     ITERATOR_SESSION_CP_FILE,
     ITERATOR_SESSION_TS_FIELD,
-    MAX_BATCH_SIZE,
     OFFSET,
     REDUCE_STOP_FOR_BEST,
     UNLIMITED,
 )
-from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2
+from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2, query_iterator
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
 from milvus_hubness.client.biases import Biases
@@ -107,7 +106,7 @@ class Pages:
         fields = cached.reading.fields(output_fields)
         further = {**options, "output_fields": fields.requested}
         to_skip = further.get(OFFSET, 0)
-        takes_pages = isinstance(to_skip, int) and to_skip > MAX_BATCH_SIZE
+        takes_pages = isinstance(to_skip, int) and to_skip > query_iterator.MAX_BATCH_SIZE
         if takes_pages:
             further[OFFSET] = 0
         iterator = escaping((yield Ask("query_iterator", (collection,), further)))
@@ -181,7 +180,7 @@ class Pages:
         rows = Ask("query", (collection,), further)
         last: Key | None = None
         while place > 0:
-            page = yield from self.page(rows, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
+            page = yield from self.page(rows, key_field, last, min(place, query_iterator.MAX_BATCH_SIZE), [key_field])
             if not page:
                 break
             place, last = place - len(page), page[-1][key_field]
@@ -261,8 +260,10 @@ class AsyncQueryIterator:
         filter = arguments["filter"]
         if filter is not None and not isinstance(filter, str):
             raise DataTypeNotMatchException(message=ExceptionsMessage.ExprType % type(filter))
-        if not 0 < batch_size <= MAX_BATCH_SIZE:
-            raise ParamError(message=f"batch size must be between 1 and {MAX_BATCH_SIZE}, got {batch_size}")
+        if not 0 < batch_size <= query_iterator.MAX_BATCH_SIZE:
+            raise ParamError(
+                message=f"batch size must be between 1 and {query_iterator.MAX_BATCH_SIZE}, got {batch_size}"
+            )
         if arguments.get(ITERATOR_SESSION_CP_FILE) is not None:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():

@@ -24,8 +24,6 @@ BUFFERED = 1_000
 BATCH = 200
 FLUSH_SECONDS = 2.0
 WRITE_SECONDS = 5.0
-IDLE_SECONDS = 30.0
-"""After this time without a sample, the writing thread ends until the next sample."""
 REST_SECONDS = 60.0
 """Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
@@ -48,11 +46,11 @@ class Sampled:
 
 class Sampler:
     """Samples live queries and stores them from one thread, which runs while samples wait. rate: the share of queries
-    to sample; None for the rates of the online banks. Samples not stored are dropped."""
+    to sample; None for the rates of the online banks. Samples not stored are dropped. idle_seconds: after this time
+    without a sample, the thread ends until the next sample."""
 
-    def __init__(self, rate: float | None, write: Write) -> None:
-        self._rate = rate
-        self._write_samples = write
+    def __init__(self, rate: float | None, write: Write, *, idle_seconds: float = 30.0) -> None:
+        self._rate, self._write_samples, self._idle_seconds = rate, write, idle_seconds
         self._gaps: dict[tuple[str, str, float], int] = {}
         self._resting: dict[str, float] = {}
         self._waiting: list[tuple[str, Sample]] = []
@@ -134,7 +132,7 @@ class Sampler:
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._closing, IDLE_SECONDS)
+            self._changed.wait_for(lambda: self._waiting or self._closing, self._idle_seconds)
             if self._waiting:
                 self._changed.wait_for(lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS)
             batch, self._waiting = self._waiting, []

@@ -199,8 +199,6 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
 
 T = TypeVar("T")
 
-FILE_BYTES = 32_000_000
-"""Maximum bytes of stored vectors in one file: the bulk writer holds ten times as much in memory."""
 CHUNKS_PER_FILE = 500
 LONGEST_PAUSE = 2.0
 
@@ -258,7 +256,8 @@ class Importer:
         group: list[Chunk] = []
         rows = 0
         for chunk in chunks:
-            is_full = (rows + chunk.rows) * self._bytes_per_row > FILE_BYTES or len(group) == CHUNKS_PER_FILE
+            is_large = (rows + chunk.rows) * self._bytes_per_row > self._bulk.file_bytes
+            is_full = is_large or len(group) == CHUNKS_PER_FILE
             if group and (is_full or chunk.partition != group[0].partition):
                 yield group
                 group, rows = [], 0

@@ -44,10 +44,12 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class BulkTarget:
-    """A folder that this process writes to and the database reads from, as `remote` if its name differs there."""
+    """A folder that this process writes to and the database reads from, as `remote` if its name differs there.
+    file_bytes: maximum bytes of stored vectors in one file: the bulk writer holds ten times as much in memory."""
 
     folder: Path
     remote: str | None = None
+    file_bytes: int = 32_000_000
 
     @classmethod
     def parse(cls, text: str) -> BulkTarget:

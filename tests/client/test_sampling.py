@@ -8,14 +8,15 @@ import pytest
 from scipy.stats import binomtest
 
 from milvus_hubness import NNN, InvalidParameter, Layout
-from milvus_hubness.client import query_samples
-from milvus_hubness.client.query_samples import Sampler, sampler_for
+from milvus_hubness.client.query_samples import BATCH, BUFFERED, Sampled, Sampler, sampler_for
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.records import OnlineBank
 
 DIM = 4
+AT_ONCE = np.ones((BATCH, DIM), np.float32)
+"""As many queries as are written without waiting for more."""
 
 
 def online_bank(rate=1.0, samples_collection="t", profile="default", size=10_000):
@@ -114,38 +115,35 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
 def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(None, samples_collection.write)
-    queries = np.ones((3 * query_samples.BUFFERED, DIM), np.float32)
+    queries = np.ones((3 * BUFFERED, DIM), np.float32)
     sampler.offer(online_bank(), state(), queries)
-    assert sampler.counts.waiting <= query_samples.BUFFERED
-    assert sampler.counts.dropped >= query_samples.BUFFERED
+    assert sampler.counts.waiting <= BUFFERED
+    assert sampler.counts.dropped >= BUFFERED
     samples_collection.held.set()
     sampler.close(30)
     counts = sampler.counts
     assert counts.stored == len(samples_collection.samples) == len(queries) - counts.dropped
 
 
-def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection, monkeypatch):
-    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
+def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
     sampler = Sampler(None, samples_collection.write)
-    query = np.ones((1, DIM), np.float32)
-    sampler.offer(online_bank(), state(), query)
+    sampler.offer(online_bank(), state(), AT_ONCE)
     while not sampler.counts.dropped:
         pass
     assert samples_collection.calls == 2
     samples_collection.broken = False
-    sampler.offer(online_bank(), state(), query)
-    sampler.offer(online_bank(samples_collection="another"), state(), query)
+    sampler.offer(online_bank(), state(), AT_ONCE)
+    sampler.offer(online_bank(samples_collection="another"), state(), AT_ONCE)
     sampler.close(30)
-    assert [name for name, _ in samples_collection.samples] == ["another"]
-    assert (sampler.counts.stored, sampler.counts.dropped) == (1, 2)
+    assert [name for name, _ in samples_collection.samples] == ["another"] * BATCH
+    assert (sampler.counts.stored, sampler.counts.dropped) == (BATCH, 2 * BATCH)
 
 
-def test_samples_of_one_database_are_not_written_to_another(samples_collection, monkeypatch):
-    monkeypatch.setattr(query_samples, "BATCH", 1)
+def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(None, samples_collection.write)
-    sampler.offer(online_bank(), state(), [[1.0] * DIM])
+    sampler.offer(online_bank(), state(), AT_ONCE)
     while not samples_collection.calls:
         pass
     sampler.offer(online_bank(), state(), [[2.0] * DIM])
@@ -157,8 +155,8 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection, 
     samples_collection.held.set()
     leaving.join(30)
     assert not leaving.is_alive()
-    assert samples_collection.vectors.tolist() == [[1] * DIM]
-    assert sampler.counts == query_samples.Sampled(stored=1, dropped=1, waiting=0)
+    assert samples_collection.vectors.tolist() == [[1] * DIM] * BATCH
+    assert sampler.counts == Sampled(stored=BATCH, dropped=1, waiting=0)
     sampler.close(30)
 
 
@@ -177,17 +175,16 @@ def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
     assert len(samples_collection.samples) == 1
 
 
-def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection, monkeypatch):
-    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
-    monkeypatch.setattr(query_samples, "IDLE_SECONDS", 0.01)
-    sampler = Sampler(None, samples_collection.write)
+def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection):
+    others, sampler = set(threading.enumerate()), Sampler(None, samples_collection.write, idle_seconds=0.01)
     for _ in range(2):
-        sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))
-        writing = sampler._thread
-        if writing is not None:
-            writing.join(30)
-    assert len(samples_collection.samples) == 2
-    assert sampler._thread is None
+        samples_collection.held.clear()
+        sampler.offer(online_bank(), state(), AT_ONCE)
+        [writing] = set(threading.enumerate()) - others
+        samples_collection.held.set()
+        writing.join(30)
+        assert not writing.is_alive()
+    assert len(samples_collection.samples) == 2 * BATCH
 
 
 @pytest.mark.parametrize(("asked", "rate"), [(None, None), (0.5, 0.5), (1, 1.0)])

@@ -17,7 +17,6 @@ from milvus_hubness import (
     plan_migration,
     resume,
 )
-from milvus_hubness.migration import copy
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Events
@@ -31,9 +30,9 @@ class Interruption(Exception):
     """As a SIGKILL would: whatever was about to happen does not."""
 
 
-def by_files(folder, result=None, remote=None):
+def by_files(folder, result=None, remote=None, **options):
     listeners = [] if result is None else [result.append]
-    return MigrationOptions(no_writers=True, bulk=BulkTarget(folder, remote), events=Events(listeners))
+    return MigrationOptions(no_writers=True, bulk=BulkTarget(folder, remote, **options), events=Events(listeners))
 
 
 def planned(backend, name, dim=DIM):
@@ -133,13 +132,12 @@ def test_an_interrupted_import_is_neither_lost_nor_done_twice(served, tmp_path, 
                 self.interrupt("recording")
             super().put_records(ledger, records)
 
-    monkeypatch.setattr(copy, "FILE_BYTES", 32_000)
     client, name = served.client(), served.name()
     plain_collection(client, name, vectors(np.random.default_rng(4), 900, 8), "IP")
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
     store = Interrupted(served.client())
     with pytest.raises(Interruption):
-        migrate(store, planned(served, name, 8), by_files(tmp_path))
+        migrate(store, planned(served, name, 8), by_files(tmp_path, file_bytes=32_000))
     assert Interrupted.spent
 
     class Nameless(MilvusStore):
@@ -147,7 +145,7 @@ def test_an_interrupted_import_is_neither_lost_nor_done_twice(served, tmp_path, 
             return [replace(job, file=None) for job in super().import_jobs(collection)]
 
     store = (MilvusStore if names_files else Nameless)(served.client())
-    migration = resume(store, name, by_files(tmp_path))
+    migration = resume(store, name, by_files(tmp_path, file_bytes=32_000))
     assert migration.phase == "verified"
     assert counted(client, migration.target) == 900
     assert verify(served.store(), name).rows == 900
@@ -162,10 +160,9 @@ def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, 
             super().put_records(ledger, records)
 
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
-    monkeypatch.setattr(copy, "FILE_BYTES", 1)
     for first, second in [
-        (by_files(tmp_path), MigrationOptions(no_writers=True)),
-        (MigrationOptions(no_writers=True), by_files(tmp_path)),
+        (by_files(tmp_path, file_bytes=1), MigrationOptions(no_writers=True)),
+        (MigrationOptions(no_writers=True), by_files(tmp_path, file_bytes=1)),
     ]:
         client, name = served.client(), served.name()
         plain_collection(client, name, vectors(np.random.default_rng(5), 300, 8), "IP")

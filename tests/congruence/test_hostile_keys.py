@@ -120,7 +120,6 @@ def test_a_query_iterator_skips_more_rows_than_one_request_answers(filled, monke
     client, name = filled
     expected = sorted([*HOSTILE, *INNOCENT])
     monkeypatch.setattr("pymilvus.client.iterator.query_iterator.MAX_BATCH_SIZE", 2)
-    monkeypatch.setattr("milvus_hubness.client.operations.MAX_BATCH_SIZE", 2)
     for offset in (3, 12, 25):
         pages = client.query_iterator(name, batch_size=2, output_fields=["sku"], offset=offset)
         assert [row["sku"] for row in pages.next()] == expected[offset : offset + 2]

@@ -19,7 +19,6 @@ from milvus_hubness import (
 )
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import load_correction
-from milvus_hubness.enable import enable as enabling
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
@@ -192,22 +191,23 @@ def test_a_second_vector_field_has_them(backend):
     assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
 
 
-def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeypatch):
+def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
     """One that writes without end, and has no room for the bank: its rows are found by the right scores."""
     rng = np.random.default_rng(6)
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
     with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
-    writer, fill = lite.hubness_client(bank_budget=1_000), enabling._fill
-    monkeypatch.setattr(enabling, "MOST_PASSES", 3)
+    writer = lite.hubness_client(bank_budget=1_000)
 
-    def written_before(*args):
-        writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
-        return fill(*args)
+    class WrittenBefore(MilvusStore):
+        """Every pass begins with the keys."""
 
-    monkeypatch.setattr(enabling, "_fill", written_before)
+        def keys(self, *args, **options):
+            writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
+            return super().keys(*args, **options)
+
     plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
-    assert enable(store, plan).rows == 60
+    assert enable(WrittenBefore(lite.client()), plan).rows == 60
 
 
 @pytest.mark.lite_only

@@ -19,7 +19,7 @@ from milvus_hubness import (
     StoreError,
     refresh,
 )
-from milvus_hubness.client import query_samples
+from milvus_hubness.client.query_samples import BATCH, Sampled
 from milvus_hubness.refresh.online_bank import (
     absorbed,
     drift,
@@ -123,7 +123,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     assert as_set(row["vector"] for row in rows) == as_set(asked[:10])
     assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "queried_at"}
     assert {row["profile"] for row in rows} == {"default"}
-    assert client.hubness_samples == query_samples.Sampled(stored=10, dropped=0, waiting=0)
+    assert client.hubness_samples == Sampled(stored=10, dropped=0, waiting=0)
 
 
 def test_an_answer_that_is_merged_samples_each_query_once(lite):
@@ -175,19 +175,19 @@ def client_samples(corrected, **options):
     return counts.stored + counts.dropped
 
 
-def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected, monkeypatch):
-    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
+def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
     start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client()
-    before = client.search(corrected.name, data=list(corrected.queries), limit=5)
+    queries = [*corrected.queries] * (BATCH // len(corrected.queries) + 1)
+    before = client.search(corrected.name, data=queries, limit=5)
     corrected.store.drop(corrected.samples_collection)
     for _ in range(3):
-        found = client.search(corrected.name, data=list(corrected.queries), limit=5)
+        found = client.search(corrected.name, data=queries, limit=5)
         assert [[(hit.id, hit.distance) for hit in hits] for hits in found] == [
             [(hit.id, hit.distance) for hit in hits] for hits in before
         ]
     corrected.backend.client().alter_collection_properties(corrected.name, {ONLINE_BANKS_PROPERTY: "{broken"})
-    assert client.search(corrected.name, data=list(corrected.queries), limit=5)
+    assert client.search(corrected.name, data=queries, limit=5)
     client.close()
     assert client.hubness_samples.dropped >= 60
 
