@@ -91,12 +91,16 @@ def default_client_ttl() -> float:
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The times of a lease. seconds: lifetime without a renewal. skew: maximum difference between the clocks of two
-    machines. fenced_write: seconds within which a server applies a write whose alias it resolved before the drop."""
+    """The times of a lease, and of a job that writes under it, in seconds. seconds: lifetime without a renewal. skew:
+    maximum difference between the clocks of two machines. fenced_write: within this time a server applies a write whose
+    alias it resolved before the drop. visible: maximum between a note in the write-intent log and the noted write.
+    compact: between two compactions of the log, both of which must see a noted row unused before it is dropped."""
 
     seconds: float = 30.0
     skew: float = 5.0
     fenced_write: float = 1.0
+    visible: float = 5.0
+    compact: float = 60.0
 
     @classmethod
     def default(cls) -> LeasePolicy:

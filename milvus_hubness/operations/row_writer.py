@@ -37,11 +37,8 @@ from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, CollectionInfo
 
 BATCHES = "batches"
 HAS_BIAS = ""
-VISIBLE_SECONDS, VISIBLE_PAUSE = 5.0, 0.05
-"""Maximum time between a note and its write, and the time between two reads, in seconds."""
+VISIBLE_PAUSE = 0.05
 REPAIR_ROUNDS = 20
-COMPACT_SECONDS = 60.0
-"""Time between two compactions of the log, in seconds; both must see a noted row unused before it is dropped."""
 LONGEST_RECORD = 50_000
 """Maximum length of a record, in characters; a ledger takes 60,000."""
 
@@ -122,7 +119,7 @@ class RowWriter:
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
         """Read rows that the job will rewrite, with all writes that were noted and made before, which the repair does
-        not replay. This waits up to VISIBLE_SECONDS for a client between its note and its write."""
+        not replay. This waits up to `policy.visible` seconds for a client between its note and its write."""
         store = self._lease.store
 
         def rows() -> Batch:
@@ -135,7 +132,7 @@ class RowWriter:
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(rows)
-            are_noted = repair.wait_applied(keys, partition)
+            are_noted = repair.wait_applied(keys, partition, self._lease.policy.visible)
         return rows() if are_noted else reading.result()
 
     def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False) -> None:
@@ -153,7 +150,7 @@ class RowWriter:
             return
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
-        if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
+        if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= self._lease.policy.compact:
             # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
@@ -221,10 +218,10 @@ class _Repair:
     content: RowContent
     applied: set[Note]
 
-    def wait_applied(self, keys: Sequence[Key], partition: str | None) -> bool:
-        """Wait until the rows show their noted writes, now applied ones. Return whether there were new notes."""
+    def wait_applied(self, keys: Sequence[Key], partition: str | None, seconds: float) -> bool:
+        """Wait at most `seconds` until the rows show their noted writes. Return whether there were new notes."""
         before = len(self.applied)
-        until = time.monotonic() + VISIBLE_SECONDS
+        until = time.monotonic() + seconds
         while notes := self._notes(keys, partition, self.applied):
             rows, noted = self._contents(notes, partition)
             is_over = time.monotonic() > until

@@ -20,7 +20,7 @@ from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
-from milvus_hubness.operations import row_writer as row_writer_module
+from milvus_hubness.operations.lease_records import LeasePolicy
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import NAME_FIELD
@@ -43,8 +43,8 @@ class Job(MilvusStore):
     drop_records = put_records
 
 
-def row_writer(job, intent_log):
-    lease = SimpleNamespace(store=job, token=1, check=lambda: None)
+def row_writer(job, intent_log, **policy):
+    lease = SimpleNamespace(store=job, token=1, check=lambda: None, policy=LeasePolicy(**policy))
     info = SimpleNamespace(name=HERE, states={})
     codec = SimpleNamespace(hidden_fields=("bias",), epoch_field="epoch")
     state = SimpleNamespace(field="vector", dim=2, codec=codec)
@@ -318,16 +318,15 @@ def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
 
 
 @pytest.mark.parametrize("after", [row(1, "200"), None], ids=["update", "insert again"])
-def test_a_later_write_that_the_job_has_read_is_kept(monkeypatch, after):
+def test_a_later_write_that_the_job_has_read_is_kept(after):
     """v = 100 was noted and written, then another client wrote v = 200; then the job read and wrote the row.
     Or it was deleted, and inserted again."""
-    monkeypatch.setattr(row_writer_module, "VISIBLE_SECONDS", 0.1)
     database = Database()
     job, operations = Job(database), client(database)
     make = write("upsert", [row(1, "100")]) if after else delete([1])
     drive(make(operations), lambda step: answered(database, step))
     database.tables[HERE][1] = dict(after or row(1, "again"))
-    writer = row_writer(job, database.intent_log)
+    writer = row_writer(job, database.intent_log, visible=0.1)
     writer.rewrite(writer.read([1], None), ["bias"], None)
     assert writer.repaired == 0
     assert database.tables[HERE][1]["note"] == ("200" if after else "again")

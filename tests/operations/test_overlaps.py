@@ -28,7 +28,9 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.operations import row_writer
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LeasePolicy
+from milvus_hubness.operations.row_writer import rewriting
 from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
 from milvus_hubness.refresh.status import repair, status
 from milvus_hubness.stores.milvus import MilvusStore
@@ -249,9 +251,8 @@ def test_a_source_that_was_made_again_is_not_dropped(served):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_the_log_of_write_intents_is_compacted_while_a_job_runs(lite, monkeypatch, clients):
+def test_the_log_of_write_intents_is_compacted_while_a_job_runs(lite, clients):
     """Point 6: its memory grew with every write; now with the number of keys."""
-    monkeypatch.setattr(row_writer, "COMPACT_SECONDS", 0.0)
     case = Case(lite).migrated()
     applications = [lite.hubness_client() for _ in range(clients)]
     sizes = []
@@ -265,10 +266,11 @@ def test_the_log_of_write_intents_is_compacted_while_a_job_runs(lite, monkeypatc
                 sizes.append(status(self, case.copy).write_intents)
             super().upsert(collection, *args, **options)
 
-        def chunk_rows(self, source):
-            return 10
-
-    refresh(Watched(lite.client()), case.copy, estimator=CSLS(4), force=True)
+    with Lease(Watched(lite.client()), case.copy, policy=LeasePolicy(compact=0.0)) as lease:
+        info = lease.store.info(case.copy)
+        with rewriting(lease, info, info.state, client_ttl=0.0) as writer:
+            for first in range(0, ITEMS, 10):
+                writer.rewrite(writer.read(range(first, first + 10), None), ["vector"], None)
     assert len(sizes) >= 6
     assert max(sizes) <= 2 * (10 * clients + 2), sizes
     assert status(case.store, case.copy).write_intents == 0
