@@ -188,14 +188,14 @@ class Proxy:
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
         self.port = options.port
-        self._sessions = Sessions(options)
+        self.sessions = Sessions(options)
         self._server: grpc.aio.Server | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
         """Listen; `port` is then the actual port. Raises InvalidParameter for an unusable address or certificate."""
         self._channel = self.options.open_channel(grpc.aio)
-        handler = ProxyHandler(self._channel, self._sessions)
+        handler = ProxyHandler(self._channel, self.sessions)
         self._server = grpc.aio.server(handlers=[handler], options=self.options.server_options())
         address = f"{self.options.host}:{self.options.port}"
         with suppress(RuntimeError):
@@ -220,7 +220,7 @@ class Proxy:
             await self._server.stop(self.options.drain)
         if self._channel is not None:
             await self._channel.close()
-        await asyncio.to_thread(self._sessions.close)
+        await asyncio.to_thread(self.sessions.close)
 
     async def __aenter__(self) -> Proxy:
         await self.start()

@@ -242,28 +242,28 @@ class Sessions:
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
-        self._recent: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self.recent: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def of(self, authorization: str, database: str) -> Session:
         """Return the session of a user of a database. Raises InvalidInput if the header is not in base64."""
         name = (authorization, database)
-        if name not in self._recent:
-            self._recent[name] = Session(self._options, _token(authorization), database)
-            idle = [other for other, session in self._recent.items() if not session.pools and other != name]
-            for other in idle[: max(0, len(self._recent) - MAX_SESSIONS)]:
-                asyncio.get_running_loop().run_in_executor(None, self._recent.pop(other).close)
-        self._recent.move_to_end(name)
-        return self._recent[name]
+        if name not in self.recent:
+            self.recent[name] = Session(self._options, _token(authorization), database)
+            idle = [other for other, session in self.recent.items() if not session.pools and other != name]
+            for other in idle[: max(0, len(self.recent) - MAX_SESSIONS)]:
+                asyncio.get_running_loop().run_in_executor(None, self.recent.pop(other).close)
+        self.recent.move_to_end(name)
+        return self.recent[name]
 
     def forget(self) -> None:
         """Drop the cached states of every session."""
-        for session in self._recent.values():
+        for session in self.recent.values():
             session.operations.states.forget()
 
     def close(self) -> None:
-        for session in self._recent.values():
+        for session in self.recent.values():
             session.close()
-        self._recent.clear()
+        self.recent.clear()
 
 
 def _token(authorization: str) -> str:

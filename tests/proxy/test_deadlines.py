@@ -13,9 +13,9 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
 from milvus_hubness.client.steps import Compute
-from milvus_hubness.proxy import ProxyOptions, sessions
+from milvus_hubness.proxy import ProxyOptions
 from milvus_hubness.proxy.messages import Send
-from milvus_hubness.proxy.sessions import THREADS, CallEnded, Caller, CollectionPools, Session
+from milvus_hubness.proxy.sessions import MAX_SESSIONS, THREADS, CallEnded, Caller, CollectionPools, Session
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import ProxyHere, eventually
@@ -130,7 +130,7 @@ def test_too_many_calls_on_one_collection_are_refused_at_once(two, stub, relay, 
         call.cancel()
     written = eventually(lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0")))
     assert written.status.code == 0
-    [session] = proxy.proxy._sessions._recent.values()
+    [session] = proxy.proxy.sessions.recent.values()
 
     def no_pool_is_left():
         assert len(session.pools) == 0
@@ -185,14 +185,13 @@ def test_who_cancels_cancels_the_upstream_call(two, stub, relay, caplog):
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_an_upstream_call_outlives_the_sessions_of_others(two, stub, relay, proxy, monkeypatch):
+def test_an_upstream_call_outlives_the_sessions_of_others(two, stub, relay, proxy):
     """Of users who have nothing under way the proxy forgets the one that it heard of longest ago."""
-    monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
     [call] = hung(two, stub, relay)
-    for user in range(4):
+    for user in range(MAX_SESSIONS + 2):
         asked = milvus_pb2.QueryRequest(collection_name=two.healthy, expr="id == 0", output_fields=["id"])
         assert stub.Query(asked, metadata=[("dbname", f"other{user}")], timeout=PROMPT_SECONDS)
-    assert len(proxy.proxy._sessions._recent) == 2
+    assert len(proxy.proxy.sessions.recent) == MAX_SESSIONS
     relay.released.set()
     assert call.result(30).upsert_cnt == 1
 
