@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.migration import survey
+from milvus_hubness.migration.survey import SAMPLE_ROWS
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 300, 12, 80, 8, 0.75
@@ -340,10 +340,10 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
         client.insert(target, [{"id": 999, "vector": [mean, mean, 0.5, *new[0, 3:]], "group": 0}])
 
 
-def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite, monkeypatch):
-    monkeypatch.setattr(survey, "SAMPLE_ROWS", 50)
-    rng = np.random.default_rng(5)
-    items, bank = ((1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (400, 60))
+def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite):
+    """The sample that the plan reads has every other row."""
+    rng, rows = np.random.default_rng(5), 2 * SAMPLE_ROWS
+    items, bank = ((1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (rows, 60))
     items[7, 4] = 0.1
     name, store = lite.name("odd"), lite.store()
     plain_collection(lite.client(), name, items, "L2")
