@@ -15,13 +15,10 @@ from pymilvus.client import grpc_handler
 from pymilvus.settings import Config
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.migration import catch_up
 from milvus_hubness.operations.lease_records import Owner
 
 DIM = 16
 POLLING = 0.05
-RECHECK_DELAYS = (0.0, 0.05, 0.3)
-"""Seconds between looks at a row that differs between source and copy: clients write both at once."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class Settings:
         hasten()
         os.environ["MILVUS_HUBNESS_LEASE_SECONDS"] = str(self.lease_seconds)
         MilvusStore.chunk_rows = lambda store, source: self.rows
-        catch_up.RECHECK_DELAYS = RECHECK_DELAYS
 
 
 def hasten() -> None:
