@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
+from importlib.metadata import version
 from pathlib import Path
 
 from pymilvus import MilvusClient, MilvusException
@@ -83,14 +84,19 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError(f"no {count} free ports between 20000 and 32000")
 
 
-@functools.cache
-def _binaries() -> tempfile.TemporaryDirectory[str]:
-    """The server's executable and libraries, unpacked once per process (4 s) and removed at its end."""
+def _binaries() -> Path:
+    """The server's executable and libraries, unpacked once (4 s) into the environment's folder."""
     import milvus
 
-    folder = tempfile.TemporaryDirectory(prefix="milvus-bin-")
-    milvus._initialize_data_files(folder.name)
-    return folder
+    folder = Path(sys.prefix, f"milvus-{version('milvus')}")
+    if not folder.exists():
+        unpacked = tempfile.mkdtemp(dir=sys.prefix)
+        milvus._initialize_data_files(unpacked)
+        try:
+            os.rename(unpacked, folder)
+        except OSError:  # another process was quicker
+            shutil.rmtree(unpacked)
+    return folder / "bin"
 
 
 class MilvusServer:
@@ -142,7 +148,7 @@ class MilvusServer:
 
         Collections that were loaded when it was killed are loaded again by then.
         """
-        libraries = Path(_binaries().name, "bin")
+        libraries = _binaries()
         environment = {
             **os.environ,
             "DEPLOY_MODE": "STANDALONE",
