@@ -115,6 +115,7 @@ class AnnIndex:
             index.cp.min_points_per_centroid = 1
             if kind == "IVF_PQ":
                 _shorten_training(index.pq.cp)
+                index.do_polysemous_training = False  # It orders the codes for a filter that no search here has.
             return index
         if kind == "HNSW_SQ":
             quantizer = getattr(self._faiss.ScalarQuantizer, SCALAR_QUANTIZERS[params["sq_type"]])
