@@ -96,15 +96,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        schema = self.client.describe_collection(collection)
-        key_field = milvus_schema.key_field(schema)["name"]
-        data = milvus_schema.form_of(schema, field).encode_queries(query_vectors)
+        data = milvus_schema.form_of(self.client.describe_collection(collection), field).encode_queries(query_vectors)
         keys: list[list[Key]] = []
         for part in in_parts(data, QUERIES_PER_REQUEST):
-            results = self.client.search(
-                collection, data=part, anns_field=field, limit=k, output_fields=[key_field], consistency_level="Strong"
-            )
-            keys += [[hit["entity"][key_field] for hit in hits] for hits in results]
+            results = self.client.search(collection, data=part, anns_field=field, limit=k, consistency_level="Strong")
+            keys += [list(hits.ids) for hits in results]
         return keys
 
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:

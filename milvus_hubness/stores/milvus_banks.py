@@ -18,7 +18,7 @@ from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_server import in_parts, is_missing, is_one_of, literal, translated
 from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
@@ -109,10 +109,14 @@ class MilvusBanks(OwnCollections, BankGenerations):
         self.client.delete(reference.collection, filter=bank_rows(reference, [part] if part else []))
 
     def _all_states(self) -> Iterator[CollectionState]:
-        # Some may be dropped meanwhile.
         for name in self.client.list_collections():
-            if self.client.has_collection(name):
-                yield from read_states(self.client.describe_collection(name)["properties"]).values()
+            try:
+                properties = self.client.describe_collection(name)["properties"]
+            except MilvusException as error:
+                if not is_missing(error):  # Some may be dropped meanwhile.
+                    raise
+            else:
+                yield from read_states(properties).values()
 
 
 QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
