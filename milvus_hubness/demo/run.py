@@ -15,6 +15,7 @@ import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ class Pair(NamedTuple):
     body: str
 
 
-def collect(root: Path | None = None) -> list[Pair]:
+@cache
+def collect(root: Path | None = None) -> tuple[Pair, ...]:
     """Return every documented function under `root` (default: the standard library), in a fixed order.
 
     Of equal names, docstrings or bodies the first counts: each question has one right answer. Raises UnreadableFile
@@ -70,7 +72,7 @@ def collect(root: Path | None = None) -> list[Pair]:
                 pairs.append(pair)
     if not pairs:
         raise UnreadableFile(f"no source files with documented functions under {root}")
-    return pairs
+    return tuple(pairs)
 
 
 def _source_files(root: Path) -> Iterator[Path]:

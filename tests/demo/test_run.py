@@ -30,7 +30,7 @@ def small_demo(monkeypatch):
     queries, gallery, bank = (vectors.astype(np.float32) for vectors in unit)
     names = [f"function {i}" for i in range(60)]
     retriever = Retriever(queries, gallery, bank, names, names)
-    monkeypatch.setattr("milvus_hubness.demo.run.collect", list)
+    monkeypatch.setattr("milvus_hubness.demo.run.collect", tuple)
     monkeypatch.setattr("milvus_hubness.demo.run.build", lambda pairs, progress: retriever)
 
 

@@ -44,7 +44,7 @@ def answers(store: Milvus, questions: Sequence[Pair]) -> list[str]:
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs, embeddings = collect(), HashedWords()
+    pairs, embeddings = list(collect()), HashedWords()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 

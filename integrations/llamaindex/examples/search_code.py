@@ -52,7 +52,7 @@ def answers(store: HubnessVectorStore, questions: Sequence[Pair]) -> list[str]:
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs = collect()
+    pairs = list(collect())
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 

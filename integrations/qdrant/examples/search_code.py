@@ -35,7 +35,7 @@ def answers(client: QdrantClient, collection: str, questions: Sequence[Pair]) ->
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs = collect()
+    pairs = list(collect())
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
