@@ -103,19 +103,17 @@ def _uses(package):
     """Return for each replaced word the places that use it, as file:line."""
     files = sorted(package.rglob("*.py"))
     modules = {path.stem for path in files} | {path.parent.name for path in files}
-    patterns = {
-        word: re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0)
-        for word in WORDS
-    }
-    uses = {word: [] for word in WORDS}
+    lines = {}
     for path in files:
         place = path.relative_to(package).as_posix()
         for line, is_name, text in _texts(path, modules):
-            for word, pattern in patterns.items():
-                if place.startswith(ELSEWHERE.get(word, "/")):
-                    continue
-                if (is_name or word not in PLAIN) and pattern.search(" ".join(text.split())):
-                    uses[word].append(f"{place}:{line}")
+            lines.setdefault((is_name, " ".join(text.split())), []).append((place, line))
+    uses = {word: [] for word in WORDS}
+    for word in WORDS:
+        pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0)
+        for (is_name, text), places in lines.items():
+            if (is_name or word not in PLAIN) and pattern.search(text):
+                uses[word] += [f"{at}:{n}" for at, n in places if not at.startswith(ELSEWHERE.get(word, "/"))]
     return uses
 
 
