@@ -37,9 +37,9 @@ test-python:
 	$(BIN)/uv pip install --python .venv-$(VERSION) $(OPTIONS) -e '.[all]' -e integrations/qdrant --group test
 	.venv-$(VERSION)/bin/python -m pytest -k 'not server' $(TESTS)
 
-# What more would take make test beyond its time.
+# What more would take make test beyond its time, and ten times as many examples of Hypothesis.
 test-long: .venv/installed-for-tests
-	$(BIN)/pytest -m long
+	$(BIN)/pytest -m "long or hypothesis" --hypothesis-profile long
 
 # Ten minutes of jobs that overlap, then about an hour of kills; CHAOS_SEED=… repeats those of an earlier time.
 crash: .venv/installed-for-tests

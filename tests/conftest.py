@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 import torch
@@ -24,8 +25,9 @@ from milvus_hubness.client.steps import ClientPolicy
 from tests import servers, tiers
 
 pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
-settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
-settings.load_profile("here")
+settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
+settings.register_profile("long", deadline=None, max_examples=200, derandomize=True)
+settings.load_profile("short")
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
 logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
 
@@ -39,9 +41,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Tests that migrate or refresh have no writers that read the announcement, or pass client_ttl.
 os.environ["MILVUS_HUBNESS_CLIENT_TTL"] = "0"
 
-DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
+DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri"}
+if servers.CurrentMilvus.unavailable() is None:
+    DATABASES["server-current"] = "current_uri"
 
 AN_HOUR_MS = 3_600_000
+
+SHARED = pytest.StashKey[servers.MilvusServer]()
 
 _numbers = itertools.count()
 
@@ -57,6 +63,15 @@ class Backend:
     @property
     def is_lite(self):
         return self.kind == "lite"
+
+    @property
+    def database(self):
+        """The database of the server that the tests of this process have to themselves."""
+        return urlsplit(self.uri).path.strip("/") or "default"
+
+    def in_database(self, name):
+        """The same server, another database of it."""
+        return Backend(self.kind, urljoin(self.uri, f"/{name}"))
 
     def client(self, cls: Callable[..., MilvusClient] = MilvusClient, **options):
         """Milvus Lite hangs up on idle clients for their pings of every ten seconds, and what is asked at
@@ -84,7 +99,7 @@ class Backend:
     def clean(self):
         client = self.client()
         for name in filter(client.has_collection, self.made):
-            for alias in client.list_aliases(name)["aliases"]:
+            for alias in servers.aliases_of(client, name):
                 client.drop_alias(alias)
             client.drop_collection(name)
         self.made.clear()
@@ -107,15 +122,44 @@ def pytest_xdist_make_scheduler(config, log):
     return tiers.Scheduling(config, log)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell each worker where the Milvus 2.3.5 is that all workers share."""
+    if servers.MilvusServer.unavailable() is None:
+        if SHARED not in node.config.stash:
+            node.config.stash[SHARED] = servers.MilvusServer(channels=2)
+        node.workerinput["server"] = node.config.stash[SHARED].uri
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    """Start that server if tests need it: here, as it lives as long as the process that starts it."""
+    server = node.config.stash.get(SHARED, None)
+    if server and not server.is_running and any(map(tiers.needs_shared_server, ids)):
+        server.start()
+
+
+def pytest_unconfigure(config):
+    if server := config.stash.get(SHARED, None):
+        server.stop()
+
+
 @pytest.fixture(scope="session")
 def lite_uri(tmp_path_factory):
     return servers.lite_uri(tmp_path_factory.mktemp("lite"))
 
 
 @pytest.fixture(scope="session")
-def served_uri():
+def served_uri(request):
+    """A database of Milvus 2.3.5: on the server that all workers share, or on one of this process."""
     if reason := servers.MilvusServer.unavailable():
         pytest.skip(reason)
+    if worker := getattr(request.config, "workerinput", None):
+        client = MilvusClient(worker["server"])
+        client.create_database(worker["workerid"])
+        client.close()
+        yield f"{worker['server']}/{worker['workerid']}"
+        return
     with servers.MilvusServer(channels=2) as server:
         yield server.uri
 

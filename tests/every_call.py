@@ -559,18 +559,21 @@ class EveryCall:
         assert type(read[1]["id"]) is type(read[0]["id"])
 
     def test_databases_are_left_and_entered_as_there(self, catalogue):
+        own = catalogue.backend.database
+        other = f"{own}_elsewhere"
+
         def move(c, n, g):
-            c.use_database("elsewhere")
+            c.use_database(other)
             there = [c.list_collections(), outcome(c.search, n, [g.queries[0]]), outcome(c.get, n, g.keys(1))]
-            c.use_database("default")
+            c.use_database(own)
             return [*there, c.get(n, g.keys(1))]
 
-        refused = outcome(catalogue.plain.create_database, "elsewhere")
+        refused = outcome(catalogue.plain.create_database, other)
         try:
             assert_lives_alike(catalogue, [lambda c, n, g: c.use_database("nowhere"), *([] if refused else [move])])
         finally:
             if not refused:
-                catalogue.plain.drop_database("elsewhere")
+                catalogue.plain.drop_database(other)
 
     @pytest.mark.parametrize("question", REFUSED_THERE)
     def test_wrong_searches_raise_what_they_raise_there(self, either, question):

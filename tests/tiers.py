@@ -20,10 +20,10 @@ SERVERS = {
     "qdrant-server": servers.QdrantServer,
 }
 IN_EVERY_TIER = "server-2.3.5"
-USES_THE_SERVER = ("test_bulk.py", "/chaos/test_clients.py", "_on_a_server", "on_the_server", "of_another_database")
-MIGRATIONS = ("/chaos/", "test_migrat", "test_dual_write.py", "test_copy_index.py")
+USES_THE_SERVER = ("[server-2.3.5", "test_bulk.py", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
-LONGEST_FIRST = ("/chaos/", "[server-2.3.5", "/demo/", "/distributed/", "test_example", "/kernels/", "/estimators/")
+WAITING = (*USES_THE_SERVER, "/chaos/")
+LONGEST_FIRST = (*ALONE, "test_migrate.py", "test_copy_index", "demo", "/distributed/", "/kernels/")
 
 
 def server_of(item: pytest.Item) -> str | None:
@@ -66,31 +66,49 @@ def mark_tiers(items: list[pytest.Item]) -> None:
             first.add(function)
 
 
+def needs_shared_server(nodeid: str) -> bool:
+    """Whether a test runs on the Milvus 2.3.5 that all workers share."""
+    return any(part in nodeid for part in USES_THE_SERVER)
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what a test shares a worker with: the tests of its module on one database, with what was made for the
+    module. Tests on Ray share one worker and its cluster, the demo and the examples the functions that they read. A
+    long trial is alone."""
+    file = nodeid.split("::")[0]
+    if any(part in nodeid for part in ALONE):
+        return nodeid
+    if "/demo/" in file or "test_example" in file:
+        return "demo"
+    if "/distributed/" in file:
+        return file.rpartition("/")[0]
+    return f"{file} on the server" if needs_shared_server(nodeid) else file
+
+
 def order(items: list[pytest.Item]) -> None:
-    """Sort the tests so that the longest come first and no worker is alone with one in the end."""
+    """Sort scopes so that some workers wait for a server while others compute, and no worker is alone in the end:
+    the longest come first, and those that wait end when three quarters of the others have run."""
+    scopes: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        scopes.setdefault(scope_of(item.nodeid), []).append(item)
 
-    def place(item: pytest.Item) -> int:
-        return next((i for i, part in enumerate(LONGEST_FIRST) if part in item.nodeid), len(LONGEST_FIRST))
+    def length(scope: str) -> int:
+        return next((i for i, part in enumerate(LONGEST_FIRST) if part in scope), len(LONGEST_FIRST))
 
-    items.sort(key=place)
+    def waits(scope: str) -> bool:
+        return any(part in scopes[scope][0].nodeid for part in WAITING)
+
+    by_length = sorted(scopes, key=length)
+    waiting = [scope for scope in by_length if waits(scope)]
+    computing = [scope for scope in by_length if not waits(scope)]
+    places = {scope: 0.75 * i / len(waiting) for i, scope in enumerate(waiting)}
+    places |= {scope: i / len(computing) for i, scope in enumerate(computing)}
+    items[:] = [item for scope in sorted(places, key=places.__getitem__) for item in scopes[scope]]
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Send the tests of one module on one database to one worker, with what was made for the module.
-
-    Tests on Milvus 2.3.5 share three workers, as each of them starts a server of its own; tests on Ray share
-    one worker and its cluster, those of the demo its retriever. A long trial goes where there is room.
-    """
-
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.split("::")[0]
-        if "[server-2.3.5" in nodeid or any(part in nodeid for part in USES_THE_SERVER):
-            if any(part in nodeid for part in MIGRATIONS):
-                return "server, migrations"
-            return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
-        if "/distributed/" in file or "/demo/" in file:
-            return file.rpartition("/")[0]
-        return nodeid if any(part in nodeid for part in ALONE) else file
+        return scope_of(nodeid)
 
 
 def _params(item: pytest.Item) -> dict[str, Any]:

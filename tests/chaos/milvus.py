@@ -24,7 +24,7 @@ from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
 from tests.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
-from tests.servers import MilvusServer, lite_uri
+from tests.servers import MilvusServer, aliases_of, lite_uri
 
 _STORED_WIDTH = 32
 _FLOAT, _EPOCH = ({"datatype": DataType.FLOAT, "default_value": 0.0}, {"datatype": DataType.INT64, "default_value": 0})
@@ -138,7 +138,7 @@ class MilvusDatabase(Database):
         }
 
     def aliases(self, name: str) -> set[str]:
-        return set(self.client.list_aliases(name)["aliases"])
+        return set(aliases_of(self.client, name))
 
     def drop(self, name: str) -> None:
         for alias in self.aliases(name):

@@ -23,7 +23,7 @@ from tests.chaos.jobs import Job
 from tests.chaos.relay import Relay
 from tests.chaos.settings import DIM, Settings
 from tests.galleries import nnn, vectors
-from tests.servers import MilvusServer, die_with_parent, free_ports
+from tests.servers import MilvusServer, aliases_of, die_with_parent, free_ports
 
 ROWS, PENDING, BANK_ROWS, K, ALPHA = 300, 100, 32, 4, 0.75
 SHARE = 0.15
@@ -267,7 +267,7 @@ class Scene:
     def _drop(self) -> None:
         for name in self.plain.list_collections():
             if name.startswith(f"{self.stem}_"):
-                for alias in self.plain.list_aliases(name)["aliases"]:
+                for alias in aliases_of(self.plain, name):
                     self.plain.drop_alias(alias)
                 self.plain.drop_collection(name)
 

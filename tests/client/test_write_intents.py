@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException, ParamError
 
@@ -239,9 +240,10 @@ def alone(writes):
     return {key: (row["vector"], row["note"]) for key, row in here.database.tables[HERE].items()}, requests
 
 
-def orders(requests, points, most, seed=0):
-    """Ways to spread so many requests over so many points and what comes after, at most so many."""
+def orders(requests, points, seed=0):
+    """Ways to spread so many requests over so many points and what comes after: 200, and 2,000 in the long tier."""
     picked = list(itertools.combinations(range(requests + points), requests))
+    most = 10 * settings().max_examples
     if len(picked) > most:
         picked = random.Random(seed).sample(picked, most)
     for places in picked:
@@ -251,19 +253,21 @@ def orders(requests, points, most, seed=0):
         yield turns
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", WRITES)
 def test_in_whatever_order_requests_come_no_write_is_undone(name):
     wanted, requests = alone(WRITES[name])
-    for turns in orders(requests, 14, 800):
+    for turns in orders(requests, 14):
         assert Interleaved(WRITES[name], turns).run() == wanted, f"{name}: {turns}"
-    without = [Interleaved(WRITES[name], turns).run(mend=False) for turns in orders(requests, 2, 800)]
+    without = [Interleaved(WRITES[name], turns).run(mend=False) for turns in orders(requests, 2)]
     assert any(rows != wanted for rows in without), "the job never came between"
 
 
+@pytest.mark.hypothesis
 def test_what_two_clients_write_to_one_row_at_once_is_one_or_the_other():
     theirs = [write("upsert", [row(1, "a")])], [write("upsert", [row(1, "b")])]
     left = set()
-    for seed, turns in enumerate(orders(6, 14, 800)):
+    for seed, turns in enumerate(orders(6, 14)):
         rows = Interleaved(theirs[0], turns, theirs[1], seed=seed).run()
         left.add(rows.pop(1)[1])
         assert {note for _, note in rows.values()} == {"old"}

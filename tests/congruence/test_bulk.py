@@ -30,6 +30,14 @@ class Interruption(Exception):
     """As a SIGKILL would: whatever was about to happen does not."""
 
 
+@pytest.fixture
+def served(served):
+    """Milvus 2.3.5 imports files into collections of the default database only."""
+    default = served.in_database("default")
+    yield default
+    default.clean()
+
+
 def by_files(folder, result=None, remote=None, **options):
     listeners = [] if result is None else [result.append]
     return MigrationOptions(no_writers=True, bulk=BulkTarget(folder, remote, **options), events=Events(listeners))

@@ -43,7 +43,6 @@ from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
-from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}
@@ -273,7 +272,7 @@ def test_the_bank_is_kept_beside_the_collection(finished):
 def test_a_collection_of_another_database_is_migrated_there(served):
     client, name = served.client(), served.name()
     client.create_database(f"apart_{name}")
-    apart = Backend(served.kind, f"{served.uri}/apart_{name}")
+    apart = served.in_database(f"apart_{name}")
     client, bank = apart.client(), QueryBank(vectors(np.random.default_rng(5), 40, DIM))
     items = vectors(np.random.default_rng(6), 60, DIM)
     plain_collection(client, name, items, "COSINE")

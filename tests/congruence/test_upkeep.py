@@ -10,6 +10,7 @@ from milvus_hubness.refresh.plan import Labels
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
+from tests.servers import aliases_of
 
 DIM, ITEMS, K = 16, 400, 8
 
@@ -104,7 +105,7 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept):
                 theirs = mine.model_copy(update={"owner_id": "f" * 32, "token": mine.token + 1})
                 group = f"leases/{kept.name}"
                 self.put_records(LEDGER, [Record(theirs.key, group, theirs.model_dump_json())])
-                for alias in self.client.list_aliases(kept.name)["aliases"]:
+                for alias in aliases_of(self.client, kept.name):
                     self.unfence(alias)
 
         def chunk_rows(self, source):

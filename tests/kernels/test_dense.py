@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,7 +64,6 @@ def sizes(draw):
     return draw(st.integers(0, 30)), m, draw(st.integers(1, m)), draw(st.integers(1, 64))
 
 
-@settings(max_examples=200, deadline=None)
 @given(sizes(), st.integers(0, 10_000), st.sampled_from(["auto", "cpu"]))
 def test_every_tiling_gives_the_same_as_float64(size, seed, device):
     n, m, k, tile = size
@@ -349,13 +348,13 @@ def test_no_tensor_is_larger_than_inputs_or_a_tile(monkeypatch, k):
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_process_memory_stays_far_below_the_matrix_of_scores(library):
-    """14,000 × 14,000 scores would be 780 MB; measured in a process of its own."""
+    """10,000 × 10,000 scores would be 400 MB; measured in a process of its own."""
     script = (
         f"import {library}"
         + """
 import resource, sys, numpy as np
 from milvus_hubness.kernels import topk, topk_mean, logsumexp
-X, B = (np.random.default_rng(seed).standard_normal((14_000, 4), np.float32) for seed in (0, 1))
+X, B = (np.random.default_rng(seed).standard_normal((10_000, 4), np.float32) for seed in (0, 1))
 topk_mean(X[:100], B[:100], 1); logsumexp(X[:100], B[:100], 0.1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 topk_mean(X, B, 16); logsumexp(X, B, 0.1); topk(X[:5000], B, 16)

@@ -1,5 +1,7 @@
 """The databases of the suites, behind a proxy: collections are made, and corrected, without it."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
 from tests.conftest import Backend
@@ -26,10 +28,10 @@ class Proxies:
         self.running = {}
 
     def uri(self, upstream, strength=None):
+        where = urlsplit(upstream)
         if (upstream, strength) not in self.running:
-            address = upstream.removeprefix("http://")
-            self.running[upstream, strength] = ProxyHere(address, strength=strength, state_ttl=0.0)
-        return self.running[upstream, strength].uri
+            self.running[upstream, strength] = ProxyHere(where.netloc, strength=strength, state_ttl=0.0)
+        return self.running[upstream, strength].uri + where.path
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
@@ -31,7 +31,6 @@ def searches(draw):
     return n_queries, n_items, positives, draw(st.integers(1, 100)), draw(st.booleans())
 
 
-@settings(max_examples=150, deadline=None)
 @given(searches(), st.integers(0, 1000), st.sampled_from([0, primitives.SMALL]))
 def test_ranks_are_places_in_the_sorted_row(search, seed, small):
     n_queries, n_items, positives, tile, corrected = search
@@ -50,7 +49,6 @@ def test_ranks_are_places_in_the_sorted_row(search, seed, small):
         assert found.best[query] == places[0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 1000))
 def test_nearest_is_the_sorted_row(n_queries, n_items, seed):
     queries, gallery, bias = (vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1), vectors(n_items, 1)[:, 0])
