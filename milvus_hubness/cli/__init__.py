@@ -22,6 +22,8 @@ MODULES = {
     "demo": "demo",
     "tune": "reports",
     "diagnose": "reports",
+    "explain": "explain",
+    "hubs": "explain",
     "enable": "enable",
     "disable": "enable",
     "refresh": "refresh",

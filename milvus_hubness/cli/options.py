@@ -37,6 +37,7 @@ TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
 Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
 Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
+QueryText = Annotated[str | None, "Column with the texts of the queries, in the file or collection that holds these."]
 ClientTtl = Annotated[
     float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0, "envvar": CLIENT_TTL_VARIABLE}
 ]
