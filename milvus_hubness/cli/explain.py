@@ -39,6 +39,8 @@ def explain(
     With KEY: its bias, and the bank queries that it answers, with its ranks before and after correction. With --query
     or --query-number: the scores, biases and ranks of the answers, and of KEY if it is given. A collection that is not
     corrected needs --bank.
+
+    Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
     """
     from milvus_hubness.operations.inputs import read_texts
     from milvus_hubness.quality import collections, explain
@@ -128,6 +130,8 @@ def hubs(
 
     N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have none; the share is
     that of all answers. A collection that is not corrected needs --bank.
+
+    Example: milvus-hubness hubs products --top 50 --csv
     """
     from milvus_hubness.quality import collections, explain
 

@@ -39,6 +39,8 @@ def tune(
 
     Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank, uses the
     bank of a corrected collection.
+
+    Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
     from milvus_hubness.operations.inputs import read_pairs
     from milvus_hubness.quality.collections import tune
@@ -98,6 +100,8 @@ def diagnose(
     """Write a page that shows the hubs of a collection, and what correction does or would do about them.
 
     Takes --queries or --pairs; a collection that is not corrected needs --bank.
+
+    Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
     from milvus_hubness.operations.inputs import read_bank, read_pairs
     from milvus_hubness.quality import collections
@@ -150,7 +154,10 @@ def status(
     client_ttl: options.ClientTtl = STATE_TTL,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how a collection is corrected, and how fresh its biases are."""
+    """Show how a collection is corrected, and how fresh its biases are.
+
+    Example: milvus-hubness status products --json
+    """
     from milvus_hubness.operations.lease import holder_of
     from milvus_hubness.refresh import status as statuses
 
