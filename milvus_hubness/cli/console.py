@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 AS_JSON = "--json"
 FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
-"""Exit codes: an error, wrong usage, new biases that are worse and were refused, SIGTERM."""
+"""Exit codes: an error; wrong usage; refused by measurement, be it new biases that are worse or a diagnosis beyond its
+thresholds; SIGTERM."""
 PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
@@ -109,7 +110,7 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
-    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted."""
     try:
         code = _exit_code(app, program)
         sys.stdout.flush()

@@ -19,6 +19,7 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.operations.inputs import Gallery, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
+from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
@@ -26,9 +27,11 @@ from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, Tunin
 LONGEST = 160
 
 
-def render(diagnosis: Diagnosis) -> str:
-    """Return the HTML page in UTF-8; write it with encoding="utf-8"."""
-    return charts.page_template(__package__, "report.html", LONGEST).render(d=diagnosis, charts=charts)
+def render(diagnosis: Diagnosis, image_field: str | None = None) -> str:
+    """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
+    of an image, which the page shows."""
+    template = charts.page_template(__package__, "report.html", LONGEST, picture=picture)
+    return template.render(d=diagnosis, charts=charts, image_field=image_field)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +95,13 @@ def diagnose(
     field: str | None = None,
     answers: Sequence[Key] | None = None,
     texts: Sequence[str] | None = None,
+    slice_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
     not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
-    answers: the keys of the right rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
+    answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
+    their own. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
     queries = QueryBank.of(queries)
     biased = read_biased(
         store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
@@ -115,6 +120,7 @@ def diagnose(
         strength=biased.strength,
         verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
         title=biased.info.name,
+        slice_by=slice_by,
     )
 
 
