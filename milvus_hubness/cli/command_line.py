@@ -89,37 +89,29 @@ def _write_panels(command: Any, context: Any, formatter: Any) -> None:
                 formatter.write_dl(records)
 
 
-def _write_example(command: Any, formatter: Any) -> None:
-    if command.epilog:
-        with formatter.section("Example"):
-            formatter.write(indent(command.epilog, " " * formatter.current_indent) + "\n")
-
-
-class Command(TyperCommand):
-    """A command whose help shows options by panel, and its epilog as an example."""
+class _Help:
+    """Help with options by panel, and with the epilog as an example."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_panels(self, ctx, formatter)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        _write_example(self, formatter)
+        if epilog := getattr(self, "epilog", None):
+            with formatter.section("Example"):
+                formatter.write(indent(epilog, " " * formatter.current_indent) + "\n")
 
 
-class Group(TyperGroup):
-    """A group of commands whose help shows the whole summary of each command, and its epilog as an example."""
+class Command(_Help, TyperCommand):
+    """A command."""
+
+
+class Group(_Help, TyperGroup):
+    """A group of commands, whose help shows the whole summary of each."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        self.format_commands(ctx, formatter)
-        _write_panels(self, ctx, formatter)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, (command.help or "").split("\n\n")[0]) for name, command in self.commands.items()]
-            )
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        _write_example(self, formatter)
+            formatter.write_dl([(name, str(one.help).split("\n\n")[0]) for name, one in self.commands.items()])
+        super().format_options(ctx, formatter)
 
 
 def command_line(

@@ -12,7 +12,10 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from milvus_hubness.estimators import Estimator
+    from milvus_hubness.quality.collections import BiasedGallery
     from milvus_hubness.quality.explain import Hubs, QueryExplanation, RowExplanation
+    from milvus_hubness.stores.milvus import MilvusStore
 
 Top = Annotated[int, "Number of rows or queries to list.", {"min": 1}]
 
@@ -43,29 +46,35 @@ def explain(
     Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
     """
     from milvus_hubness.operations.inputs import read_texts
-    from milvus_hubness.quality import collections, explain
+    from milvus_hubness.quality import explain
+    from milvus_hubness.quality.measures import as_plain
 
     if key is None and query is None and query_number is None:
         raise typer.BadParameter("nothing to explain: give the KEY of a row, --query FILE or --query-number")
     texts_from = query or bank.bank
     if query_text and not texts_from:
         raise InvalidInput("the stored bank has no texts: pass --bank FILE, the file that it was read from")
-    estimator = estimating.estimator()
-    store = connection.open()
+    estimator, store = estimating.estimator(), connection.open()
     queries = options.read_vectors(store, query)
-    with console.progress_bars() as progress:
-        biased = collections.read_biased(
-            store, collection, bank.read(store), estimator=estimator, field=field, progress=progress
-        )
+    biased = _read(store, collection, bank, estimator, field)
     texts = read_texts(store, texts_from, query_text, len(queries or biased.bank)) if query_text else None
     if query is None and query_number is None:
         row = explain.explain_row(biased, str(key), texts)
-        result = {"explain": {"collection": biased.info.name, "row": explain.as_plain(row)}}
+        result = {"explain": {"collection": biased.info.name, "row": as_plain(row)}}
         console.show_result(as_json, result, lambda: _show_row(row, top))
         return
     answers = explain.explain_query(biased, queries, query_number or 0, top=top, key=key, texts=texts)
-    result = {"explain": {"collection": biased.info.name, "query": explain.as_plain(answers)}}
+    result = {"explain": {"collection": biased.info.name, "query": as_plain(answers)}}
     console.show_result(as_json, result, lambda: _show_answers(answers, query_number or 0, key))
+
+
+def _read(
+    store: MilvusStore, collection: str, bank: options.BankOptions, estimator: Estimator | None, field: str | None
+) -> BiasedGallery:
+    from milvus_hubness.quality.collections import read_biased
+
+    with console.progress_bars() as progress:
+        return read_biased(store, collection, bank.read(store), estimator=estimator, field=field, progress=progress)
 
 
 def _show_row(row: RowExplanation, top: int) -> None:
@@ -79,14 +88,8 @@ def _show_row(row: RowExplanation, top: int) -> None:
         typer.echo("\nIt is in the results of no bank query, before or after correction.")
         return
     lines = [
-        (
-            str(rank.query) if rank.text is None else f"{rank.query}: {rank.text}",
-            f"{rank.raw_score:.4f}",
-            f"{rank.corrected_score:.4f}",
-            f"{rank.raw_rank:,}",
-            f"{rank.corrected_rank:,}",
-        )
-        for rank in row.queries[:top]
+        (f"{number}: {text}" if text else str(number), f"{raw:.4f}", f"{corrected:.4f}", f"{before:,}", f"{after:,}")
+        for number, text, raw, corrected, before, after in row.queries[:top]
     ]
     title = f"\nThe first {len(lines)} of {len(row.queries):,} bank queries that it answers"
     console.show_table(title, ("query", "raw score", "corrected", "raw rank", "rank"), lines)
@@ -102,15 +105,9 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
     }
     console.show_facts(f"Query {number}", facts)
     lines = [
-        (
-            f"> {answer.key}" if str(answer.key) == key else str(answer.key),
-            f"{answer.raw_score:.4f}",
-            f"{answer.bias:+.4f}",
-            f"{answer.corrected_score:.4f}",
-            f"{answer.raw_rank:,}",
-            f"{answer.corrected_rank:,}",
-        )
-        for answer in explanation.answers
+        (f"> {own}" if str(own) == key else str(own), f"{raw:.4f}", f"{bias:+.4f}", f"{corrected:.4f}", *ranks)
+        for own, raw, bias, corrected, *places in explanation.answers
+        for ranks in [[f"{place:,}" for place in places]]
     ]
     console.show_table(None, ("key", "raw score", "bias", "corrected", "raw rank", "rank"), lines)
 
@@ -133,24 +130,21 @@ def hubs(
 
     Example: milvus-hubness hubs products --top 50 --csv
     """
-    from milvus_hubness.quality import collections, explain
+    from milvus_hubness.quality import explain
+    from milvus_hubness.quality.measures import as_plain
 
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")
-    estimator = estimating.estimator()
-    store = connection.open()
+    estimator, store = estimating.estimator(), connection.open()
     counted = options.read_vectors(store, queries)
-    with console.progress_bars() as progress:
-        biased = collections.read_biased(
-            store, collection, bank.read(store), estimator=estimator, field=field, progress=progress
-        )
-        listed = explain.list_hubs(biased, counted, top=top)
+    biased = _read(store, collection, bank, estimator, field)
+    listed = explain.list_hubs(biased, counted, top=top)
     if as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow(explain.Occurrence._fields)
         lines.writerows(listed.rows)
     else:
-        result = {"hubs": {"collection": biased.info.name, **explain.as_plain(listed)}}
+        result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
         console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))
 
 

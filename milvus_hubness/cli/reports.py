@@ -181,7 +181,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
                 part.name,
                 f"{part.items:,}",
                 f"{part.share_before:.1%} -> {part.share_after:.1%}",
-                f"{part.skewness_before:.2f} -> {part.skewness_after:.2f}",
+                f"{part.before.skewness:.2f} -> {part.after.skewness:.2f}",
                 f"{100 * part.gain.estimate:+.1f}" if part.gain else "",
                 ", ".join(str(hub.key) for hub in part.hubs),
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,10 @@ class Rank(NamedTuple):
     corrected_score: float
     raw_rank: int
     corrected_rank: int
+
+    @property
+    def best(self) -> tuple[int, int]:
+        return min(self.raw_rank, self.corrected_rank), self.raw_rank
 
 
 class RowExplanation(NamedTuple):
@@ -101,10 +106,10 @@ def explain_row(biased: BiasedGallery, key: str | Key, texts: Sequence[str] | No
     before = measures.ranks(queries, items, own).best
     after = measures.ranks(queries, items, own, weighted).best
     raw = queries @ items[place]
-    raw_scores, corrected_scores = _scores(biased, raw), _scores(biased, raw - weighted[place])
+    scores = _scores(biased, raw).tolist(), _scores(biased, raw - weighted[place]).tolist()
     depth = min(DEPTH, len(items))
-    answered = np.flatnonzero(np.minimum(before, after) <= depth)
-    order = answered[np.lexsort((before[answered], np.minimum(before, after)[answered]))].tolist()
+    names: Sequence[str | None] = texts or [None] * len(queries)
+    ranks = map(Rank, range(len(queries)), names, *scores, before.tolist(), after.tolist())
     return RowExplanation(
         key=biased.gallery.keys[place],
         k=depth,
@@ -114,17 +119,7 @@ def explain_row(biased: BiasedGallery, key: str | Key, texts: Sequence[str] | No
         bank_size=len(queries),
         before=int((before <= depth).sum()),
         after=int((after <= depth).sum()),
-        queries=[
-            Rank(
-                query,
-                None if texts is None else texts[query],
-                float(raw_scores[query]),
-                float(corrected_scores[query]),
-                int(before[query]),
-                int(after[query]),
-            )
-            for query in order
-        ],
+        queries=sorted((rank for rank in ranks if rank.best[0] <= depth), key=attrgetter("best")),
     )
 
 
@@ -146,23 +141,12 @@ def explain_query(
     gated = biased.activated is not None and keys[int(raw.argmax())] not in biased.activated
     strength = 0.0 if gated else biased.strength
     corrected = raw - strength * biased.biases
-    raw_ranks, corrected_ranks = _ranks(raw), _ranks(corrected)
-    raw_scores, corrected_scores = _scores(biased, raw), _scores(biased, corrected)
-    shown = np.argsort(corrected_ranks)[:top].tolist()
-    if key is not None and (place := _place(biased, key)) not in shown:
-        shown.append(place)
-    answers = [
-        Answer(
-            keys[place],
-            float(raw_scores[place]),
-            float(biased.biases[place]),
-            float(corrected_scores[place]),
-            int(raw_ranks[place]),
-            int(corrected_ranks[place]),
-        )
-        for place in shown
-    ]
-    return QueryExplanation(None if texts is None else texts[number], layout.metric, strength, gated, answers)
+    columns = _scores(biased, raw), biased.biases, _scores(biased, corrected), _ranks(raw), _ranks(corrected)
+    answers = list(map(Answer, keys, *(column.tolist() for column in columns)))
+    shown = sorted(answers, key=attrgetter("corrected_rank"))[:top]
+    if key is not None and (own := answers[_place(biased, key)]) not in shown:
+        shown.append(own)
+    return QueryExplanation(None if texts is None else texts[number], layout.metric, strength, gated, shown)
 
 
 def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
@@ -172,33 +156,13 @@ def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: in
     k = min(DEPTH, len(items))
     retrieved = (measures.nearest(reduced, items, k, bias) for bias in (None, biased.strength * biased.biases))
     before, after = (measures.k_occurrence(numbers, len(items), k) for numbers in retrieved)
-    hubs = np.argsort(-before, kind="stable")[:top]
-    lost = np.flatnonzero(before == 0)
-    lost = lost[np.argsort(-biased.biases[lost], kind="stable")][:top]
     total = k * len(reduced)
-    kinds: list[tuple[Literal["hub", "anti-hub"], npt.NDArray[np.int64]]] = [
-        ("hub", hubs[before[hubs] > 0]),
-        ("anti-hub", lost),
-    ]
-    rows = [
-        Occurrence(
-            kind,
-            biased.gallery.keys[place],
-            int(before[place]),
-            int(after[place]),
-            float(biased.biases[place]),
-            float(before[place] / total),
-            float(after[place] / total),
-        )
-        for kind, places in kinds
-        for place in places.tolist()
-    ]
-    return Hubs(k, len(reduced), len(items), int((before == 0).sum()), int((after == 0).sum()), rows)
-
-
-def as_plain(result: RowExplanation | QueryExplanation | Hubs) -> dict[str, Any]:
-    """Return a result as dicts, lists, numbers and strings, ready for JSON."""
-    return dict(measures.as_plain(result))
+    columns = before, after, biased.biases, before / total, after / total
+    rows = list(zip(biased.gallery.keys, *(column.tolist() for column in columns), strict=True))
+    hubs = [rows[place] for place in np.argsort(-before, kind="stable")[:top].tolist() if before[place]]
+    lost = sorted((row for row in rows if not row[1]), key=lambda row: -row[3])
+    listed = [Occurrence("hub", *row) for row in hubs] + [Occurrence("anti-hub", *row) for row in lost[:top]]
+    return Hubs(k, len(reduced), len(items), len(lost), int((after == 0).sum()), listed)
 
 
 def _reduced(biased: BiasedGallery, queries: BankLike | None) -> Vectors:

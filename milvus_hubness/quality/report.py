@@ -95,17 +95,16 @@ class BankReach(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """The items with one value of a field, None for all further values, and N_k within them. share_*: of all answers.
-    gain: paired difference of R@1 of the `queries` with a positive among them. hubs: those with the largest N_k."""
+    """The items with one value of a field, None for all further values, and N_k among them, before and after. share_*:
+    of all answers. gain: paired difference of R@1 of the `queries` with a positive among them. hubs: those with the
+    largest N_k after."""
 
     value: str | None
     items: int
     share_before: float
     share_after: float
-    skewness_before: float
-    skewness_after: float
-    antihubs_before: int
-    antihubs_after: int
+    before: measures.HubnessSummary
+    after: measures.HubnessSummary
     queries: int | None
     gain: measures.Interval | None
     hubs: list[Item]
@@ -167,7 +166,7 @@ class Diagnosis:
         else:
             sentences.append("No right answers are known here, so this does not say whether the search is better.")
         if len(self.slices) > 1:
-            worst = max(self.slices, key=lambda part: part.skewness_after)
+            worst = max(self.slices, key=lambda part: part.after.skewness)
             sentences.append(
                 f"With correction, answers are most uneven among the items whose {self.slice_by} is {worst.name}."
             )
@@ -343,10 +342,8 @@ class _Comparison(NamedTuple):
             items=len(own),
             share_before=float(before[own].sum() / before.sum()),
             share_after=float(after[own].sum() / after.sum()),
-            skewness_before=measures.skewness(before[own]),
-            skewness_after=measures.skewness(after[own]),
-            antihubs_before=int((before[own] == 0).sum()),
-            antihubs_after=int((after[own] == 0).sum()),
+            before=measures.hubness_summary(before[own]),
+            after=measures.hubness_summary(after[own]),
             queries=queries,
             gain=gain,
             hubs=self.items(own[np.argsort(-after[own], kind="stable")[:HUBS_PER_SLICE]]),

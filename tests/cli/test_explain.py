@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 
 from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails
+from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import as_distance, plain_collection, similarity, vectors
 
@@ -20,6 +22,7 @@ ENABLE = ("enable", "photos", *NNN, "--execute", "--force")
 LOCATIONS = {
     "vectors": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
     "side collection": ("L2", (*ENABLE, "--where", "side", "--max-miss-rate", "0.5")),
+    "fields": ("COSINE", (*ENABLE, "--where", "fields", "--max-miss-rate", "0.5")),
     "second vector": ("IP", (*ENABLE, "--where", "vectors", "--client-ttl", "0")),
     "not corrected": ("COSINE", ()),
 }
@@ -40,10 +43,12 @@ def read(run, *arguments):
 def test_they_agree_with_a_plain_computation(files, run, location):
     metric, command = LOCATIONS[location]
     items, bank = vectors(np.random.default_rng(6), ROWS, DIM), np.load("bank.npy")
-    create = with_second_field if location == "second vector" else plain_collection
-    create(connect("shop.db"), "photos", items, metric, **({"width": 16} if location == "second vector" else {}))
+    # Milvus Lite cannot add fields later.
+    create = {"fields": with_bias_fields, "second vector": partial(with_second_field, width=16)}
+    create.get(location, plain_collection)(connect("shop.db"), "photos", items, metric)
     if command:
-        assert run(*command).returncode == 0
+        done = run(*command)
+        assert done.returncode == 0, done.stderr
     name, needed = ("photos_hubness", ()) if location == "vectors" else ("photos", () if command else NNN)
     raw = similarity(bank, items, metric)
     biases = 0.75 * np.sort(raw, axis=0)[-K:].mean(axis=0)
@@ -97,7 +102,7 @@ def test_they_agree_with_a_plain_computation(files, run, location):
 
 def test_they_print_tables_with_the_texts_of_queries(files, run):
     bank = np.load("bank.npy")
-    texts = [f"red shoes {n}" for n in range(len(bank))]
+    texts = [f"red shoes {n} [/b]" for n in range(len(bank))]
     pq.write_table(pa.table({"text": texts, "embedding": list(bank)}), "texts.parquet")
     bank_with_texts = ("--bank", "texts.parquet", "--query-text", "text", "--method", "nnn", "--k", "4")
     hub = read(run, "hubs", "products", *NNN, "--top", "1")["hubs"]["rows"][0]
@@ -105,7 +110,7 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
     assert f"of {hub['before']} of 40 bank queries -> {hub['after']}" in shown
     assert shown.count("red shoes") == 3
     shown = run("explain", "products", str(hub["key"]), *bank_with_texts, "--query-number", "8", "--top", "3").stdout
-    assert "red shoes 8" in shown
+    assert "red shoes 8 [/b]" in shown
     assert "COSINE: raw score - 1 x bias = corrected score" in shown
     assert "raw rank" in shown
     of_rows = ("--query", "collection:products", "--query-text", "note", "--query-number", "9")
