@@ -82,7 +82,7 @@ def _write_panels(command: Any, context: Any, formatter: Any) -> None:
     for parameter in command.get_params(context):
         if record := parameter.get_help_record(context):
             is_argument = parameter.param_type_name == "argument"
-            panels["Arguments" if is_argument else parameter.rich_help_panel or "Help"].append(record)
+            panels["Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Help"].append(record)
     for name, records in panels.items():
         if records:
             with formatter.section(name):
