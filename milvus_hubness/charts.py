@@ -16,10 +16,12 @@ from markupsafe import Markup
 from milvus_hubness.texts import number, points, span
 
 WIDTH = 440
-TIMELINE_SIZE, CURVES_SIZE = (560, 210), (640, 420)
+TIMELINE_SIZE, CURVES_SIZE = (440, 200), (640, 420)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
-MOST_TICKS = 6
+MOST_TICKS = 4
+CHARACTER = 8
+"""Width of a character of a label, at the size that narrow screens show."""
 STEPS = (
     *(timedelta(seconds=count) for count in (5, 15, 30)),
     *(timedelta(minutes=count) for count in (1, 2, 5, 10, 15, 30)),
@@ -128,9 +130,10 @@ class _Plot:
 
 def histogram(bins: Sequence[Bin], k: int) -> Markup:
     """Draw two bars per bin, before and after, on a logarithmic scale of items."""
-    left, room, row = 64, WIDTH - 64 - 48, max(32, min(56, 430 // len(bins)))
-    thick = (row - 6) // 2
-    most = max(max(before, after) for _, _, before, after in bins)
+    labels = [str(low) if low == high else f"{number(low)}–{number(high)}" for low, high, _, _ in bins]
+    most, row = max(max(before, after) for _, _, before, after in bins), max(32, min(56, 430 // len(bins)))
+    left, thick = max(64, 16 + CHARACTER * max(map(len, labels))), (row - 6) // 2
+    room = WIDTH - left - max(48, 12 + CHARACTER * len(number(most)))
     height = 24 + row * len(bins)
     drawing = _Drawing(f"How many items have which N_{k}, before and after", WIDTH, height)
 
@@ -142,9 +145,8 @@ def histogram(bins: Sequence[Bin], k: int) -> Markup:
         drawing.line("grid", x, x, 20, height)
         drawing.text(x, 12, number(10**decade), "middle")
     drawing.text(left - 8, 12, f"N_{k}", "end")
-    for nth, (low, high, before, after) in enumerate(bins):
+    for nth, (label, (_, _, before, after)) in enumerate(zip(labels, bins, strict=True)):
         top = 26 + row * nth
-        label = str(low) if low == high else f"{number(low)}–{number(high)}"
         drawing.text(left - 8, top + thick + 4, label, "end", "")
         for y, name, count in ((top, "before", before), (top + thick + 1, "after", after)):
             tooltip = f"{number(count)} items with N_{k} {label} {name}"
@@ -239,12 +241,12 @@ def timeline(
     shown: Callable[[float], str],
     marks: Sequence[Mark] = (),
 ) -> Markup:
-    """Draw lines over time from 0 on, with their names at their ends. shown: formats a value."""
+    """Draw lines over time from 0 on, with their names at their ends and in the title. shown: formats a value."""
     width, height = TIMELINE_SIZE
-    drawing = _Drawing(title, width, height)
+    drawing = _Drawing(f"{title}: {', '.join(line.name for line in lines)}", width, height)
     start = min(since, until - timedelta(minutes=1))
     values = [0, *(value for line in lines for _, value in line.points), *(mark.value for mark in marks)]
-    box = (60, width - 92, 14, height - 26)
+    box = (60, width - 104, 14, height - 26)
     plot = _Plot(drawing, box, start.timestamp(), until.timestamp(), values, shown)
 
     def x(moment: datetime) -> float:
@@ -286,7 +288,7 @@ def apart(heights: Sequence[float], lowest: float) -> list[float]:
 
 
 def time_ticks(start: datetime, until: datetime) -> list[tuple[datetime, str]]:
-    """Return at most seven round moments and their labels: midnight as the date."""
+    """Return at most five round moments and their labels: midnight as the date."""
     step = next((step for step in STEPS if (until - start) / step <= MOST_TICKS), STEPS[-1])
     within_a_day = "%H:%M" if step >= timedelta(minutes=1) else "%H:%M:%S"
     at = _EPOCH + -(-(start - _EPOCH) // step) * step

@@ -204,7 +204,10 @@ def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
             raise zipfile.BadZipFile("not an archive of arrays")
         file.seek(0)
         arrays = np.load(file, allow_pickle=False)
-        array: npt.NDArray[Any] = arrays[_choose(path, column, arrays.files, "array")]
+        names = arrays.files
+        if column is None and len(names) > 1:  # The others are texts or keys.
+            names = [name for name in names if arrays[name].ndim == 2] or names
+        array: npt.NDArray[Any] = arrays[_choose(path, column, names, "array")]
         return array
 
 

@@ -11,17 +11,18 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from milvus_hubness import __version__
+from milvus_hubness.cli.command_line import Group, command_line
 from milvus_hubness.cli.console import TERMINATED, run
-from milvus_hubness.cli.options import command_line
 
 MODULES = {
     "demo": "demo",
     "tune": "reports",
     "diagnose": "reports",
+    "explain": "explain",
+    "hubs": "explain",
     "enable": "enable",
     "disable": "enable",
     "refresh": "refresh",
@@ -49,12 +50,14 @@ class _Commands(Mapping[str, Any]):
         return len(MODULES)
 
 
-class _Group(TyperGroup):
+class _Group(Group):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "commands": _Commands()})
 
 
-app = command_line("Hubness correction for cross-modal search, inside Milvus.")
+app = command_line(
+    "Correct hubness in cross-modal search, inside Milvus.\n\nExample: milvus-hubness demo", completion=True
+)
 
 
 def _show_version(is_requested: bool) -> None:

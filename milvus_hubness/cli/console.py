@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 AS_JSON = "--json"
 FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
-"""Exit codes: an error, wrong usage, new biases that are worse and were refused, SIGTERM."""
+"""Exit codes: an error; wrong usage; refused by measurement, be it new biases that are worse or a diagnosis beyond its
+thresholds; SIGTERM."""
 PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
@@ -68,21 +70,21 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print one fact per line, without the empty ones."""
     texts = {name: redacted(str(value)) for name, value in facts.items() if value not in (None, "", [], ())}
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    table = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None)
     table.add_column(style="cyan", width=max(map(len, texts), default=1))
     table.add_column(overflow="fold")
     for row in texts.items():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     out.print(table)
 
 
 def show_table(title: str | None, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
     """Print rows of texts and numbers. texts: number of columns with texts, which come first."""
-    table = Table(box=None, title=title, title_justify="left")
+    table = Table(box=None, title=title and escape(title), title_justify="left")
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number < texts else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     out.print(table)
 
 
@@ -109,7 +111,7 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
-    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted."""
     try:
         code = _exit_code(app, program)
         sys.stdout.flush()

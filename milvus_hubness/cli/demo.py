@@ -21,6 +21,8 @@ def demo(
     """Correct a real retriever, built from Python's standard library, and measure before and after.
 
     Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is downloaded.
+
+    Example: milvus-hubness demo
     """
     # The import takes a second, which no other command should pay for.
     from milvus_hubness.demo.run import run

@@ -36,6 +36,8 @@ def enable(
     """Correct a collection without a copy: searches fetch more candidates and re-rank them.
 
     Plans and measures the miss rate; writes only with --execute.
+
+    Example: milvus-hubness enable products --bank queries.npy --execute
     """
     from milvus_hubness.enable.enable import enable
     from milvus_hubness.enable.plan import plan_enable
@@ -81,6 +83,8 @@ def disable(
     """Undo enable: searches are raw again and the side collection is dropped.
 
     The bank stays, and so does a second vector field if the server cannot drop it.
+
+    Example: milvus-hubness disable products
     """
     from milvus_hubness.enable.enable import disable
 

@@ -1,15 +1,12 @@
-"""The options that commands share: types, groups of them, and `spread`, which gives a group to typer."""
+"""The options that commands share: types, and groups of them as dataclasses."""
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,6 +34,7 @@ TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
 Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
 Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
+QueryText = Annotated[str | None, "Column with the texts of the queries, in the file or collection that holds these."]
 ClientTtl = Annotated[
     float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0, "envvar": CLIENT_TTL_VARIABLE}
 ]
@@ -46,56 +44,6 @@ EngineName = Annotated[
     "Where biases are computed. local: this machine. server: Milvus's search over the bank, for nnn "
     "and csls. ray: the Ray cluster of $RAY_ADDRESS, or all local cores.",
 ]
-
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` for typer: with the fields of a dataclass in place of each parameter of its type, and with an
-    option for each parameter that is annotated with its help. The options of the connection and --json are last."""
-    # On Python 3.10, get_type_hints makes annotations of the default None Optional, which hides Annotated.
-    parameters = inspect.signature(command, eval_str=True).parameters
-    annotations = {name: parameter.annotation for name, parameter in parameters.items()}
-    groups: dict[str, Any] = {name: group for name, group in annotations.items() if is_dataclass(group)}
-
-    @wraps(command)
-    def with_groups(**arguments: Any) -> None:
-        for name, group in groups.items():
-            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
-        command(**arguments)
-
-    options: list[inspect.Parameter] = []
-    for parameter in sorted(parameters.values(), key=lambda option: option.name in ("connection", "as_json")):
-        if group := groups.get(parameter.name):
-            hints = get_type_hints(group, include_extras=True)
-            options += (
-                parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
-                for field in fields(group)
-            )
-        else:
-            options.append(parameter)
-    with_groups.__dict__["__signature__"] = inspect.Signature([_with_help(option) for option in options])
-    with_groups.__annotations__ = {}
-    return with_groups
-
-
-def _with_help(option: inspect.Parameter) -> inspect.Parameter:
-    """Return a keyword with an option of typer for its help and further settings. A flag has no negative form."""
-    kind, [text, *settings] = option.annotation, getattr(option.annotation, "__metadata__", (None,))
-    if isinstance(text, str):
-        is_shown = option.default not in (None, "", option.empty)
-        name = f"--{option.name.replace('_', '-')}"
-        further = settings[0] if settings else {}
-        kind = Annotated[kind.__origin__, typer.Option(name, help=text, show_default=is_shown, **further)]
-    return option.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
-
-
-def command_line(text: str, *commands: Callable[..., None], **named: Callable[..., None]) -> typer.Typer:
-    """Return a command line of commands under the names of their functions, or under other names. text: its help."""
-    app = typer.Typer(
-        help=text, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
-    for name, command in {**{command.__name__: command for command in commands}, **named}.items():
-        app.command(name.replace("_", "-"))(spread(command))
-    return app
 
 
 @dataclass(frozen=True)
@@ -154,11 +102,17 @@ def read_vectors(store: Store, spec: str | None, column: str | None = None) -> Q
     return read_bank(store, spec, column) if spec else None
 
 
+def _complete_method(incomplete: str) -> list[str]:
+    return [name for name in SHORT_METHODS if name.startswith(incomplete)]
+
+
 @dataclass(frozen=True)
 class EstimatorOptions:
     """The options that choose the estimator."""
 
-    method: Annotated[str | None, f"Estimator: {', '.join(SHORT_METHODS)}."] = None
+    method: Annotated[str | None, f"Estimator: {', '.join(SHORT_METHODS)}.", {"autocompletion": _complete_method}] = (
+        None
+    )
     param: Annotated[
         list[str] | None,
         "NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
-from milvus_hubness.cli.options import AsJson, Connection, Field, command_line, pairs_of
+from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
 from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.texts import points
@@ -50,6 +51,8 @@ def train(
 
     A tenth of the answered items is held out to choose the epoch. The network is written after every epoch;
     --resume continues an interrupted training.
+
+    Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.charts import learning_curves
     from milvus_hubness.quari.reranker import read_labelled
@@ -112,7 +115,10 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
 
 
 def show(network: NetworkFile, as_json: AsJson = False) -> None:
-    """Show the sizes of a network, its training data and the course of its training."""
+    """Show the sizes of a network, its training data and the course of its training.
+
+    Example: milvus-hubness quari show network.safetensors
+    """
     from milvus_hubness.quari.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.load(network)
@@ -135,6 +141,8 @@ def evaluate(
     """Evaluate a network on labelled pairs that it was not trained on.
 
     Compares the raw search, the corrected search if the collection has biases, and the re-ranked search.
+
+    Example: milvus-hubness quari eval network.safetensors --pairs new_pairs.npz --collection products
     """
     from milvus_hubness.quari.reranker import QuariReranker, read_labelled
 
@@ -158,5 +166,9 @@ def _show_evaluation(result: dict[str, Any]) -> None:
 
 
 app = command_line(
-    "Train and evaluate a network that re-ranks corrected candidates for each query.", train, show, eval=evaluate
+    "Train and evaluate a network that re-ranks corrected candidates for each query."
+    "\n\nExample: milvus-hubness quari train --pairs pairs.npz --out network.safetensors",
+    train,
+    show,
+    eval=evaluate,
 )

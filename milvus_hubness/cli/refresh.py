@@ -52,6 +52,8 @@ def refresh(
     """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
 
     Exits with 3 if the new biases are evaluated as worse and were not adopted.
+
+    Example: milvus-hubness refresh products --bank new_queries.npy --plan
     """
     from milvus_hubness.operations.progress import Throttle
     from milvus_hubness.refresh.plan import Labels, RefreshOptions
@@ -129,6 +131,8 @@ def bank(
     """Turn the online bank of a collection on, change its terms, or turn it off.
 
     Clients then sample live queries. Without options, shows the online banks of the collection.
+
+    Example: milvus-hubness bank products --rate 0.01 --size 20000
     """
     from milvus_hubness.refresh import online_bank
 

@@ -39,6 +39,8 @@ def tune(
 
     Compares R@1 with --pairs, and otherwise how evenly answers fall on the items. Without --bank, uses the
     bank of a corrected collection.
+
+    Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
     from milvus_hubness.operations.inputs import read_pairs
     from milvus_hubness.quality.collections import tune
@@ -91,23 +93,38 @@ def diagnose(
     connection: options.Connection,
     queries: Annotated[str | None, "Queries that are not in the bank: a file, or collection:NAME."] = None,
     pairs: options.Pairs = None,
+    query_text: options.QueryText = None,
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
+    image_field: Annotated[
+        str | None, "Scalar field with the path or URL of an image of the row; the page embeds local ones."
+    ] = None,
+    slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
+    max_skewness: Annotated[float | None, "Exit with 3 if the skewness after correction is above this."] = None,
+    min_gain: Annotated[
+        float | None, "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs."
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Write a page that shows the hubs of a collection, and what correction does or would do about them.
 
-    Takes --queries or --pairs; a collection that is not corrected needs --bank.
+    Takes --queries or --pairs; a collection that is not corrected needs --bank. Exits with 3 if a measured value is
+    beyond --max-skewness or --min-gain; the page is written first.
+
+    Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
-    from milvus_hubness.operations.inputs import read_bank, read_pairs
+    from milvus_hubness.operations.inputs import read_bank, read_pairs, read_texts
     from milvus_hubness.quality import collections
 
+    if min_gain is not None and not pairs:
+        raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
     if bool(queries) == bool(pairs):
         raise typer.BadParameter("give either --queries or --pairs")
     console.check_writable(output)
     estimator = estimating.estimator()
     store = connection.open()
     query_vectors, answers = read_pairs(pairs) if pairs else (read_bank(store, str(queries)), None)
+    texts = read_texts(store, str(pairs or queries), query_text, len(query_vectors)) if query_text else None
     with console.progress_bars() as progress:
         diagnosis = collections.diagnose(
             store,
@@ -117,11 +134,29 @@ def diagnose(
             estimator=estimator,
             field=field,
             answers=answers,
+            texts=texts,
+            slice_by=slice_by,
             progress=progress,
         )
-    console.write_page(output, collections.render(diagnosis))
-    result = {"diagnosis": diagnosis.to_dict(), "page": str(output)}
+    console.write_page(output, collections.render(diagnosis, image_field))
+    crossed = _crossed(diagnosis, max_skewness, min_gain)
+    result = {"diagnosis": diagnosis.to_dict(), "page": str(output), "crossed": crossed}
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
+    for message in crossed:
+        typer.echo(f"milvus-hubness: {message}", err=True)
+    if crossed:
+        raise typer.Exit(console.REFUSED)
+
+
+def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float | None) -> list[str]:
+    """Return a message about each threshold that a measured value is beyond."""
+    skewness, gain = diagnosis.after.skewness, diagnosis.gain
+    messages = []
+    if max_skewness is not None and skewness > max_skewness:
+        messages.append(f"the skewness after correction, {skewness:.2f}, is above --max-skewness {max_skewness:g}")
+    if min_gain is not None and gain is not None and 100 * gain.estimate < min_gain:
+        messages.append(f"the gain of R@1, {100 * gain.estimate:+.2f} points, is below --min-gain {min_gain:g}")
+    return messages
 
 
 def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
@@ -140,6 +175,20 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         "page": page,
     }
     console.show_facts(f"{diagnosis.title}, without and with correction", facts)
+    if diagnosis.slices:
+        rows = [
+            (
+                part.name,
+                f"{part.items:,}",
+                f"{part.share_before:.1%} -> {part.share_after:.1%}",
+                f"{part.before.skewness:.2f} -> {part.after.skewness:.2f}",
+                f"{100 * part.gain.estimate:+.1f}" if part.gain else "",
+                ", ".join(str(hub.key) for hub in part.hubs),
+            )
+            for part in diagnosis.slices
+        ]
+        headings = (str(diagnosis.slice_by), "items", "share of answers", "skewness", "gain, points", "worst hubs")
+        console.show_table("\nBy value", headings, rows)
 
 
 def status(
@@ -150,7 +199,10 @@ def status(
     client_ttl: options.ClientTtl = STATE_TTL,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show how a collection is corrected, and how fresh its biases are."""
+    """Show how a collection is corrected, and how fresh its biases are.
+
+    Example: milvus-hubness status products --json
+    """
     from milvus_hubness.operations.lease import holder_of
     from milvus_hubness.refresh import status as statuses
 

@@ -71,7 +71,10 @@ def serve(
     check: Annotated[bool, "Only check the configuration; exit code 2 if it is wrong."] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the biases of several collections up to date, and show their state over HTTP."""
+    """Keep the biases of several collections up to date, and show their state over HTTP.
+
+    Example: milvus-hubness serve --config hubness.toml
+    """
     from prometheus_client import disable_created_metrics
 
     from milvus_hubness.serve import ConfigFile, database_faults, file_faults
@@ -169,7 +172,10 @@ def proxy(
     // MIB,
     as_json: AsJson = False,
 ) -> None:
-    """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search."""
+    """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search.
+
+    Example: milvus-hubness proxy --upstream localhost:19530 --port 19540
+    """
     import asyncio
 
     from milvus_hubness.proxy import ProxyOptions

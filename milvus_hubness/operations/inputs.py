@@ -55,17 +55,7 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
     """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file. Raises
     UnreadableFile, and InvalidInput if one of them is missing or their lengths differ."""
     queries = QueryBank.load(path, QUERY_COLUMN)
-    try:
-        if path.endswith(".npz"):
-            with np.load(path, allow_pickle=False) as arrays:
-                keys = arrays[KEY_COLUMN].tolist()
-        else:
-            read = parquet.read_table if path.endswith(".parquet") else feather.read_table
-            keys = read(path, columns=[KEY_COLUMN]).column(KEY_COLUMN).to_pylist()
-    except (KeyError, pa.ArrowException):
-        raise InvalidInput(f"{Path(path).name} has {QUERY_COLUMN!r} but no {KEY_COLUMN!r}") from None
-    except (OSError, ValueError) as error:
-        raise UnreadableFile(f"cannot read {KEY_COLUMN!r} of {path}: {error}") from None
+    keys = _read_column(path, KEY_COLUMN)
     if len(keys) != len(queries):
         raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
     if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
@@ -73,6 +63,38 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
             f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not {name_some(odd, 1)}"
         )
     return queries, keys
+
+
+def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
+    """Read the texts of `count` queries from this column of a file or collection, in the order of `read_bank`. Raises
+    InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
+    if spec.startswith(COLLECTION_PREFIX):
+        info = store.info(spec.removeprefix(COLLECTION_PREFIX))
+        parts = chunks(store.keys(info.name), store.chunk_rows(info), "reading the texts", silent)
+        field = next(iter(info.vector_fields))
+        rows = [row for part in parts for row in store.get(info.name, part, field).rows]
+        if any(column not in row for row in rows):
+            raise InvalidInput(f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}")
+        texts = [row[column] for row in rows]
+    else:
+        texts = _read_column(spec, column)
+    if len(texts) != count:
+        raise InvalidInput(f"{column!r} of {spec} has {len(texts)} texts for {count} queries")
+    return [str(text) for text in texts]
+
+
+def _read_column(path: str, column: str) -> list[Any]:
+    """Return a column of an .npz, .parquet or .arrow file. Raises UnreadableFile, and InvalidInput without it."""
+    try:
+        if path.endswith(".npz"):
+            with np.load(path, allow_pickle=False) as arrays:
+                return list(arrays[column].tolist())
+        read = parquet.read_table if path.endswith(".parquet") else feather.read_table
+        return list(read(path, columns=[column]).column(column).to_pylist())
+    except (KeyError, pa.ArrowException):
+        raise InvalidInput(f"{Path(path).name} has no column {column!r}: add it, or name another one") from None
+    except (OSError, ValueError) as error:
+        raise UnreadableFile(f"cannot read {column!r} of {path}: {error}") from None
 
 
 @dataclass(frozen=True, eq=False)

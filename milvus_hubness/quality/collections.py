@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import numpy as np
@@ -10,23 +11,77 @@ import numpy as np
 from milvus_hubness import charts
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.operations.inputs import read_gallery
+from milvus_hubness.operations.inputs import Gallery, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
+from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
+from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
 
 LONGEST = 160
 
 
-def render(diagnosis: Diagnosis) -> str:
-    """Return the HTML page in UTF-8; write it with encoding="utf-8"."""
-    return charts.page_template(__package__, "report.html", LONGEST).render(d=diagnosis, charts=charts)
+def render(diagnosis: Diagnosis, image_field: str | None = None) -> str:
+    """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
+    of an image, which the page shows."""
+    template = charts.page_template(__package__, "report.html", LONGEST, picture=picture)
+    return template.render(d=diagnosis, charts=charts, image_field=image_field)
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedGallery:
+    """The rows of a collection, with the biases (n,) that its searches subtract or, if it is not corrected, would
+    subtract. bank: the reference queries, reduced to inner products. activated: the keys of the raw best items whose
+    queries are corrected; None without a gate."""
+
+    info: CollectionInfo
+    gallery: Gallery
+    biases: Floats
+    strength: float
+    bank: QueryBank
+    activated: frozenset[Key] | None
+
+
+def read_biased(
+    store: Store,
+    collection: str,
+    bank: BankLike | None = None,
+    *,
+    target_bank: BankLike | None = None,
+    estimator: Estimator | None = None,
+    field: str | None = None,
+    progress: Progress = silent,
+) -> BiasedGallery:
+    """Read the rows of a collection and their biases. If it is not corrected, `estimator` computes them from `bank`; by
+    default that is the choice of tuning, else Blend. Raises as `diagnose` does."""
+    bank, target_bank = optional_bank(bank), optional_bank(target_bank)
+    info = store.info(collection)
+    gallery = read_gallery(store, info, field, progress=progress)
+    layout, strength, activated, biases = gallery.layout, 1.0, None, gallery.biases
+    state = info.state_of(field)
+    if biases is not None and state is not None:
+        strength = state.profile.strength
+        if bank is None or state.profile.gate is not None:
+            stored = store.load_bank(state.profile.bank)
+            bank = bank or stored.queries
+            activated = stored.activated if state.profile.gate is not None else None
+    elif bank is None:
+        raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
+    else:
+        tuned = info.tuning.choice if info.tuning else None
+        estimator = estimator or (from_dict(tuned) if tuned else Blend())
+        correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
+        biases = correction.centred(gallery.vectors)
+        biases = biases - np.float32(biases.mean())
+    bank.expect_dim(layout.dim, "the field")
+    reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+    return BiasedGallery(info, gallery, biases, strength, reduced, activated)
 
 
 def diagnose(
@@ -40,40 +95,32 @@ def diagnose(
     field: str | None = None,
     answers: Sequence[Key] | None = None,
     texts: Sequence[str] | None = None,
+    slice_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
     not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
-    answers: the keys of the right rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
-    queries, bank, target_bank = QueryBank.of(queries), optional_bank(bank), optional_bank(target_bank)
-    info = store.info(collection)
-    gallery = read_gallery(store, info, field, progress=progress)
-    layout = gallery.layout
+    answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
+    their own. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
+    queries = QueryBank.of(queries)
+    biased = read_biased(
+        store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
+    )
+    gallery, layout, tuning = biased.gallery, biased.gallery.layout, biased.info.tuning
     queries.expect_dim(layout.dim, "the field")
-    strength = 1.0
-    state = info.state_of(field)
-    if gallery.biases is not None and state is not None:
-        bank = bank or store.load_bank(state.profile.bank).queries
-        strength, biases = state.profile.strength, gallery.biases
-    elif bank is None:
-        raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
-    else:
-        tuned = info.tuning.choice if info.tuning else None
-        estimator = estimator or (from_dict(tuned) if tuned else Blend())
-        correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
-        biases = correction.centred(gallery.vectors)
     return report.diagnose(
         layout.reduce_queries(queries.vectors),
         layout.reduce_items(gallery.vectors),
-        biases - np.float32(biases.mean()),
-        bank=QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        biased.biases - np.float32(biased.biases.mean()),
+        bank=biased.bank,
         positives=gallery.positions(answers) if answers is not None else None,
         keys=gallery.keys,
         fields=gallery.fields,
         query_texts=texts,
-        strength=strength,
-        verdict={"verdict": info.tuning.verdict, "reason": info.tuning.reason} if info.tuning else None,
-        title=info.name,
+        strength=biased.strength,
+        verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
+        title=biased.info.name,
+        slice_by=slice_by,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.errors import DimensionMismatch, InvalidParameter
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels.primitives import finite_number
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.texts import number
 
 
 class Bin(NamedTuple):
@@ -92,10 +94,31 @@ class BankReach(NamedTuple):
     farthest: list[tuple[Item, float]]
 
 
+class Slice(NamedTuple):
+    """The items with one value of a field, None for all further values, and N_k among them, before and after. share_*:
+    of all answers. gain: paired difference of R@1 of the `queries` with a positive among them. hubs: those with the
+    largest N_k after."""
+
+    value: str | None
+    items: int
+    share_before: float
+    share_after: float
+    before: measures.HubnessSummary
+    after: measures.HubnessSummary
+    queries: int | None
+    gain: measures.Interval | None
+    hubs: list[Item]
+
+    @property
+    def name(self) -> str:
+        return "another value" if self.value is None else self.value
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """The report before (strength 0) and after correction at `strength`. gain: paired difference of R@1 after and
-    before. retrieval_*: as in `retrieval_summary`. These and recall need positives."""
+    before. retrieval_*: as in `retrieval_summary`. These and recall need positives. slices: by the field `slice_by`,
+    largest first."""
 
     title: str
     n_queries: int
@@ -113,15 +136,47 @@ class Diagnosis:
     retrieval_after: dict[str, float] | None
     coverage: BankReach | None
     verdict: dict[str, Any] | None
+    slice_by: str | None
+    slices: list[Slice]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
-        return dict(measures.as_plain(self))
+        return {**measures.as_plain(self), "summary": self.summary}
+
+    @property
+    def summary(self) -> list[str]:
+        """The findings as sentences for readers who do not know the measures."""
+        even = self.k * self.n_queries / self.n_items
+        largest, lost = self.before.largest, self.antihubs
+        sentences = [
+            f"Without correction, one item is among the first {self.k} results of {number(largest)} of "
+            f"{number(self.n_queries)} queries; an even share would be {even:.1f}. "
+            f"{number(lost.before)} of {number(self.n_items)} items are found by no query.",
+            f"With correction at strength {self.strength:g}, the most frequent item is found by "
+            f"{number(self.after.largest)} queries, and {number(lost.after)} items by none.",
+        ]
+        if self.gain and self.retrieval_before and self.retrieval_after:
+            is_clear = self.gain.low > 0 or self.gain.high < 0
+            change = "a gain" if self.gain.estimate > 0 else "a loss"
+            sentences.append(
+                f"A right answer comes first for {self.retrieval_before['R@1']:.1%} of the queries without correction "
+                f"and for {self.retrieval_after['R@1']:.1%} with it: "
+                + (f"{change} that is larger than chance explains." if is_clear else "a change within chance.")
+            )
+        else:
+            sentences.append("No right answers are known here, so this does not say whether the search is better.")
+        if len(self.slices) > 1:
+            worst = max(self.slices, key=lambda part: part.after.skewness)
+            sentences.append(
+                f"With correction, answers are most uneven among the items whose {self.slice_by} is {worst.name}."
+            )
+        return sentences
 
 
 HUBS = 9
 QUERIES_PER_HUB = 4
 EXAMPLES = 8
+SLICES, HUBS_PER_SLICE = 12, 3
 
 
 def diagnose(
@@ -139,12 +194,14 @@ def diagnose(
     k: int = 10,
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
+    slice_by: str | None = None,
 ) -> Diagnosis:
     """Search queries (n_queries, d) in a gallery (n_items, d) by <q, r> − w·b(r) for every strength w; report the hubs.
 
     bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. bank (m, d): for
     its coverage. positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read
-    only where shown. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    only where shown. slice_by: a field, whose values get a report of their own. Raises InvalidInput, DimensionMismatch,
+    NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     items, texts = len(stored), len(query_vectors)
@@ -184,6 +241,8 @@ def diagnose(
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
         coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),
         verdict=None if verdict is None else measures.as_plain(verdict),
+        slice_by=slice_by,
+        slices=[] if slice_by is None else pair.slices(slice_by, positives),
     )
 
 
@@ -251,6 +310,43 @@ class _Comparison(NamedTuple):
             by_chance=_unreached(len(before), *self.before.retrieved.shape),
             examples=self.items(order[: min(EXAMPLES, rescued)]),
             never=self.items(order[rescued:][:EXAMPLES]),
+        )
+
+    def slices(self, field: str, positives: measures.Positives | None) -> list[Slice]:
+        """Return the slices by the values of a field; those of the SLICES most frequent values are separate."""
+        names = sorted({name for row in self.fields or () for name in row})
+        if field not in names:
+            raise InvalidInput(f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with --slice-by")
+        values = [str(measures.as_plain(row.get(field))) for row in self.fields or ()]
+        frequent = dict(Counter(values).most_common(SLICES))
+        groups: list[tuple[str | None, npt.NDArray[np.bool_]]] = [
+            (name, np.array([value == name for value in values])) for name in frequent
+        ]
+        if len(frequent) < len(set(values)):
+            groups.append((None, np.array([value not in frequent for value in values])))
+        return [self.part(name, inside, positives) for name, inside in groups]
+
+    def part(self, name: str | None, inside: npt.NDArray[np.bool_], positives: measures.Positives | None) -> Slice:
+        """Return the slice of the items `inside`, (n_items,) bool."""
+        before, after, own = self.before.counts, self.after.counts, np.flatnonzero(inside)
+        queries = gain = None
+        if positives is not None and self.before.ranks and self.after.ranks:
+            items, starts = measures.checked_positives(positives, len(self.before.retrieved), len(before))
+            asking = np.logical_or.reduceat(inside[items], starts[:-1])
+            queries = int(asking.sum())
+            if queries > 1:
+                hits = (measures.hits(ranks, 1)[asking] for ranks in (self.before.ranks, self.after.ranks))
+                gain = measures.paired_difference(*hits)
+        return Slice(
+            value=name,
+            items=len(own),
+            share_before=float(before[own].sum() / before.sum()),
+            share_after=float(after[own].sum() / after.sum()),
+            before=measures.hubness_summary(before[own]),
+            after=measures.hubness_summary(after[own]),
+            queries=queries,
+            gain=gain,
+            hubs=self.items(own[np.argsort(-after[own], kind="stable")[:HUBS_PER_SLICE]]),
         )
 
     def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:

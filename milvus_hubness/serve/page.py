@@ -61,10 +61,12 @@ def _policy() -> str:
 HEADERS = {"Content-Security-Policy": _policy(), "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
-def render(view: ServiceView) -> str:
-    """Return the page, in UTF-8."""
+def render(view: ServiceView, *, renews: bool = True) -> str:
+    """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which takes the focus of
+    keyboards and screen readers away."""
     return _template().render(
         view=view,
+        renews=renews,
         up=(view.at - view.started_at).total_seconds(),
         runs_of=_runs,
         skewness_chart=skewness_chart,
@@ -133,7 +135,8 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return the routes. /healthz gives 503 once a thread has ended; /readyz until all collections were reconciled."""
+    """Return the routes. /still is the page without renewal. /healthz gives 503 once a thread has ended; /readyz until
+    all collections were reconciled."""
 
     def health() -> RedactedResponse:
         if is_alive():
@@ -148,8 +151,12 @@ def service_routes(
     def measured() -> RedactedResponse:
         return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE_LATEST)
 
+    def page(*, renews: bool) -> RedactedResponse:
+        return RedactedResponse(render(view(), renews=renews), headers=HEADERS, media_type="text/html")
+
     return [
-        get("/", lambda: RedactedResponse(render(view()), headers=HEADERS, media_type="text/html")),
+        get("/", lambda: page(renews=True)),
+        get("/still", lambda: page(renews=False)),
         get("/status.json", lambda: RedactedResponse(view().to_dict())),
         get("/metrics", measured),
         get("/healthz", health),

@@ -1,9 +1,127 @@
-"""The help of the commands: what it says, and what it does without."""
+"""The help of the commands: a summary, panels, an example that parses, and the completion of shells."""
 
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from milvus_hubness.cli import app
+from milvus_hubness.cli.command_line import PANELS
 from milvus_hubness.defaults import SHORT_METHODS
 from milvus_hubness.estimators.base import ESTIMATORS, METHODS
+from qdrant_hubness.cli import app as qdrant_app
+
+APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}
+VERBS = {
+    "Carry", "Catch", "Change", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep", "Let",
+    "List", "Make", "Pause", "Resume", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
+}  # fmt: skip
+
+
+def commands(name, command):
+    """Each command and group under a name, by the words that call it."""
+    yield name, command
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from commands(f"{name} {word}", inner)
+
+
+COMMANDS = {words: (name, command) for name, app in APPS.items() for words, command in commands(name, get_command(app))}
 
 
 def test_the_help_names_each_estimator():
     assert {METHODS[alias] for alias in SHORT_METHODS} == ESTIMATORS.keys()
     assert len(SHORT_METHODS) == len(ESTIMATORS)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_has_a_summary_in_one_line_that_says_what_to_do(words):
+    summary, *rest = COMMANDS[words][1].help.splitlines()
+    assert summary.split()[0].strip(",") in VERBS
+    assert summary.endswith(".")
+    assert len(summary) <= 110
+    assert not rest or not rest[0], "an empty line follows the summary"
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_the_example_of_a_command_calls_it_and_is_valid(words):
+    command = COMMANDS[words][1]
+    example = shlex.split(command.epilog)
+    assert example[: len(words.split())] == words.split()
+    called, group = words.split(), command
+    while hasattr(group, "commands"):
+        called.append(example[len(called)])
+        group = group.commands[called[-1]]
+    arguments = example[len(called) :]
+    context = group.make_context(" ".join(called), list(arguments))
+    assert not context.args
+    for option in (word for word in arguments if word.startswith("--")):
+        assert any(option in parameter.opts for parameter in group.params), option
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_option_is_in_a_panel_of_the_help(words):
+    name, command = COMMANDS[words]
+    shown = CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100).output
+    heading, panel_of = "", {}
+    for line in shown.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            heading = line[:-1]
+        elif line.startswith("  --"):
+            panel_of[line.split()[0]] = heading
+    own = {parameter.opts[0]: parameter for parameter in command.params if parameter.param_type_name == "option"}
+    assert panel_of.pop("--help") == "Help"
+    assert panel_of.keys() == own.keys()
+    for option, parameter in own.items():
+        of_root = option in ("--version", "--install-completion", "--show-completion")
+        assert panel_of[option] == ("Help" if of_root else parameter.rich_help_panel), option
+        assert of_root or panel_of[option] in PANELS, option
+    headings = [line[:-1] for line in shown.splitlines() if line[:-1] in PANELS and line.endswith(":")]
+    assert headings == [name for name in PANELS if name in headings]
+    assert command.epilog in shown, "the example is on one line, to be copied"
+
+
+@pytest.mark.parametrize(
+    ("words", "choices"),
+    [("enable", "auto|fields|side|vectors"), ("migrate run", "local|server|ray"), ("refresh", "never|on drift|always")],
+)
+def test_the_help_lists_the_choices_of_an_option(words, choices):
+    assert choices in CliRunner().invoke(app, [*words.split(), "--help"]).output
+
+
+def completed(program, text):
+    """What the completion of bash offers for the last word of a command line."""
+    variables = {
+        f"_{program.upper().replace('-', '_')}_COMPLETE": "complete_bash",
+        "COMP_WORDS": text,
+        "COMP_CWORD": str(len(text.split(" ")) - 1),
+    }
+    module = "milvus_hubness" if program == "milvus-hubness" else "qdrant_hubness"
+    code = f"import sys; sys.argv[0] = {program!r}; from {module}.cli import main; main()"
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ("milvus-hubness di", ["diagnose", "disable"]),
+        ("milvus-hubness migrate re", ["rehearse", "resume", "release"]),
+        ("milvus-hubness enable products --where ", ["auto", "fields", "side", "vectors"]),
+        ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn"]),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(text, offered):
+    assert completed("milvus-hubness", text).split() == offered
+
+
+def test_the_completion_of_a_shell_can_be_shown(tmp_path):
+    """The shell is the process that calls the command."""
+    code = "import sys; sys.argv = ['milvus-hubness', '--show-completion']; from milvus_hubness.cli import main; main()"
+    script = tmp_path / "script.sh"
+    script.write_text(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}\ntrue\n")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert "complete -o default -F _milvus_hubness_completion milvus-hubness" in done.stdout, done.stderr

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+import sys
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend
 from milvus_hubness.quality.collections import render
+from milvus_hubness.quality.images import picture
+from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.report import diagnose
+from tests.pages import DARK, LIGHT, assert_accessible, browse, contrast, needs_chromium
 from tests.real_data import fit_on, load_task, needs_real_data
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
 
 EVIL = "<script>alert(1)</script>\"'&$title"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -128,8 +130,95 @@ def test_every_chart_has_a_name():
         assert re.search(r'role="img" aria-label="[^"]+"><title>', chart)
 
 
+def test_it_can_be_read_in_every_way():
+    assert_accessible(render(made(slice_by="price")))
+    assert_accessible(render(made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)))
+
+
+def test_the_summary_says_in_words_what_the_figures_say():
+    found = made()
+    text = Page(render(found)).text
+    words = text.split("In plain words")[1].split("a right answer first")[0]
+    for figure in (
+        f"among the first 10 results of {found.before.largest} of 80 queries; an even share would be 13.3",
+        f"{found.antihubs.before} of 60 items are found by no query",
+        f"is found by {found.after.largest} queries, and {found.antihubs.after} items by none",
+        f"{found.retrieval_before['R@1']:.1%} of the queries without correction and for "
+        f"{found.retrieval_after['R@1']:.1%} with it",
+    ):  # fmt: skip
+        assert figure in words, figure
+    assert found.to_dict()["summary"] == found.summary
+    assert "No right answers are known here" in made(positives=None).summary[-1]
+    gains = ((0.01, 0.2, "a gain that is larger"), (-0.2, -0.1, "a loss that"), (-1, 1, "within chance"))
+    for low, high, said in gains:
+        changed = replace(found, gain=Interval((low + high) / 2, low, high))
+        assert said in changed.summary[2]
+
+
+def test_slices_count_the_items_of_each_value():
+    fields = [{"language": "fr" if n % 3 else "de", "price": n} for n in range(60)]
+    found = made(fields=fields, slice_by="language")
+    assert [(part.value, part.items) for part in found.slices] == [("fr", 40), ("de", 20)]
+    assert sum(part.share_before for part in found.slices) == pytest.approx(1)
+    lost = sum(part.items * part.after.antihubs for part in found.slices)
+    assert lost == pytest.approx(found.antihubs.after)
+    assert max(part.before.largest for part in found.slices) == found.before.largest
+    assert sum(part.queries for part in found.slices) == 80
+    gains = sum(part.queries * part.gain.estimate for part in found.slices)
+    assert gains / 80 == pytest.approx(found.gain.estimate)
+    source = render(found)
+    text = Page(source).text
+    for part in found.slices:
+        assert f'<tr><th scope="row">{part.value}</th><td>{part.items}</td>' in source
+        assert f"{part.before.skewness:.2f} → {part.after.skewness:.2f}" in text
+        assert f"{part.hubs[0].key} ({part.hubs[0].after})" in text
+        largest = max(part.hubs, key=lambda hub: hub.after)
+        assert part.hubs[0] == largest
+        assert part.hubs[0].fields["language"] == part.value
+    many = made(fields=fields, slice_by="price", positives=None).slices
+    assert [(part.value is None, part.items) for part in many[-2:]] == [(False, 1), (True, 48)]
+    assert many[0].gain is None
+    with pytest.raises(InvalidInput, match="no scalar field 'colour': choose one of language, price with --slice-by"):
+        made(fields=fields, slice_by="colour")
+
+
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+    "1f15c4890000000d49444154789c63f8cfc0f01f00050001ff89993d1d0000000049454e44ae426082"
+)
+
+
+@pytest.mark.parametrize("with_pillow", [True, False])
+def test_images_are_embedded_or_linked(tmp_path, monkeypatch, with_pillow):
+    if with_pillow:
+        pytest.importorskip("PIL")
+    else:
+        monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.chdir(tmp_path)
+    Path("small.png").write_bytes(PIXEL)
+    Path("large.png").write_bytes(PIXEL + bytes(100_000))
+    Path("notes.txt").write_text("no image")
+    kind = "jpeg" if with_pillow else "png"
+    for reference, expected in {
+        "small.png": f'<img src="data:image/{kind};base64,',
+        (tmp_path / "small.png").as_uri(): f'<img src="data:image/{kind};base64,',
+        "large.png": "<img src=" if with_pillow else f'<a href="{(tmp_path / "large.png").as_uri()}"',
+        "notes.txt": f'<a href="{(tmp_path / "notes.txt").as_uri()}"',
+        "https://user:secret@shop.test/a b.png": '<a href="https://***@shop.test/a b.png" rel="noreferrer">Image of',
+        **dict.fromkeys(("missing.png", "javascript:alert(1)", EVIL, "x" * 5_000, "a\0b", "http://[", "."), ""),
+    }.items():
+        shown = picture(reference, "<7>")
+        assert (shown.startswith(expected), bool(shown)) == (True, bool(expected)), reference
+        assert "<7>" not in shown
+    source = render(made(fields=[{"picture": "small.png"}] * 60), "picture")
+    assert source.count('<img src="data:image/') > 10
+    assert 'alt="Image of plain' in source
+    assert "img-src data:" in source
+    assert "<img" not in render(made(fields=[{"picture": "small.png"}] * 60), "photo")
+
+
 def test_what_users_wrote_is_escaped():
-    source = render(made(evil=EVIL))
+    source = render(made(evil=EVIL, slice_by=f"{EVIL}name"), f"{EVIL}name")
     page = Page(source)
     assert page.open == []
     assert "script" not in page.tags
@@ -183,23 +272,18 @@ def test_degenerate_galleries():
         assert Page(render(found)).open == []
 
 
-def browse(page, tmp_path, *options):
-    """What headless Chromium writes about a file, without a network and with a profile of its own."""
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True, cwd=tmp_path)
-    return done.stdout.decode()
-
-
 @pytest.fixture(scope="module")
 def real_page():
     task = load_task("docstring_code")
     bias = fit_on("docstring_code", Blend(), 1000).bias(task.gallery[:1000])
-    found = diagnose(task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800])
-    return found, render(found)
+    fields = [
+        {"language": f"a language with a long name, {n % 5}", "image": f"https://a.b/{n}.png"} for n in range(1000)
+    ]
+    found = diagnose(
+        task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800],
+        fields=fields, slice_by="language",
+    )  # fmt: skip
+    return found, render(found, "image")
 
 
 @needs_chromium
@@ -214,7 +298,7 @@ def test_in_a_browser_nothing_is_missing_or_too_wide(real_page, tmp_path):
         "</script></body>"
     )
     page = tmp_path / "page.html"
-    narrow = re.sub("<meta http-equiv[^>]*>", "", source).replace("<main>", '<main style="width: 400px">')
+    narrow = re.sub("<meta http-equiv[^>]*>", "", source).replace("<main>", '<main style="width: 400px">', 1)
     page.write_text(narrow.replace("</body>", measure), encoding="utf-8")
     dom = browse(page, tmp_path, "--dump-dom", "--window-size=500,900")
     assert "<title>0 too wide</title>" in dom
@@ -233,6 +317,16 @@ def test_in_a_browser_it_is_not_blank(real_page, tmp_path):
     width, height, lines = scanlines(shot.read_bytes())
     assert (width, height) == (1200, 1600)
     assert len(set(lines)) > height / 4
+
+
+@needs_chromium
+@needs_real_data
+@pytest.mark.xdist_group("chromium")
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_in_a_browser_every_text_stands_out(real_page, tmp_path, scheme):
+    count, colour, weak = contrast(real_page[1], tmp_path, scheme)
+    assert (count > 300, weak) == (True, "[]")
+    assert colour == ("rgb(245, 244, 240)" if scheme == LIGHT else "rgb(17, 21, 27)")
 
 
 def scanlines(png):

@@ -94,7 +94,7 @@ def test_the_status_and_the_page_tell_the_same(file):
     assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha256-")
 
 
-@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics", "/healthz", "/readyz"])
+@pytest.mark.parametrize("path", ["/", "/still", "/status.json", "/metrics", "/healthz", "/readyz"])
 def test_it_is_only_read(file, path):
     with Running(file, Job()) as running:
         running.wait_for("ready")
@@ -104,6 +104,15 @@ def test_it_is_only_read(file, path):
             assert (code, headers["Allow"]) == (405, "GET, HEAD")
         assert ask(running.url + path, Host="evil.example")[0] == 403
         assert ask(f"{running.url}/nothing")[0] == 404
+
+
+def test_the_page_is_renewed_by_browsers_and_still_is_not(file):
+    with Running(file, Job()) as running:
+        running.wait_for("ready")
+        assert 'http-equiv="refresh"' in ask(f"{running.url}/")[1]
+        still = ask(f"{running.url}/still")[1]
+    assert "products" in still
+    assert 'http-equiv="refresh"' not in still
 
 
 def test_a_failed_look_is_told_and_the_next_one_tried(file):
@@ -271,7 +280,7 @@ def test_secrets_are_shown_nowhere(file, monkeypatch):
     monkeypatch.setenv("MILVUS_HUBNESS_TOKEN", "sesame")
     with Running(file, Job({"products": LeaseHeld("token sesame")})) as running:
         running.wait_for("ready")
-        for path in ("/", "/status.json", "/readyz", "/metrics"):
+        for path in ("/", "/still", "/status.json", "/readyz", "/metrics"):
             assert "sesame" not in ask(running.url + path)[1]
         assert "token ***" in ask(f"{running.url}/")[1]
 

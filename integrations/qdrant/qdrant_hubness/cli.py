@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
-from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, command_line
+from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond
 from milvus_hubness.defaults import REBUILD_ROWS, STATE_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
@@ -100,6 +101,8 @@ def migrate(
     """Make a corrected copy of a collection, verify it, and with --alias cut the application over to it.
 
     Continues an interrupted run; without --bank, with its own options.
+
+    Example: qdrant-hubness migrate products --bank queries.npy --alias live
     """
     if correcting.bank and source is None:
         raise typer.BadParameter("--bank needs a collection: name one")
@@ -130,7 +133,10 @@ def migrate(
 
 
 def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
-    """Carry points written since the cutover back to the source, and move the alias back to it."""
+    """Carry points written since the cutover back to the source, and move the alias back to it.
+
+    Example: qdrant-hubness rollback products
+    """
     store = connection.open()
     migration = Ledger(store).find(collection)
     if migration.phase == "rolled back":
@@ -148,7 +154,10 @@ def clean(
     connection: Connection,
     as_json: AsJson = False,
 ) -> None:
-    """Drop the source after a cutover, or the copy before it or after a rollback."""
+    """Drop the source after a cutover, or the copy before it or after a rollback.
+
+    Example: qdrant-hubness clean products --drop products
+    """
     done = clean_migration(connection.open(), collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
@@ -156,7 +165,10 @@ def clean(
 def enable(
     collection: Collection, correcting: Correcting, connection: Connection, plan: Plan = False, as_json: AsJson = False
 ) -> None:
-    """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores."""
+    """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores.
+
+    Example: qdrant-hubness enable products --bank queries.npy --plan
+    """
     correcting.require()
     store = connection.open()
     queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
@@ -172,7 +184,10 @@ def enable(
 
 
 def disable(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
-    """Undo enable: searches are raw again."""
+    """Undo enable: searches are raw again.
+
+    Example: qdrant-hubness disable products
+    """
     run_disable(connection.open(), collection, field=vector)
     _show(f"Disabled {collection}", "disable", {"collection": collection}, as_json=as_json)
 
@@ -198,6 +213,8 @@ def refresh(
     """Compute the biases of points that have none, and of all if the bank or the parameters changed.
 
     Exits with 3 if the new biases are evaluated as worse and were not adopted.
+
+    Example: qdrant-hubness refresh products --bank new_queries.npy
     """
     store = connection.open()
     estimator = None
@@ -226,7 +243,10 @@ def refresh(
 
 
 def status(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
-    """Show how a collection is corrected, and how fresh its biases are."""
+    """Show how a collection is corrected, and how fresh its biases are.
+
+    Example: qdrant-hubness status products --json
+    """
     facts = read_status(connection.open(), collection, field=vector).to_dict()
     if facts["estimator"] and not as_json:
         facts["estimator"] = describe(facts["estimator"])
@@ -234,8 +254,10 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
 
 
 app = command_line(
-    f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
+    f"Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: ${KEY_VARIABLE}."
+    "\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
     *(migrate, rollback, clean, enable, disable, refresh, status),
+    completion=True,
 )
 
 

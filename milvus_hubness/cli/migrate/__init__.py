@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.migrate.commands import (
     clean,
     cutover,
@@ -15,9 +16,9 @@ from milvus_hubness.cli.migrate.commands import (
     verify,
 )
 from milvus_hubness.cli.migrate.run import rehearse, run
-from milvus_hubness.cli.options import command_line
 
 app = command_line(
-    "Copy a live collection into its corrected form, cut the application over to it, and back.",
+    "Copy a live collection into its corrected form, cut the application over to it, and back."
+    "\n\nExample: milvus-hubness migrate rehearse products --bank queries.npy",
     *(plan, rehearse, run, status, verify, cutover, rollback, clean, pause, resume, set_rate, release),
 )

@@ -30,6 +30,8 @@ def plan(
     """Show what a migration would do; write nothing.
 
     Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank, else blend.
+
+    Example: milvus-hubness migrate plan products --bank queries.npy --measure
     """
     planning.require()
     plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
@@ -41,7 +43,10 @@ def plan(
 def verify(
     name: options.Name, connection: Connection, target: options.Target = None, as_json: options.AsEvents = False
 ) -> None:
-    """Compare every row and field of source and copy once more; write nothing."""
+    """Compare every row and field of source and copy once more; write nothing.
+
+    Example: milvus-hubness migrate verify products
+    """
     from milvus_hubness.migration import catch_up
     from milvus_hubness.migration.ledger import Ledger
 
@@ -68,6 +73,8 @@ def cutover(
     """Catch up once more, then move the name that the application reads to the verified copy.
 
     Finishes an interrupted cutover with its own options.
+
+    Example: milvus-hubness migrate cutover products --alias live
     """
     from milvus_hubness.migration.ledger import Ledger
     from milvus_hubness.migration.migrator import cutover
@@ -89,7 +96,10 @@ def rollback(
     target: options.Target = None,
     as_json: options.AsEvents = False,
 ) -> None:
-    """Carry rows written since the switch back to the source, and move the application's name back to it."""
+    """Carry rows written since the switch back to the source, and move the application's name back to it.
+
+    Example: milvus-hubness migrate rollback products
+    """
     from milvus_hubness.migration.ledger import Ledger
     from milvus_hubness.migration.migrator import rollback
 
@@ -122,6 +132,8 @@ def clean(
     """Drop the source after a cutover, or the copy before it or after a rollback.
 
     Refuses to drop the collection that the application reads.
+
+    Example: milvus-hubness migrate clean products --drop products
     """
     from milvus_hubness.migration import clean as cleaning
 
@@ -148,7 +160,10 @@ def status(
     target: options.Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the progress of migrations from the ledger in the database."""
+    """Show the progress of migrations from the ledger in the database.
+
+    Example: milvus-hubness migrate status products
+    """
     from milvus_hubness.migration.ledger import Ledger
 
     store = connection.open()
@@ -225,12 +240,18 @@ Control = Annotated[Path, "File that the run has as --control."]
 
 
 def pause(control: Control, as_json: AsJson = False) -> None:
-    """Pause the run before its next request; clients continue to write to both collections."""
+    """Pause the run before its next request; clients continue to write to both collections.
+
+    Example: milvus-hubness migrate pause --control control.json
+    """
     _write(control, as_json, paused=True)
 
 
 def resume(control: Control, as_json: AsJson = False) -> None:
-    """Resume a paused run."""
+    """Resume a paused run.
+
+    Example: milvus-hubness migrate resume --control control.json
+    """
     _write(control, as_json, paused=False)
 
 
@@ -241,7 +262,10 @@ def set_rate(
     chunk_seconds: options.ChunkSeconds = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the limits of a run; 0 removes a limit."""
+    """Change the limits of a run; 0 removes a limit.
+
+    Example: milvus-hubness migrate set-rate --control control.json --rows-per-second 500
+    """
     values = {"rows_per_second": rows_per_second, "bytes_per_second": bytes_per_second, "chunk_seconds": chunk_seconds}
     limits = {name: limit or None for name, limit in values.items() if limit is not None}
     if not limits:
@@ -251,7 +275,10 @@ def set_rate(
 
 
 def release(control: Control, as_json: AsJson = False) -> None:
-    """Let a run with --postpone-cutover cut over as soon as the copy has caught up."""
+    """Let a run with --postpone-cutover cut over as soon as the copy has caught up.
+
+    Example: milvus-hubness migrate release --control control.json
+    """
     _write(control, as_json, cutover="now")
 
 

@@ -62,6 +62,8 @@ def run(
     """Copy, correct, catch up with writes, verify, and with --alias or --rename cut over.
 
     Continues an interrupted run; without --bank, with its own options.
+
+    Example: milvus-hubness migrate run products --bank queries.npy --alias live
     """
     session = watching.session(pace, postponed=postpone_cutover, as_json=as_json)
     _, migration = _carry_out(connection, source, planning, watching, session, switching)
@@ -121,6 +123,8 @@ def rehearse(
     """Do everything except the cutover, on real data, and report what it took.
 
     Drop the copy afterwards, or continue with migrate run.
+
+    Example: milvus-hubness migrate rehearse products --bank queries.npy
     """
     from milvus_hubness.migration.ledger import RENAMED
 

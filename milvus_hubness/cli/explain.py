@@ -1,0 +1,165 @@
+"""The commands milvus-hubness explain and hubs."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from milvus_hubness.cli import console, options
+from milvus_hubness.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from milvus_hubness.estimators import Estimator
+    from milvus_hubness.quality.collections import BiasedGallery
+    from milvus_hubness.quality.explain import Hubs, QueryExplanation, RowExplanation
+    from milvus_hubness.stores.milvus import MilvusStore
+
+Top = Annotated[int, "Number of rows or queries to list.", {"min": 1}]
+
+
+def explain(
+    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
+    bank: options.BankOptions,
+    estimating: options.EstimatorOptions,
+    connection: options.Connection,
+    key: Annotated[str | None, typer.Argument(help="Primary key of the row to explain.")] = None,
+    query: Annotated[
+        str | None, "Queries, in the forms of --bank, of which to explain one. [default: those of the bank]"
+    ] = None,
+    query_number: Annotated[
+        int | None, "Number of the query to explain, from 0. [default: 0 with --query]", {"min": 0}
+    ] = None,
+    query_text: options.QueryText = None,
+    field: options.Field = None,
+    top: Top = 10,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show why a row is found or not, or why the answers to a query stand where they stand.
+
+    With KEY: its bias, and the bank queries that it answers, with its ranks before and after correction. With --query
+    or --query-number: the scores, biases and ranks of the answers, and of KEY if it is given. A collection that is not
+    corrected needs --bank.
+
+    Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
+    """
+    from milvus_hubness.operations.inputs import read_texts
+    from milvus_hubness.quality import explain
+    from milvus_hubness.quality.measures import as_plain
+
+    if key is None and query is None and query_number is None:
+        raise typer.BadParameter("nothing to explain: give the KEY of a row, --query FILE or --query-number")
+    texts_from = query or bank.bank
+    if query_text and not texts_from:
+        raise InvalidInput("the stored bank has no texts: pass --bank FILE, the file that it was read from")
+    estimator, store = estimating.estimator(), connection.open()
+    queries = options.read_vectors(store, query)
+    biased = _read(store, collection, bank, estimator, field)
+    texts = read_texts(store, texts_from, query_text, len(queries or biased.bank)) if query_text else None
+    if query is None and query_number is None:
+        row = explain.explain_row(biased, str(key), texts)
+        result = {"explain": {"collection": biased.info.name, "row": as_plain(row)}}
+        console.show_result(as_json, result, lambda: _show_row(row, top))
+        return
+    answers = explain.explain_query(biased, queries, query_number or 0, top=top, key=key, texts=texts)
+    result = {"explain": {"collection": biased.info.name, "query": as_plain(answers)}}
+    console.show_result(as_json, result, lambda: _show_answers(answers, query_number or 0, key))
+
+
+def _read(
+    store: MilvusStore, collection: str, bank: options.BankOptions, estimator: Estimator | None, field: str | None
+) -> BiasedGallery:
+    from milvus_hubness.quality.collections import read_biased
+
+    with console.progress_bars() as progress:
+        return read_biased(store, collection, bank.read(store), estimator=estimator, field=field, progress=progress)
+
+
+def _show_row(row: RowExplanation, top: int) -> None:
+    facts = {
+        "bias": f"{row.bias:+.4f}, larger than that of {row.rows_with_less_bias:.1%} of the rows",
+        "strength": f"{row.strength:g}",
+        f"in the top {row.k}": f"of {row.before:,} of {row.bank_size:,} bank queries -> {row.after:,}",
+    }
+    console.show_facts(f"Row {row.key}, without and with correction", facts)
+    if not row.queries:
+        typer.echo("\nIt is in the results of no bank query, before or after correction.")
+        return
+    lines = [
+        (f"{number}: {text}" if text else str(number), f"{raw:.4f}", f"{corrected:.4f}", f"{before:,}", f"{after:,}")
+        for number, text, raw, corrected, before, after in row.queries[:top]
+    ]
+    title = f"\nThe first {len(lines)} of {len(row.queries):,} bank queries that it answers"
+    console.show_table(title, ("query", "raw score", "corrected", "raw rank", "rank"), lines)
+
+
+def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -> None:
+    sign = "+ 2 x" if explanation.metric == "L2" else "-"
+    gate = "not corrected: its raw best item is not among those that the gate lets through"
+    facts = {
+        "text": explanation.text,
+        "gate": gate if explanation.gated else None,
+        "scores": f"{explanation.metric}: raw score {sign} {explanation.strength:g} x bias = corrected score",
+    }
+    console.show_facts(f"Query {number}", facts)
+    lines = [
+        (f"> {own}" if str(own) == key else str(own), f"{raw:.4f}", f"{bias:+.4f}", f"{corrected:.4f}", *ranks)
+        for own, raw, bias, corrected, *places in explanation.answers
+        for ranks in [[f"{place:,}" for place in places]]
+    ]
+    console.show_table(None, ("key", "raw score", "bias", "corrected", "raw rank", "rank"), lines)
+
+
+def hubs(
+    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
+    bank: options.BankOptions,
+    estimating: options.EstimatorOptions,
+    connection: options.Connection,
+    queries: Annotated[str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"] = None,
+    field: options.Field = None,
+    top: Top = 50,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of comma-separated values.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the hubs and anti-hubs of a collection, before and after correction.
+
+    N_k counts the queries that have a row in their top k. Hubs have the largest N_k, anti-hubs have none; the share is
+    that of all answers. A collection that is not corrected needs --bank.
+
+    Example: milvus-hubness hubs products --top 50 --csv
+    """
+    from milvus_hubness.quality import explain
+    from milvus_hubness.quality.measures import as_plain
+
+    if as_csv and as_json:
+        raise typer.BadParameter("give --csv or --json, not both")
+    estimator, store = estimating.estimator(), connection.open()
+    counted = options.read_vectors(store, queries)
+    biased = _read(store, collection, bank, estimator, field)
+    listed = explain.list_hubs(biased, counted, top=top)
+    if as_csv:
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(explain.Occurrence._fields)
+        lines.writerows(listed.rows)
+    else:
+        result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
+        console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))
+
+
+def _show_hubs(collection: str, listed: Hubs) -> None:
+    counts = f"{listed.antihubs_before:,} -> {listed.antihubs_after:,} of {listed.n_items:,} rows"
+    facts = {"queries": f"{listed.n_queries:,}", "anti-hubs": counts}
+    console.show_facts(f"{collection}, without and with correction", facts)
+    lines = [
+        (
+            row.kind,
+            str(row.key),
+            f"{row.before:,} -> {row.after:,}",
+            f"{row.share_before:.2%} -> {row.share_after:.2%}",
+            f"{row.bias:+.4f}",
+        )
+        for row in listed.rows
+    ]
+    console.show_table(None, ("", "key", f"N_{listed.k}", "share of answers", "bias"), lines, texts=2)

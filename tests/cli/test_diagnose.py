@@ -1,0 +1,77 @@
+"""`diagnose` shows texts and images, slices by a field, and fails a CI job beyond a threshold."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from milvus_hubness import connect
+from tests.cli.conftest import DIM, assert_fails
+from tests.galleries import vectors
+
+NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", "4")
+PAIRS = ("diagnose", "products", "--pairs", "pairs.parquet", *NNN)
+
+
+@pytest.fixture
+def pairs(files):
+    queries = vectors(np.random.default_rng(7), 30, DIM)
+    table = {"query": list(queries), "key": list(range(30)), "question": [f"who sells {n}?" for n in range(30)]}
+    pq.write_table(pa.table(table), "pairs.parquet")
+    np.savez("queries.npz", query=queries, question=np.array(table["question"]))
+
+
+def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, run):
+    client = connect("shop.db")
+    rows = client.query("products", filter="id >= 0", output_fields=["*"], limit=100)
+    client.upsert("products", [{**row, "photo": f"https://shop.test/{row['id']}.jpg"} for row in rows])
+    named = ("--query-text", "question", "--image-field", "photo", "--slice-by", "group")
+    done = run(*PAIRS, *named)
+    assert done.returncode == 0, done.stderr
+    page = (files / "hubness.html").read_text()
+    assert "“who sells " in page
+    assert '<a href="https://shop.test/' in page
+    assert "By group" in page
+    assert "By value" in done.stdout
+    result = json.loads(run(*PAIRS, *named, "--json").stdout)
+    slices = result["diagnosis"]["slices"]
+    assert sorted((part["value"], part["items"]) for part in slices) == [(str(value), 12) for value in range(5)]
+    assert sum(part["queries"] for part in slices) == 30
+    assert result["crossed"] == []
+    assert any("who sells" in query["text"] for hub in result["diagnosis"]["hubs"] for query in hub["swallows"])
+    done = run("diagnose", "products", "--queries", "queries.npz", *NNN, "--query-text", "question", "--json")
+    assert done.returncode == 0, done.stderr
+    hubs = json.loads(done.stdout)["diagnosis"]["hubs"]
+    assert all("who sells" in query["text"] for hub in hubs for query in hub["swallows"])
+
+
+def test_texts_and_slices_that_are_missing_are_named(pairs, run):
+    for options, *words in (
+        (("--query-text", "answer"), "pairs.parquet has no column 'answer'"),
+        (("--slice-by", "colour"), "no scalar field 'colour': choose one of", "group", "--slice-by"),
+    ):
+        assert_fails(run(*PAIRS, *options), 1, *words)
+
+
+def test_thresholds_decide_about_the_exit_code(pairs, files, run):
+    measured = json.loads(run(*PAIRS, "--json").stdout)["diagnosis"]
+    skewness, gain = measured["after"]["skewness"], 100 * measured["gain"]["estimate"]
+    kept = run(*PAIRS, "--max-skewness", f"{skewness + 0.01}", "--min-gain", f"{gain - 0.01}")
+    assert (kept.returncode, kept.stderr) == (0, "")
+    (files / "hubness.html").unlink()
+    done = run(*PAIRS, "--max-skewness", f"{skewness - 0.01:.3f}", "--min-gain", f"{gain + 0.01:.3f}")
+    assert done.returncode == 3
+    first, second = done.stderr.splitlines()
+    assert first.startswith(
+        f"milvus-hubness: the skewness after correction, {skewness:.2f}, is above --max-skewness {skewness - 0.01:.3f}"
+    )
+    assert second.startswith(f"milvus-hubness: the gain of R@1, {gain:+.2f} points, is below --min-gain")
+    assert "skewness of N_10" in done.stdout
+    assert (files / "hubness.html").exists(), "the page shows why"
+    done = run(*PAIRS, "--max-skewness", "-9", "--json")
+    assert (done.returncode, len(json.loads(done.stdout)["crossed"])) == (3, 1)
+    without_answers = run("diagnose", "products", "--queries", "bank.npy", *NNN, "--min-gain", "1")
+    assert without_answers.returncode == 2
+    assert "--min-gain needs right answers: pass --pairs" in without_answers.stderr
