@@ -5,13 +5,13 @@ python fastapi_search.py         # starts the service, asks one question, and en
 fastapi dev fastapi_search.py    # serves http://127.0.0.1:8000/search?text=wrap+long+lines
 """
 
-import inspect
 import os
 import re
 import tempfile
 import zlib
 from contextlib import asynccontextmanager
 from importlib import import_module
+from inspect import getmembers, getsource, isfunction
 
 import numpy as np
 from fastapi import FastAPI, Query, Request
@@ -31,14 +31,14 @@ def embed(text):
 @asynccontextmanager
 async def lifespan(app):
     """Open the client, and fill a corrected collection with functions of Python's standard library."""
-    members = [pair for name in MODULES for pair in inspect.getmembers(import_module(name), inspect.isfunction)]
-    sources = {name: inspect.getsource(function) for name, function in members}
-    rows = [{"id": i, "name": name, "vector": embed(source)} for i, (name, source) in enumerate(sources.items())]
-    bank = CorrectionConfig([embed(function.__doc__) for _, function in members if function.__doc__])
+    functions = dict(pair for module in MODULES for pair in getmembers(import_module(module), isfunction))
+    rows = [{"id": i, "name": name, "vector": embed(getsource(functions[name]))} for i, name in enumerate(functions)]
+    bank = CorrectionConfig([embed(function.__doc__) for function in functions.values() if function.__doc__])
     with tempfile.TemporaryDirectory() as folder:
         client = HubnessClient(os.environ.get("MILVUS_URI", f"{folder}/search.db"))
-        client.create_collection("functions", 256, metric_type="COSINE", hubness=bank, consistency_level="Strong")
-        client.insert("functions", rows)
+        if not client.has_collection("functions"):
+            client.create_collection("functions", 256, metric_type="COSINE", hubness=bank, consistency_level="Strong")
+            client.insert("functions", rows)
         yield {"client": client}
 
 
@@ -47,7 +47,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.get("/search")
 def search(request: Request, text: str = Query(pattern="[A-Za-z]"), limit: int = 5, strength: float = 1):
-    """Return the best functions. strength: 1 for the corrected ranking, 0 for the raw one."""
+    """Return the best functions: strength 1 takes the corrected ranking, 0 the raw one."""
     options = {"limit": limit, "output_fields": ["name"], "strength": strength}
     [hits] = request.state.client.search("functions", [embed(text)], **options)
     return [{"name": hit["name"], "score": hit["distance"]} for hit in hits]
