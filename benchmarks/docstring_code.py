@@ -138,5 +138,5 @@ def make(report: Callable[[str], object] = print) -> dict[str, Vectors]:
         raise SystemExit(
             f"Python {sys.version.split()[0]} reads other texts from {WHEELS.name} than the figures rest on"
         )
-    report(f"embedding {sum(map(len, split)):,} of {len(pairs):,} functions, which takes 10 minutes on two cores")
+    report(f"embedding {sum(map(len, split)):,} of {len(pairs):,} functions, which takes minutes: 24 on two busy cores")
     return embed(split, encode)
