@@ -1,21 +1,21 @@
-"""The real sets of ../shared/data by their protocol; tests that need them skip, with the reason, without."""
+"""The real sets of `python -m benchmarks.data` by their protocol; tests of a missing set skip, with its command."""
 
 from __future__ import annotations
 
 import json
 import os
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.data import data_folder, missing
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Estimator, FittedBias
 
-DATA = Path(os.environ.get("MILVUS_HUBNESS_DATA", Path(__file__).parents[2] / "shared" / "data"))
+DATA = data_folder()
 
 TASKS = (
     "docstring_code",
@@ -31,7 +31,17 @@ EMBEDDING_TASKS = TASKS[:-1]
 LARGEST = "caption_translation"
 LARGEST_APART = [*(task for task in TASKS if task != LARGEST), pytest.param(LARGEST, marks=pytest.mark.long)]
 
-needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
+needs_real_data = pytest.mark.skipif(
+    not DATA.is_dir(), reason=f"no real data in {DATA}: python -m benchmarks.data docstring_code"
+)
+
+
+def require(reason: str | None) -> None:
+    """Skip the running test, or end a benchmark, if there is a reason."""
+    if reason and "PYTEST_CURRENT_TEST" in os.environ:
+        pytest.skip(reason)
+    if reason:
+        raise SystemExit(reason)
 
 
 class Task(NamedTuple):
@@ -47,15 +57,31 @@ class Task(NamedTuple):
     positives: npt.NDArray[np.int64]
 
 
-def reference() -> dict[str, dict[str, tuple[float, float]]]:
-    """{task: {method: (R@1 in percent, skewness of N_10)}}"""
-    cells: dict[str, dict[str, list[float]]] = json.loads((DATA / "reference.json").read_text())
-    return {task: {method: (r1, skew) for method, (r1, skew) in row.items()} for task, row in cells.items()}
+class Rows(dict[str, dict[str, tuple[float, float]]]):
+    """{task: {method: (R@1 in percent, skewness of N_10)}}; a task that is not there is as a missing set."""
+
+    def __missing__(self, task: str) -> dict[str, tuple[float, float]]:
+        require(missing(folder_of(task), DATA) or f"no row {task!r} in {DATA / 'reference.json'}")
+        raise KeyError(task)
+
+
+def reference() -> Rows:
+    """Return the figures that plain formulas give."""
+    path = DATA / "reference.json"
+    cells: dict[str, dict[str, list[float]]] = json.loads(path.read_text()) if path.is_file() else {}
+    return Rows({task: {method: (r1, skew) for method, (r1, skew) in row.items()} for task, row in cells.items()})
+
+
+def folder_of(task: str) -> str:
+    """Return the name of the set that a task reads."""
+    name = task.partition(" ")[0]
+    return "reranker_scores_msrvtt" if name == "reranker_scores" else name
 
 
 @cache
 def load_task(name: str) -> Task:
-    """One of TASKS."""
+    """One of TASKS. Its test is skipped, or the benchmark ends, if its set is missing."""
+    require(missing(folder_of(name), DATA))
     folder, _, direction = name.partition(" ")
     if folder == "text_video_msrvtt":
         return _halves(*_in_direction(direction, _read(folder, "text"), _read(folder, "video")))

@@ -9,15 +9,19 @@ import sys
 import time
 import urllib.request
 from contextlib import closing
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
+from milvus_hubness.operations.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
+from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
 from tests.servers import CurrentMilvus, free_ports
 
@@ -112,18 +116,145 @@ def test_the_configurations_are_right(tmp_path):
         assert ConfigFile(path).config.http.listen == "0.0.0.0:9108"
 
 
-def test_prometheus_asks_the_service_for_metrics_that_it_has():
+def test_prometheus_scrapes_services_of_compose():
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    scraped = yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]
-    for job in scraped:
+    for job in yaml.safe_load((DOCKER / "prometheus.yml").read_text())["scrape_configs"]:
         [target] = job["static_configs"][0]["targets"]
         assert target.split(":")[0] in compose["services"]
-    asked = set(re.findall(r"milvus_hubness_\w+", (DOCKER / "rules.yml").read_text()))
-    metrics = ServiceMetrics()
-    metrics.watch(ConfigFile(DOCKER / "hubness.toml").config.collection[0])
-    there = set(re.findall(r"^# HELP (\w+)", metrics.text(ready=False), re.MULTILINE))
-    assert asked
-    assert asked <= there
+
+
+@pytest.fixture(scope="module")
+def metrics():
+    """The samples that `serve` and `migrate` export, as Prometheus names them, with the labels of each."""
+    service, migration = ServiceMetrics(), MigrationMetrics("products", "products_hubness")
+    collection = ConfigFile(DOCKER / "hubness.toml").config.collection[0]
+    service.watch(collection)
+    measured = {"skewness": {"new": 1.0}, "bias_age_seconds": 1.0, "overlap": 1.0, "drift": 1.0}
+    at = datetime.now(timezone.utc)
+    service.reconciled(collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0)
+    labels = {}
+    for text in (service.text(ready=True), migration.text()):
+        for family in text_string_to_metric_families(text):
+            assert family.samples, family.name
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
+
+
+def rules():
+    groups = yaml.safe_load((DOCKER / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboard():
+    return json.loads((DOCKER / "grafana" / "milvus-hubness.json").read_text())
+
+
+def targets():
+    return [target for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+
+
+def unknown_in(metrics, expression, shown=""):
+    """Return the metrics of a PromQL expression that do not exist, and the labels in it, or in a text with {{label}}
+    shown beside it, that one of its metrics lacks."""
+    names = set(re.findall(r"milvus_hubness_\w+", expression))
+    labels = set(re.findall(r"{{ *(?:\$labels\.)?(\w+) *}}", shown))
+    for selector in re.findall(r"{(.*?)}", expression):
+        labels |= set(re.findall(r"(\w+) *(?:=~|!~|!=|=)", selector))
+    for group in re.findall(r"\b(?:by|without|label_values) *\((.*?)\)", expression):
+        labels |= set(re.findall(r"\w+", group)) - names
+    lacking = {(name, label) for name in names & set(metrics) for label in labels - metrics[name]}
+    return (names - set(metrics)) | lacking if names else {"no metric of ours"}
+
+
+def test_alerts_ask_for_metrics_and_labels_that_exist(metrics):
+    assert rules()
+    for rule in rules():
+        assert unknown_in(metrics, rule["expr"], rule["annotations"]["summary"]) == set(), rule["alert"]
+
+
+def test_the_dashboard_asks_for_metrics_and_labels_that_exist(metrics):
+    assert targets()
+    for target in targets():
+        assert unknown_in(metrics, target["expr"], target["legendFormat"]) == set(), target["expr"]
+    queries = [each["query"]["query"] for each in dashboard()["templating"]["list"] if each["type"] == "query"]
+    assert len(queries) == 2
+    for query in queries:
+        assert unknown_in(metrics, query) == set(), query
+
+
+def test_the_dashboard_shows_every_metric(metrics):
+    asked = {name for target in targets() for name in re.findall(r"milvus_hubness_\w+", target["expr"])}
+    histograms = {name.removesuffix("_bucket") for name in metrics if name.endswith("_bucket")}
+    parts = {f"{name}_{part}" for name in histograms for part in ("sum", "count")}
+    assert set(metrics) - parts - asked == set()
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown", "unknown"),
+    [
+        ("milvus_hubness_rowz", "", {"milvus_hubness_rowz"}),
+        ("milvus_hubness_ready{collection='a'}", "", {("milvus_hubness_ready", "collection")}),
+        ("sum by (shard) (milvus_hubness_rows)", "", {("milvus_hubness_rows", "shard")}),
+        ("milvus_hubness_rows", "{{reason}}", {("milvus_hubness_rows", "reason")}),
+        ("label_values(milvus_hubness_rows, source)", "", {("milvus_hubness_rows", "source")}),
+        ("up", "", {"no metric of ours"}),
+    ],
+)
+def test_an_unknown_metric_or_label_is_noticed(metrics, expression, shown, unknown):
+    assert unknown_in(metrics, expression, shown) == unknown
+
+
+def test_the_dashboard_is_one_that_grafana_loads():
+    board = dashboard()
+    assert board["schemaVersion"] >= 36
+    assert board["uid"]
+    assert board["title"]
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(set(ids)) == len(ids)
+    variables = {variable["name"]: variable for variable in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    assert variables["datasource"]["query"] == "prometheus"
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    for part in [*panels, *targets(), *(each for each in variables.values() if each["type"] == "query")]:
+        assert part["datasource"] == source
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+    text = json.dumps(board)
+    assert set(re.findall(r"\$(\w+)", text)) - {"__rate_interval", "__all"} <= set(variables)
+
+
+def test_panels_of_the_dashboard_do_not_overlap():
+    places = set()
+    for panel in dashboard()["panels"]:
+        x, y, width, height = (panel["gridPos"][name] for name in "xywh")
+        assert x + width <= 24
+        own = {(column, row) for column in range(x, x + width) for row in range(y, y + height)}
+        assert not own & places, panel["title"]
+        places |= own
+
+
+def test_grafana_finds_prometheus_and_the_dashboard():
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
+    grafana = compose["grafana"]
+    mounts = dict(volume.removesuffix(":ro").split(":") for volume in grafana["volumes"])
+    assert {"datasource.yaml", "dashboards.yaml", "milvus-hubness.json"} <= {Path(file).name for file in mounts}
+    for file, target in mounts.items():
+        if file.startswith("./"):
+            assert (DOCKER / file).is_file()
+            assert target.startswith("/etc/grafana/provisioning/") == file.endswith(".yaml")
+    [source] = yaml.safe_load((DOCKER / "grafana" / "datasource.yaml").read_text())["datasources"]
+    host, port = source["url"].removeprefix("http://").split(":")
+    assert compose[host]["ports"] == [f"127.0.0.1:{port}:{port}"]
+    [provider] = yaml.safe_load((DOCKER / "grafana" / "dashboards.yaml").read_text())["providers"]
+    assert mounts["./grafana/milvus-hubness.json"].startswith(f"{provider['options']['path']}/")
+    home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == mounts["./grafana/milvus-hubness.json"]
 
 
 def test_ports_are_open_to_this_machine_only():
