@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -10,7 +11,8 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
+import milvus_hubness
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, errors
 from tests.docs import pages
 
 BLOCKS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "python"]
@@ -69,6 +71,19 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
             exec(compile(text, pages.name_of(reader), "exec"), namespace)
             ran += 1
     assert ran
+
+
+SHOWN_ELSEWHERE = {"Correction", "DualDynamicGate", "Estimator", "FittedBias", "Layout", "RefreshResult"}
+"""Names for those who build on the package."""
+
+
+def test_every_public_name_is_shown_in_a_block():
+    public = {name for name in dir(milvus_hubness) if not hasattr(errors, name) and name != "__version__"}
+    shown = set(re.findall(r"\w+", "".join(block.text for block in BLOCKS)))
+    table = {
+        code.partition("(")[0] for code in pages.INLINE.findall((pages.DOCS / "how-to/choose-a-method.md").read_text())
+    }
+    assert public - SHOWN_ELSEWHERE - shown - table == set()
 
 
 class Instance:

@@ -36,6 +36,13 @@ def test_the_command_reference_has_every_command_and_option():
             assert parameter.help.split()[0] in sections[name], f"{name} {parameter.name}"
 
 
+def test_every_generated_part_is_on_a_page():
+    markers = [
+        marker for path in pages.PAGES for marker in re.findall(r"^<!-- generated: (\w+) -->$", path.read_text(), re.M)
+    ]
+    assert sorted(markers) == sorted(pages.hooks().GENERATED)
+
+
 def metrics(text):
     """The name and the type of each metric that Prometheus would read."""
     return set(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
