@@ -40,14 +40,28 @@ def test_commands_in_the_text_exist():
     assert seen > 20
 
 
-def test_options_in_the_text_exist():
-    exist = set.union(*map(pages.options, pages.all_commands().values())) | OTHERS | {"--version"}
+def commands_of(page):
+    """The commands that a page calls in its blocks or names in its text, of which a group stands for all its own; all
+    for the pages of the reference."""
+    if page.parent.name == "reference":
+        return set(pages.all_commands())
+    text = page.read_text()
+    calls = [words for block in SHELLS if block.page == page for words in pages.command_lines(block)]
+    called = {pages.resolve(words)[1] for words in calls if words[0] in pages.programs()}
+    short = {name for name in pages.all_commands() if re.search(rf"`{name.split(' ', 1)[1]}(?![\w-])", text)}
+    groups = {
+        name for name in pages.all_commands() if len(name.split()) == 3 and re.search(rf"`{name.split()[1]}[ `]", text)
+    }
+    return called | short | groups | {name for name in pages.all_commands() if name in text}
+
+
+def test_options_in_the_text_belong_to_a_command_of_the_page():
     seen = set()
     for page in pages.PAGES:
-        for code in pages.inline_code(page):
-            named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", code))
-            assert named <= exist, f"{pages.name_of(page)} names {named - exist}"
-            seen |= named
+        exist = set().union(OTHERS, *(pages.options(pages.all_commands()[name]) for name in commands_of(page)))
+        named = {name for code in pages.inline_code(page) for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code)}
+        assert named <= exist, f"{pages.name_of(page)} names {named - exist}"
+        seen |= named
     assert len(seen) > 40
 
 
