@@ -99,7 +99,7 @@ def state_reference() -> str:
 
 def _state_section(name: str, definition: dict[str, Any]) -> str:
     required = definition.get("required", ())
-    lines = [f"## {name}", _escaped(definition.get("description", "")), "| key | values | default |\n|---|---|---|"]
+    lines = [f"## {name}", definition.get("description", ""), "| key | values | default |\n|---|---|---|"]
     for key, value in definition.get("properties", {}).items():
         default = "required" if key in required else f"`{json.dumps(value.get('default'))}`"
         lines[-1] += f"\n| `{key}` | {_type(value)} | {default} |"

@@ -51,7 +51,7 @@ def hubs() -> str:
     parts = [text(10, 18, "Answers that hold each item, of 400 items and 400 queries, most first", class_="strong")]
     for row, (label, values, colour) in enumerate((("raw", counts(raw), RED), ("corrected", counts(raw - bias), BLUE))):
         base = 150 + 125 * row
-        bars = "".join(f"M{10 + 1.4 * i:g} {base}v-{value}" for i, value in enumerate(np.minimum(values, 110)) if value)
+        bars = "".join(f"M{10 + 1.4 * i:g} {base}v-{value * 0.65:g}" for i, value in enumerate(values) if value)
         parts.append(f'<path d="{bars}" stroke="{colour}" stroke-width="1.2"/>')
         never = int((values == 0).sum())
         parts.append(text(200, base - 60, f"{label}: the first is in {values[0]} answers, {never} items are in none"))
