@@ -65,6 +65,7 @@ def blocks(page):
     ]
 
 
+@cache
 def prose(page):
     """The text of a page without its code blocks and comments."""
     return re.sub(r"<!--.*?-->", "", FENCE.sub("", page.read_text()), flags=re.DOTALL)
@@ -101,6 +102,7 @@ def resolve(words):
     return command, " ".join(called), words[len(called) :]
 
 
+@cache
 def all_commands():
     """Each command of both programs that is no group, by the words that call it."""
 

@@ -179,7 +179,7 @@ def test_every_alert_is_described():
 
 REQUESTS = [
     "CreateCollection", "DropCollection", "DescribeCollection", "AlterCollection", "RenameCollection",
-    "CreateAlias", "DropAlias", "DescribeAlias", "ListAliases", "LoadCollection", "GetLoadState", "Insert",
+    "CreateAlias", "DropAlias", "ListAliases", "LoadCollection", "GetLoadState", "Insert",
     "Upsert", "Delete", "Search", "Query", "Flush", "CreateIndex", "DescribeIndex", "CreatePartition",
     "ShowPartitions", "HasPartition", "Import", "AddCollectionField", "AlterCollectionSchema",
 ]  # fmt: skip
