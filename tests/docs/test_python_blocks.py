@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -197,3 +198,14 @@ def test_the_tutorial_can_be_walked(tmp_path):
     before, corrected, raw = measured
     assert corrected > before + 5
     assert abs(raw - before) < 0.5
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the figures are those of Python 3.11's standard library")
+def test_the_figures_of_the_demo_are_what_it_prints():
+    command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
+    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks.md", "The demo")):
+        rows = pages.table_rows(page.read_text(), heading)
+        for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
+            assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]
