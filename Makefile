@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-server test-long test-versions crash lint bench-gpu clean
+.PHONY: demo test test-server test-long test-versions crash lint docs bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -55,6 +55,10 @@ lint: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The documentation site, into site/; a broken link or a page that is in no menu fails.
+docs: .venv/installed-for-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
@@ -67,5 +71,9 @@ lint: .venv/installed-for-tests
 		-e integrations/llamaindex
 	touch $@
 
+.venv/installed-for-docs: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	touch $@
+
 clean:
-	rm -rf .venv .venv-* dist build
+	rm -rf .venv .venv-* dist build site

@@ -1,0 +1,211 @@
+"""The Python blocks of the pages run, page by page; names in those that are not run exist."""
+
+import ast
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+import milvus_hubness
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, errors
+from tests.docs import pages
+
+BLOCKS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "python"]
+RUN = [
+    page
+    for page in pages.PAGES
+    if any(block.page == page and block.check == "run" and not block.title for block in BLOCKS)
+]
+DIM, ITEMS = 32, 60
+MAKES_LIVE = ("README.md",)
+"""The pages whose blocks make the alias `live` themselves."""
+
+
+def vectors(seed, count):
+    return np.random.default_rng(seed).standard_normal((count, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("docs") / "docs.db")
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch, database, request):
+    """What readers of the pages have: files of past queries, a collection `products`, and a corrected one, `live`."""
+    monkeypatch.chdir(tmp_path)
+    np.save("past_queries.npy", vectors(0, 200))
+    np.save("newer_queries.npy", vectors(1, 200))
+    np.save("query.npy", vectors(2, 1)[0])
+    client = HubnessClient(database)
+    rows = [{"id": i, "vector": row, "name": f"item {i}"} for i, row in enumerate(vectors(3, ITEMS))]
+    client.create_collection("products", DIM, metric_type="COSINE")
+    client.insert("products", rows)
+    if pages.name_of(request.param) not in MAKES_LIVE:
+        config = CorrectionConfig(QueryBank(vectors(0, 200)), NNN(k=8))
+        client.create_collection("gallery", DIM, metric_type="COSINE", hubness=config)
+        client.insert("gallery", rows)
+        client.create_alias("gallery", "live")
+    yield request.param
+    for name in client.list_collections(include_internal=True):
+        for alias in client.list_aliases(name)["aliases"]:
+            client.drop_alias(alias)
+    for name in client.list_collections(include_internal=True):
+        if client.has_collection(name):
+            client.drop_collection(name)
+    client.close()
+
+
+@pytest.mark.parametrize("reader", RUN, ids=pages.name_of, indirect=True)
+def test_the_blocks_of_a_page_run_in_order(reader, database):
+    namespace = {"__name__": "page"}
+    ran = 0
+    for block in pages.blocks(reader):
+        if block.language == "python" and block.check == "run" and not block.title:
+            text = "\n" * block.line + block.text.replace(pages.SERVER, database)
+            exec(compile(text, pages.name_of(reader), "exec"), namespace)
+            ran += 1
+    assert ran
+
+
+SHOWN_ELSEWHERE = {"Correction", "DualDynamicGate", "Estimator", "FittedBias", "Layout", "RefreshResult"}
+"""Names for those who build on the package."""
+
+
+def test_every_public_name_is_shown_in_a_block():
+    public = {name for name in dir(milvus_hubness) if not hasattr(errors, name) and name != "__version__"}
+    shown = set(re.findall(r"\w+", "".join(block.text for block in BLOCKS)))
+    table = {
+        code.partition("(")[0] for code in pages.INLINE.findall((pages.DOCS / "how-to/choose-a-method.md").read_text())
+    }
+    assert public - SHOWN_ELSEWHERE - shown - table == set()
+
+
+class Instance:
+    def __init__(self, kind):
+        self.kind = kind
+
+
+def problems(text):
+    """Imports, attributes and keywords of a block that do not exist. Names that it does not define are the reader's."""
+    names = {}
+
+    def value(node):
+        if isinstance(node, ast.Name):
+            return names.get(node.id)
+        if isinstance(node, ast.Attribute):
+            owner = value(node.value)
+            kind = owner.kind if isinstance(owner, Instance) else owner
+            if kind is None:
+                return None
+            if not hasattr(kind, node.attr):
+                yield_problem(f"{ast.unparse(node)} does not exist")
+                return None
+            return getattr(kind, node.attr)
+        if isinstance(node, ast.Call):
+            called = value(node.func)
+            owner = value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+            if inspect.isclass(called):
+                return Instance(called)
+            return Instance(owner) if inspect.isclass(owner) and inspect.ismethod(called) else None
+        return None
+
+    found = []
+    yield_problem = found.append
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                import_module(alias.name)
+                names[alias.asname or alias.name] = import_module(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = import_module(node.module)
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    found.append(f"{node.module} has no {alias.name}")
+                names[alias.asname or alias.name] = getattr(module, alias.name, None)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            names[node.targets[0].id] = value(node.value)
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or not callable(called := value(node.func)):
+            continue
+        try:
+            parameters = inspect.signature(called).parameters.values()
+        except ValueError:
+            continue
+        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            continue
+        known = {parameter.name for parameter in parameters}
+        found += [
+            f"{ast.unparse(node.func)} has no {word.arg}"
+            for word in node.keywords
+            if word.arg and word.arg not in known
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.check == "names" or block.title], ids=lambda block: block.place
+)
+def test_names_in_blocks_that_are_not_run_exist(block):
+    assert problems(block.text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("from milvus_hubness import Nothing", "milvus_hubness has no Nothing"),
+        ("from milvus_hubness import NNN\nNNN(kk=3)", "NNN has no kk"),
+        (
+            "from milvus_hubness import QueryBank\nbank = QueryBank.load('a')\nbank.nothing()",
+            "bank.nothing does not exist",
+        ),
+    ],
+)
+def test_names_that_do_not_exist_are_noticed(text, problem):
+    assert problems(text) == [problem]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_tutorial_can_be_walked(tmp_path):
+    """Its files are saved and its commands run, in one shell, but for the installation."""
+    script = ["set -e"]
+    tutorial = pages.blocks(pages.DOCS / "tutorial.md")
+    for block in tutorial:
+        if block.title:
+            (tmp_path / block.title).write_text(block.text)
+        elif block.language == "sh" and block.check == "run":
+            script.append(block.text)
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("functions: apply", "switched  live -> functions_hubness", "Rolled back", "Dropping for good"):
+        assert words in done.stdout
+    assert (tmp_path / "hubness.html").exists()
+    measured = [
+        float(line.split()[3].rstrip("%")) for line in done.stdout.splitlines() if line.startswith("right function")
+    ]
+    before, corrected, raw = measured
+    assert corrected > before + 5
+    assert abs(raw - before) < 0.5
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the figures are those of Python 3.11's standard library")
+def test_the_figures_of_the_demo_are_what_it_prints():
+    command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
+    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks.md", "The demo")):
+        rows = pages.table_rows(page.read_text(), heading)
+        for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
+            assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]

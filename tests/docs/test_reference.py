@@ -1,0 +1,222 @@
+"""The reference names what the code has: commands, options, metrics, errors, keys, variables, names and privileges."""
+
+import json
+import re
+from datetime import date
+from importlib import import_module
+
+import pytest
+import yaml
+
+import milvus_hubness
+from milvus_hubness import errors
+from tests.docs import pages
+
+
+def page(name):
+    return (pages.DOCS / f"{name}.md").read_text()
+
+
+def first_code(rows):
+    return [re.match(r"`([^`]+)`", row[0])[1] for row in rows if row[0].startswith("`")]
+
+
+def test_the_command_reference_has_every_command_and_option():
+    assert "<!-- generated: commands -->" in page("reference/cli")
+    sections = dict(
+        re.findall(r"^## (milvus-hubness .*?)\n(.*?)(?=^## |\Z)", pages.hooks().command_reference(), re.M | re.S)
+    )
+    commands = {name: command for name, command in pages.all_commands().items() if name.startswith("milvus")}
+    assert sections.keys() == commands.keys()
+    for name, command in commands.items():
+        assert command.help.splitlines()[0][:30] in sections[name]
+        for option in pages.options(command):
+            assert re.search(rf"{re.escape(option)}(?![\w-])", sections[name]), f"{name} {option}"
+        for parameter in command.params:
+            assert parameter.help.split()[0] in sections[name], f"{name} {parameter.name}"
+
+
+def test_every_generated_part_is_on_a_page():
+    markers = [
+        marker for path in pages.PAGES for marker in re.findall(r"^<!-- generated: (\w+) -->$", path.read_text(), re.M)
+    ]
+    assert sorted(markers) == sorted(pages.hooks().GENERATED)
+
+
+def metrics(text):
+    """The name and the type of each metric that Prometheus would read."""
+    return set(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+
+
+def listed_metrics(heading):
+    return {(re.match(r"`([^`]+)`", row[0])[1], row[1]) for row in pages.table_rows(page("reference/metrics"), heading)}
+
+
+def without_creation_times(found):
+    return {(name, kind) for name, kind in found if not name.endswith("_created")}
+
+
+def test_every_metric_of_the_service_is_listed():
+    from milvus_hubness.serve.worker import ServiceMetrics
+
+    assert listed_metrics("serve") == without_creation_times(metrics(ServiceMetrics().text(ready=True)))
+
+
+def test_every_metric_of_a_migration_is_listed():
+    from milvus_hubness.operations.control import MigrationMetrics
+
+    assert listed_metrics("migrate") == without_creation_times(metrics(MigrationMetrics("a", "b").text()))
+
+
+def test_metrics_on_other_pages_exist():
+    listed = {name for heading in ("serve", "migrate") for name, _ in listed_metrics(heading)}
+    for path in pages.PAGES:
+        named = set(re.findall(r"\bmilvus_hubness_[a-z_]+", path.read_text())) - listed
+        assert {name for name in named if name not in ("milvus_hubness_migration_",)} == set(), path
+
+
+def test_every_error_is_in_the_runbook():
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    text = page("operations/runbook")
+    groups = ("Your data or arguments", "The database", "The state of a collection or a job", "What cannot be done")
+    listed = [name for group in groups for name in first_code(pages.table_rows(text, group))]
+    assert sorted(listed) == sorted(kinds)
+    assert all(f"`{name}`" in pages.hooks().error_reference() for name in kinds)
+
+
+def test_every_exit_code_is_in_the_runbook():
+    from milvus_hubness.cli.console import FAILURE, REFUSED, TERMINATED, USAGE
+
+    codes = [int(row[0]) for row in pages.table_rows(page("operations/runbook"), "Exit codes")]
+    assert codes == [0, FAILURE, USAGE, REFUSED, 130, TERMINATED]
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [
+        ("Top level", "ServeConfig"),
+        ("[server]", "ServerTable"),
+        ("[http]", "HttpTable"),
+        ("[[collection]]", "CollectionTable"),
+    ],
+)
+def test_every_key_of_the_configuration_is_listed(heading, table):
+    model = getattr(import_module("milvus_hubness.serve.config"), table)
+    rows = {first_code([row])[0]: row[1] for row in pages.table_rows(page("reference/configuration"), heading)}
+    assert rows.keys() == model.model_fields.keys()
+    required = {name for name, field in model.model_fields.items() if field.is_required()}
+    assert {name for name, default in rows.items() if default == "required"} == required
+
+
+def test_the_example_of_the_configuration_is_valid():
+    from milvus_hubness.serve.config import ServeConfig
+
+    (block,) = [block for block in pages.blocks(pages.DOCS / "how-to/monitor.md") if block.language == "toml"]
+    assert ServeConfig.model_validate(pages.tomllib.loads(block.text)).collection[0].pending_share == 0.05
+
+
+def test_every_environment_variable_is_listed():
+    from milvus_hubness import defaults
+    from milvus_hubness.cli import options
+    from qdrant_hubness import cli as qdrant
+
+    exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS"}
+    exist |= {defaults.CLIENT_TTL_VARIABLE, defaults.LEASE_VARIABLE, qdrant.URI_VARIABLE, qdrant.KEY_VARIABLE}
+    rows = pages.table_rows(page("reference/environment"), "Environment variables")
+    assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])} == exist
+
+
+def test_every_public_name_is_in_the_python_reference():
+    listed = re.findall(r"^::: (\S+)$", page("reference/python"), re.MULTILINE)
+    public = {name: getattr(milvus_hubness, name) for name in dir(milvus_hubness) if name != "__version__"}
+    expected = {name: value for name, value in public.items() if not hasattr(errors, name)}
+    found = {}
+    for path in listed:
+        module, _, name = path.rpartition(".")
+        found[name] = getattr(import_module(module), name)
+    assert found == expected
+    assert len(listed) == len(expected)
+
+
+def test_every_key_of_the_state_is_listed():
+    from pydantic import BaseModel
+
+    from milvus_hubness.state import CollectionState, Profile
+
+    reference = pages.hooks().state_reference()
+    for model in (CollectionState, Profile):
+        assert issubclass(model, BaseModel)
+        section = reference.split(f"## {model.__name__}\n")[1].split("\n## ")[0]
+        assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == list(model.model_fields)
+    assert json.loads(re.search(r"```json\n(.*?)```", reference, re.DOTALL)[1]) == CollectionState.model_json_schema()
+
+
+def test_every_method_is_in_the_table_of_methods():
+    from milvus_hubness.defaults import SHORT_METHODS
+    from milvus_hubness.estimators.base import METHODS
+
+    rows = pages.table_rows(page("how-to/choose-a-method"), "Methods")
+    assert {first_code([row])[0]: re.match(r"`(\w+)", row[1])[1] for row in rows} == {
+        alias: METHODS[alias] for alias in SHORT_METHODS
+    }
+
+
+def test_every_event_of_a_hook_is_listed():
+    from milvus_hubness.operations.progress import EVENT_NAMES
+
+    section = page("how-to/migrate").split("## Hooks\n")[1].split("\n\n")[0]
+    listed = [code for code in re.findall(r"`([^`]+)`", section) if not code.startswith("--") and code != "before-…"]
+    assert sorted(listed) == sorted(EVENT_NAMES)
+
+
+def test_every_alert_is_described():
+    rules = yaml.safe_load((pages.ROOT / "docker" / "rules.yml").read_text())["groups"][0]["rules"]
+    rows = pages.table_rows(page("operations/alerts"), "Alerts")
+    assert [(re.match(r"`(\w+)`", row[0])[1], row[2]) for row in rows] == [
+        (rule["alert"], rule["labels"]["severity"]) for rule in rules
+    ]
+
+
+REQUESTS = [
+    "CreateCollection", "DropCollection", "DescribeCollection", "AlterCollection", "RenameCollection",
+    "CreateAlias", "DropAlias", "ListAliases", "LoadCollection", "GetLoadState", "Insert",
+    "Upsert", "Delete", "Search", "Query", "Flush", "CreateIndex", "DescribeIndex", "CreatePartition",
+    "ShowPartitions", "HasPartition", "Import", "AddCollectionField", "AlterCollectionSchema",
+]  # fmt: skip
+"""The requests that jobs and clients make."""
+
+
+def test_every_privilege_that_a_request_needs_is_in_the_table_of_grants():
+    from pymilvus.grpc_gen import common_pb2, milvus_pb2
+
+    needed = set()
+    for request in REQUESTS:
+        settings = (
+            getattr(milvus_pb2, f"{request}Request").DESCRIPTOR.GetOptions().Extensions[common_pb2.privilege_ext_obj]
+        )
+        needed.add(common_pb2.ObjectPrivilege.Name(settings.object_privilege).removeprefix("Privilege"))
+    rows = pages.table_rows(page("operations/permissions"), "Permissions")
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == needed
+
+
+def dates(value):
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from [part] if key == "date" else dates(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from dates(part)
+
+
+def test_every_benchmark_is_listed_with_the_date_of_its_results():
+    folder = pages.ROOT / "benchmarks" / "results"
+    rows = pages.table_rows(page("benchmarks"), "Where the figures are")
+    listed = {}
+    for script, result, when in rows:
+        assert (pages.DOCS / re.search(r"\((.*)\)", script)[1]).is_file(), script
+        listed[re.search(r"results/(\w+)\.", result)[1]] = date.fromisoformat(when)
+    assert listed == {
+        path.stem: date.fromisoformat(max(dates(json.loads(path.read_text())))) for path in folder.glob("*.json")
+    }
+    run = set(re.findall(r"python -m benchmarks\.(\w+)", page("benchmarks")))
+    assert {name for name in run if not (pages.ROOT / "benchmarks" / f"{name}.py").exists()} == set()
