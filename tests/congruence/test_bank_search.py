@@ -32,7 +32,7 @@ from tests.galleries import METRICS, not_called, plain_collection, similarity, v
 
 ON_SERVERS = {"searched": ["COSINE"]}
 
-DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 250, 150, 3
+DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 500, 300, 3
 
 ESTIMATORS = [
     NNN(5, 0.75),
