@@ -19,7 +19,7 @@ import torch
 from benchmarks.environment import environment, save, table
 from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps
 from milvus_hubness.kernels import logsumexp, topk_mean
-from milvus_hubness.kernels.primitives import kernel_on
+from milvus_hubness.kernels.primitives import kernel_on, kernel_policy
 
 SIZE, DIM = 1_000_000, 512
 KS = (16, 128, 512)
@@ -79,13 +79,11 @@ def tiles(X: torch.Tensor, B: torch.Tensor) -> dict[str, dict[str, float]]:
         "logsumexp": (fused.SUMMING, lambda: logsumexp(part, B, 0.05)),
         "topk_mean": (fused.KEEPING, lambda: topk_mean(part, B, 128)),
     }
-    for name, (used, run) in runs.items():
-        own = used[torch.bfloat16]
+    for name, (own, run) in runs.items():
         found[name] = {}
-        for tile in (tuple(own), *OTHER_TILES):
-            used[torch.bfloat16] = fused.Tile(*tile)
-            found[name][str(tile)] = tflops(timed(run)) / 16
-        used[torch.bfloat16] = own
+        for tile in (tuple(own[torch.bfloat16]), *OTHER_TILES):
+            with kernel_policy(fused_tile=tile):
+                found[name][str(tile)] = tflops(timed(run)) / 16
     return found
 
 

@@ -47,12 +47,13 @@ from milvus_hubness import (
     plan_enable,
 )  # fmt: skip
 from milvus_hubness.cli import app
-from milvus_hubness.kernels import primitives, topk_mean
+from milvus_hubness.kernels import topk_mean
+from milvus_hubness.kernels.primitives import kernel_policy
 
 ROUNDS = 9
 MAX_IMPORT, MAX_HELP, MAX_STATUS, MAX_INSERT = 1.15, 0.4, 1.3, 1.1
 INSERTED, WIDE, LARGE_BANK, K = (1, 100, 1_000), 512, 5_000, 16
-SMALL = {"numpy": 1 << 62, "torch": 0}
+BELOW = {"numpy": 1 << 62, "torch": 0}
 """The number of products up to which NumPy computes, for either library to compute all of them."""
 ROWS, DIM, BANK = 1_000, 64, 64
 PYMILVUS, HUBNESS = "from pymilvus import MilvusClient", "from milvus_hubness import HubnessClient"
@@ -101,15 +102,14 @@ def corrected_collection(folder: str) -> tuple[str, str]:
 
 def both(work: Callable[[], object], rounds: int) -> dict[str, float]:
     """Median seconds of `work` with the kernels of each library, in turns, after a round as warm-up."""
-    taken: dict[str, list[float]] = {library: [] for library in SMALL}
-    before = primitives.SMALL
+    taken: dict[str, list[float]] = {library: [] for library in BELOW}
     for turn in range(rounds + 1):
-        for library, primitives.SMALL in sorted(SMALL.items(), reverse=bool(turn % 2)):
-            began = time.perf_counter()
-            work()
-            if turn:
-                taken[library].append(time.perf_counter() - began)
-    primitives.SMALL = before
+        for library, below in sorted(BELOW.items(), reverse=bool(turn % 2)):
+            with kernel_policy(numpy_below=below):
+                began = time.perf_counter()
+                work()
+                if turn:
+                    taken[library].append(time.perf_counter() - began)
     return {library: statistics.median(each) for library, each in taken.items()}
 
 

@@ -30,15 +30,14 @@ from milvus_hubness.estimators.nearest import (
 )
 from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.on_numpy import cached_logsumexp
-from milvus_hubness.kernels.primitives import finite_number, uses_numpy, whole_number
+from milvus_hubness.kernels.primitives import POLICY, finite_number, uses_numpy, whole_number
 
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Step: TypeAlias = Callable[[Potentials], Potentials]
 """Maps potentials of the bank or of the items to those of the other, as `iterate` explains."""
 Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
 
-CPU_CACHE, CUDA_SHARE = 1 << 30, 0.6
-MOST_RECOMPUTED, MOST_ON_CUDA = 2e10, 2e12
+CUDA_SHARE, MOST_ON_CUDA = 0.6, 2e12
 
 
 def scores_for(m: int, n: int, free: float | None = None) -> Scores:
@@ -48,7 +47,7 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
     free: bytes of memory of the CUDA device, if there is one.
     """
-    memory, most = (CPU_CACHE, MOST_RECOMPUTED) if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
+    memory, most = POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
     if 4 * m * n <= memory:
         return "float32"
     if 2 * m * n <= memory:

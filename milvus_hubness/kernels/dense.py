@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from milvus_hubness.kernels.operands import TILE_SIZE, Operands, full_precision
-from milvus_hubness.kernels.primitives import kernel_on
+from milvus_hubness.kernels.operands import Operands, full_precision
+from milvus_hubness.kernels.primitives import POLICY, kernel_on
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
@@ -75,7 +75,7 @@ def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Ten
 def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return inner products of X (n, d) and B (m, d), on one device, (n, m) in `dtype`, float32 or float16."""
     scores = X.new_empty(len(X), len(B), dtype=dtype)
-    size = max(1, TILE_SIZE[X.device.type] // len(B))
+    size = max(1, POLICY.get().tile_size_of(X.device.type) // len(B))
     with full_precision(X.device):
         for start in range(0, len(X), size):
             scores[start : start + size] = X[start : start + size] @ B.T
@@ -89,7 +89,7 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
         from milvus_hubness.kernels import fused
 
         return fused.cached_logsumexp(scores, tau, weights)
-    size = max(1, TILE_SIZE[scores.device.type] // scores.shape[1])
+    size = max(1, POLICY.get().tile_size_of(scores.device.type) // scores.shape[1])
     with full_precision(scores.device):
         parts = [
             running_logsumexp([tile.float() + weights], tau, weights.new_empty(len(tile)))

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from milvus_hubness.kernels import dense
 from milvus_hubness.kernels.operands import Operands
+from milvus_hubness.kernels.primitives import POLICY
 
 
 class Threshold(NamedTuple):
@@ -169,11 +170,8 @@ def mean_of_largest(value_ptr, mean_ptr, width, k, WIDTH: tl.constexpr):
     tl.store(mean_ptr + row, mean)
 
 
-SAMPLE = 8192
 MOST_SURVIVORS = 16_384
-SURVIVORS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 28}
-SAMPLE_SCORES_AT_ONCE = 1 << 28
-PROGRAMS = {"cpu": 1, "cuda": 2048}
+PROGRAMS = 2048
 ROWS = 1 << 18
 LEAST_TAU = 1e-12
 LOG2E = 1 / log(2)
@@ -209,10 +207,11 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
     if tau < LEAST_TAU:
         return dense.logsumexp(operands.in_full(), tau, weights)
     result = operands.empty(operands.X.shape[0])
-    bank, scale, tile = operands.bank.contiguous(), LOG2E / tau, SUMMING[operands.bank.dtype]
+    bank, scale = operands.bank.contiguous(), LOG2E / tau
+    tile = Tile(*POLICY.get().fused_tile or SUMMING[bank.dtype])
     for part, x in operands.rows(ROWS):
         x = x.contiguous()
-        splits = _splits(len(x), len(bank), tile, x.device)
+        splits = _splits(len(x), len(bank), tile)
         largest = torch.empty(splits, len(x), device=x.device)
         sums = torch.empty_like(largest)
         with _on(x.device):
@@ -238,7 +237,7 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
     scale = LOG2E / tau
     BM, BN = CACHED_TILE if scores.stride(1) == 1 else CACHED_TILE[::-1]
     rows = triton.cdiv(n, BM)
-    splits = max(1, min(PROGRAMS[scores.device.type] // rows, m // (8 * BN)))
+    splits = max(1, min(PROGRAMS // rows, m // (8 * BN)))
     largest = torch.empty(splits, n, device=scores.device)
     sums = torch.empty_like(largest)
     with _on(scores.device):
@@ -258,12 +257,11 @@ class Survivors(NamedTuple):
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
     """Return means of the k largest products, (n,), summed in float64."""
-    threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     means = operands.empty(operands.X.shape[0])
     for part, x in operands.rows(ROWS):
         exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         values = torch.empty(len(x), dtype=torch.float64, device=x.device)
-        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=False):
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, indices=False):
             rows, width = some.values.shape
             with _on(x.device):
                 mean_of_largest[(rows,)](some.values, values[some.part], width, k, WIDTH=triton.next_power_of_2(width))
@@ -277,14 +275,13 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
     for part, x in operands.rows(ROWS):
         exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         best = torch.empty(len(x), k, device=x.device)
         places = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=True):
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, indices=True):
             best[some.part], chosen = some.values.topk(k, dim=1)
             places[some.part] = some.indices.gather(1, chosen).long()
             exact[some.part] = some.exact
@@ -294,16 +291,15 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return values, indices
 
 
-def _survivors(
-    X: torch.Tensor, B: torch.Tensor, k: int, threshold: Threshold | None, *, indices: bool
-) -> Iterator[Survivors]:
+def _survivors(X: torch.Tensor, B: torch.Tensor, k: int, *, indices: bool) -> Iterator[Survivors]:
     """Yield survivors of rows of X, as many rows at a time as fit into memory; nothing without a threshold."""
+    threshold = threshold_for(k, len(B), POLICY.get().sample, MOST_SURVIVORS)
     if threshold is None:
         return
-    m, tile = len(B), KEEPING[X.dtype]
+    m, tile = len(B), Tile(*POLICY.get().fused_tile or KEEPING[X.dtype])
     drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: threshold.sample]
     sample = B[drawn.to(B.device)].T
-    at_once = max(1, SURVIVORS_AT_ONCE[X.device.type] // threshold.room)
+    at_once = max(1, POLICY.get().tile_size_of("kept") // threshold.room)
     for start in range(0, len(X), at_once):
         part = slice(start, start + at_once)
         x = X[part]
@@ -311,7 +307,7 @@ def _survivors(
         values = torch.full(shape, -torch.inf, device=X.device)
         places = torch.zeros(shape if indices else 0, dtype=torch.int32, device=X.device)
         counts = torch.zeros(len(x), dtype=torch.int32, device=X.device)
-        grid = triton.cdiv(len(x), tile.BM), _splits(len(x), m, tile, X.device)
+        grid = triton.cdiv(len(x), tile.BM), _splits(len(x), m, tile)
         with _on(X.device):
             keep_survivors[grid](
                 x, B, _thresholds(x, sample, threshold.rank), values, places, counts,
@@ -322,15 +318,15 @@ def _survivors(
 
 def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tensor:
     """Return the rank-th largest products with the sample (d, s), float32 (rows,)."""
-    at_once = max(1, SAMPLE_SCORES_AT_ONCE // sample.shape[1])
+    at_once = max(1, POLICY.get().tile_size_of("kept") // sample.shape[1])
     parts = [(part @ sample).topk(rank, dim=1).values[:, -1] for part in torch.split(x, at_once)]
     return torch.cat(parts).float()
 
 
-def _splits(n: int, m: int, tile: Tile, device: torch.device) -> int:
+def _splits(n: int, m: int, tile: Tile) -> int:
     """Return the number of parts of the bank: enough for the device to be busy, each of at least eight tiles."""
     row_blocks = -(-n // tile.BM)
-    return max(1, min(PROGRAMS[device.type] // row_blocks, m // (8 * tile.BN)))
+    return max(1, min(PROGRAMS // row_blocks, m // (8 * tile.BN)))
 
 
 def _options(X: torch.Tensor, tile: Tile) -> dict[str, Any]:

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from milvus_hubness.kernels.primitives import Array
+from milvus_hubness.kernels.primitives import POLICY, Array
 
-BLOCK_SIZE = 1 << 20
-"""Number of products in memory at once."""
 LEAST_ROWS = 64
 """Rows of X in a block, if X has so many: with fewer, the products take longer."""
 
@@ -55,7 +53,7 @@ def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> tuple[Ar
 def cached_logsumexp(scores: Array, tau: float, weights: Array) -> Array:
     """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,)."""
     result = np.empty(len(scores), np.float32)
-    size = max(1, BLOCK_SIZE // scores.shape[1])
+    size = max(1, POLICY.get().tile_size_of("numpy") // scores.shape[1])
     for start in range(0, len(scores), size):
         part = scores[start : start + size] + weights
         result[start : start + size] = _running_logsumexp([part], tau, len(part), part.dtype)
@@ -90,7 +88,7 @@ def _dtype(X: Array, B: Array) -> type[np.floating]:
 
 def _rows(X: Array, B: Array, k: int) -> Iterator[tuple[slice, Array]]:
     """Yield X in blocks of rows."""
-    size = max(1, BLOCK_SIZE // _width(X, B, k))
+    size = max(1, POLICY.get().tile_size_of("numpy") // _width(X, B, k))
     for start in range(0, len(X), size):
         rows = slice(start, start + size)
         yield rows, np.ascontiguousarray(X[rows], _dtype(X, B))
@@ -105,4 +103,4 @@ def _scores(x: Array, B: Array, k: int) -> Iterator[tuple[int, Array]]:
 
 def _width(X: Array, B: Array, k: int) -> int:
     """Return how many rows of B make a block: at least k."""
-    return min(len(B), max(k, BLOCK_SIZE // max(1, min(len(X), LEAST_ROWS))))
+    return min(len(B), max(k, POLICY.get().tile_size_of("numpy") // max(1, min(len(X), LEAST_ROWS))))

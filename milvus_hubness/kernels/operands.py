@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,7 @@ import torch
 
 from milvus_hubness.kernels.primitives import (
     ALL_DEVICES,
+    POLICY,
     Array,
     Kernel,
     Matrix,
@@ -53,7 +55,7 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
 
     with ThreadPoolExecutor(threads) as pool:
         with _STARTING:
-            running = [pool.submit(worker) for _ in range(threads)]
+            running = [pool.submit(copy_context().run, worker) for _ in range(threads)]
             started.wait()
             torch.set_num_threads(outside)
         for future in running:
@@ -89,7 +91,6 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
-TILE_SIZE = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Operands:
     def tile_shape(self, *, columns: int = 1, spare_columns: int = 0) -> tuple[int, int]:
         """Return rows of X and of B per tile: at least `columns` of B, with room for `spare_columns` more."""
         n, m = self.X.shape[0], self.bank.shape[0]
-        size = TILE_SIZE[self.device.type]
+        size = POLICY.get().tile_size_of(self.device.type)
         wide = min(m, max(columns, size // max(1, min(n, isqrt(size)))))
         return max(1, size // (wide + spare_columns)), wide
 
@@ -182,8 +183,6 @@ def _is_double(M: Matrix) -> bool:
     return bool(M.dtype == np.float64)
 
 
-LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32
-"""Smallest number of rows, and of products of numbers, for which a screen is faster than the dense kernel."""
 SCREENED_SHARE = 32
 """How many times larger than k a tile of the bank must be: else the bound of a screen is loose."""
 
@@ -191,18 +190,19 @@ SCREENED_SHARE = 32
 def compute(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tuple[Any, ...]:
     """Return the result of the kernels' function `name`: arrays for an array X, tensors for a tensor. With "cuda:all",
     each device gets a share of X's rows and all of B."""
-    places = cuda_devices() if device == ALL_DEVICES else [device]
+    places = (POLICY.get().devices or cuda_devices()) if device == ALL_DEVICES else [device]
     if len(places) < 2:
-        return _on_one(name, X, B, places[0], arguments)
+        return _on_one(name, B, arguments, X, places[0])
     size = max(1, -(-X.shape[0] // len(places)))
     shares = [X[start : start + size] for start in range(0, max(1, X.shape[0]), size)]
+    runs = [copy_context().run for _ in places]
     with ThreadPoolExecutor(len(places)) as pool:
-        parts = list(pool.map(lambda x, place: _on_one(name, x, B, place, arguments), shares, places))
+        parts = list(pool.map(lambda run, *own: run(_on_one, name, B, arguments, *own), runs, shares, places))
     join: Any = torch.cat if is_tensor(X) else np.concatenate
     return tuple(join(part) for part in zip(*parts, strict=True))
 
 
-def _on_one(name: str, X: Matrix, B: Matrix, device: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _on_one(name: str, B: Matrix, arguments: tuple[Any, ...], X: Matrix, device: str) -> tuple[Any, ...]:
     operands = Operands.of(X, B, device)
     if name == "logsumexp":
         arguments = operands.temperature(*arguments)
@@ -218,8 +218,8 @@ def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel
         return operands.kernel
     from milvus_hubness.kernels.screened import tiles_for
 
-    n, (m, d) = operands.X.shape[0], operands.bank.shape
-    is_small = n < LEAST_SCREENED_ROWS or n * m * d < LEAST_SCREENED_WORK
+    n, (m, d), (rows, work) = operands.X.shape[0], operands.bank.shape, POLICY.get().least_screened
+    is_small = n < rows or n * m * d < work
     if name == "logsumexp" or is_small or min(m, tiles_for(d).columns) < SCREENED_SHARE * arguments[0]:
         return "dense"
     return "screened"

@@ -12,7 +12,10 @@ import math
 import numbers
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -87,8 +90,45 @@ def convert_fields(options: object, convert: Callable[..., Any], *names: str, **
 
 Kernel: TypeAlias = Literal["numpy", "fused", "screened", "dense"]
 ALL_DEVICES = "cuda:all"
-SMALL = 1 << 28
-"""Number of products of numbers below which NumPy is as fast as torch."""
+TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "routed": 1 << 20, "lists": 1 << 24, "kept": 1 << 28}
+
+
+@dataclass(frozen=True)
+class KernelPolicy:
+    """What decides between kernels and between their sizes. None: by device, use, dimension or dtype.
+
+    kernel: for all calls; "numpy" for those on arrays. devices: those of "cuda:all". numpy_below: products of numbers
+    below which NumPy is as fast as torch. least_screened: rows, and products of numbers, from which a screen is faster
+    than the dense kernel. tile_size: scores in memory at once. sample: scores from which the fused kernel takes a
+    threshold. sinkhorn_limits: bytes of scores that a CPU stores, and pairs that it recomputes.
+    """
+
+    kernel: Kernel | None = None
+    devices: tuple[str, ...] | None = None
+    numpy_below: int = 1 << 28
+    least_screened: tuple[int, int] = (128, 1 << 32)
+    tile_size: int | None = None
+    screened_tile: tuple[int, int] | None = None
+    fused_tile: tuple[int, int, int, int, int] | None = None
+    sample: int = 8192
+    sinkhorn_limits: tuple[int, float] = (1 << 30, 2e10)
+
+    def tile_size_of(self, use: str) -> int:
+        return self.tile_size or TILE_SIZES[use]
+
+
+POLICY: ContextVar[KernelPolicy] = ContextVar("kernel_policy", default=KernelPolicy())  # noqa: B039
+"""The policy of this thread, and of the threads that its kernels start."""
+
+
+@contextmanager
+def kernel_policy(base: KernelPolicy | None = None, **changes: Any) -> Iterator[None]:
+    """Within the block, the policy is `base`, or the one before, with these changes, as in `decimal.localcontext`."""
+    token = POLICY.set(replace(base or POLICY.get(), **changes))
+    try:
+        yield
+    finally:
+        POLICY.reset(token)
 
 
 _preferred: set[str] = set()
@@ -114,20 +154,21 @@ def validate_device(device: str) -> None:
 def uses_numpy(products: int, device: str = "auto") -> bool:
     """Return whether NumPy computes so many products of numbers of arrays. Raises InvalidParameter for the device.
 
-    It does if they are few, and in a process that has neither imported torch nor called `prefer_torch`; but never with
-    the name of a CUDA device.
+    It does if they are few, and in a process that has neither imported torch nor called `prefer_torch`, unless the
+    policy names a kernel; but never with the name of a CUDA device.
     """
     validate_device(device)
-    if device.startswith("cuda"):
-        return False
-    if device == "auto" and products < SMALL:
+    policy = POLICY.get()
+    if device.startswith("cuda") or policy.kernel:
+        return policy.kernel == "numpy" and not device.startswith("cuda")
+    if device == "auto" and products < policy.numpy_below:
         return True
     return "torch" not in sys.modules and not (_preferred and find_spec("torch"))
 
 
 def kernel_for(device: str = "auto") -> Kernel:
     """Return the kernel for large products on a device: "numpy", "fused", "screened" or "dense"."""
-    if uses_numpy(SMALL, device):
+    if uses_numpy(POLICY.get().numpy_below, device):
         return "numpy"
     return kernel_on(resolve_device(device))
 
@@ -153,8 +194,10 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
-    bfloat16 natively if FAISS is installed, and otherwise "dense"."""
+    """Return the policy's kernel, or "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU
+    that multiplies bfloat16 natively if FAISS is installed, and otherwise "dense"."""
+    if (kernel := POLICY.get().kernel) and kernel != "numpy":
+        return kernel
     if device.type == "cuda":
         import torch
 

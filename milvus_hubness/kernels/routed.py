@@ -17,14 +17,12 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels.operands import share_out
-from milvus_hubness.kernels.primitives import Array, import_faiss, multiplies_bfloat16
+from milvus_hubness.kernels.primitives import POLICY, Array, import_faiss, multiplies_bfloat16
 
 ROWS_PER_LIST = 40
 TRAINING_POINTS_PER_LIST, ROUNDS = 20, 6
 WHOLE_ROWS, WHOLE_COLUMNS, WHOLE_DIM = 64, 16, 32
 """Sizes are rounded up to multiples of these, so that products have few different shapes."""
-MOST_AT_ONCE, ROUTED_AT_ONCE = 1 << 24, 1 << 20
-"""Largest numbers of products with the centroids in memory: in the dtype of the lists, and as float32."""
 FIRST_SHARE = 0.01
 FIRST_STEPS, STEPS = (-1.2, 0.0, 1.2), (-1.0, 1.0)
 """Points at which A is summed, relative to the expected k-th largest score, in standard deviations of its error."""
@@ -62,9 +60,9 @@ class Routing(NamedTuple):
 
 
 class RoutedBank:
-    """Lists of a bank (m, d) float32 by k-means, of about 40 rows each."""
+    """Lists of a bank (m, d) float32 by k-means, of about 40 rows each. dtype: of the lists, None for the fastest."""
 
-    def __init__(self, bank: torch.Tensor) -> None:
+    def __init__(self, bank: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         faiss = import_faiss()
         m, d = bank.shape
         count = max(1, m // ROWS_PER_LIST)
@@ -76,7 +74,7 @@ class RoutedBank:
         means.train(rows)
         own = torch.from_numpy(means.index.search(rows, 1)[1][:, 0])
         self._own, sizes = own, own.bincount(minlength=count)
-        self._dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+        self._dtype = dtype or (torch.bfloat16 if multiplies_bfloat16() else torch.float32)
         self._dim = -(-(d + 3) // WHOLE_DIM) * WHOLE_DIM
         self._lists = []
         for part in torch.split(own.argsort(stable=True), sizes.tolist()):
@@ -120,7 +118,7 @@ class RoutedBank:
     def means(self, x: torch.Tensor, routing: Routing) -> tuple[Array, Array]:
         """Return means for rows x (n, d) float32, float64 (n,), and whether they are reliable, (n,)."""
         threads = torch.get_num_threads()
-        most = max(WHOLE_ROWS, MOST_AT_ONCE // len(self._lists))
+        most = max(WHOLE_ROWS, POLICY.get().tile_size_of("lists") // len(self._lists))
         size = max(1, min(most, -(-len(x) // threads)))
         values, sure = np.empty(len(x)), np.empty(len(x), np.bool_)
 
@@ -142,7 +140,7 @@ class RoutedBank:
 
     @property
     def _routed_at_once(self) -> int:
-        return max(WHOLE_ROWS, ROUTED_AT_ONCE // len(self._lists))
+        return max(WHOLE_ROWS, POLICY.get().tile_size_of("routed") // len(self._lists))
 
     def _near(self, x: torch.Tensor) -> torch.Tensor:
         """Return products of x (n, d) with the centroids, float32 (lists, n)."""

@@ -15,7 +15,7 @@ import torch
 
 from milvus_hubness.kernels import dense
 from milvus_hubness.kernels.operands import Operands, share_out
-from milvus_hubness.kernels.primitives import import_faiss
+from milvus_hubness.kernels.primitives import POLICY, import_faiss
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -51,10 +51,10 @@ class _Bank(NamedTuple):
 
 def tiles_for(dim: int) -> Tiles:
     """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
-    columns that their scores would fill the third-level cache."""
+    columns that their scores would fill the third-level cache; or those of the policy."""
     rows = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128))
     whole = GROUP * GROUPS_TOGETHER
-    return Tiles(rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole)
+    return Tiles(*POLICY.get().screened_tile or (rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole))
 
 
 def topk_mean(operands: Operands, k: int) -> Results:

@@ -14,7 +14,7 @@ from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import uses_numpy, whole_number
+from milvus_hubness.kernels.primitives import POLICY, uses_numpy, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -203,10 +203,6 @@ def ranks(
     return PositiveRanks(_in_order(places, starts), starts)
 
 
-SMALL_TILE = 1 << 21
-"""Number of scores in memory at once, where NumPy computes them."""
-
-
 def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     import torch
@@ -214,7 +210,7 @@ def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, tor
     from milvus_hubness.kernels.operands import Operands, full_precision
 
     if uses_numpy(queries.size * len(gallery)):
-        size = max(1, SMALL_TILE // len(gallery))
+        size = max(1, POLICY.get().tile_size_of("cpu") // len(gallery))
         for start in range(0, len(queries), size):
             part = slice(start, start + size)
             yield part, torch.from_numpy(queries[part] @ gallery.T)

@@ -1,6 +1,7 @@
 """Online banks, end to end: live queries sampled, taken into the bank, and the samples dropped."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from milvus_hubness.refresh.online_bank import (
     stop_online_bank,
 )
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
-from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, OnlineBank
+from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
 
@@ -192,17 +193,18 @@ def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
     assert client.hubness_samples.dropped >= 60
 
 
-def test_samples_never_outgrow_their_places(corrected, monkeypatch):
-    monkeypatch.setattr(OnlineBank, "capacity", 30)
-    start_online_bank(corrected.store, corrected.name, rate=1.0)
+def test_samples_never_outgrow_their_places(corrected):
+    """4,000 samples take random ones of 2,000 places."""
+    assert start_online_bank(corrected.store, corrected.name, rate=1.0).online_bank.capacity == 2_000
     client = corrected.backend.hubness_client()
-    for seed in range(3):
-        some = vectors(np.random.default_rng(seed), 100, DIM)
+    for seed in range(8):
+        some = vectors(np.random.default_rng(seed), 500, DIM)
         client.search(corrected.name, data=list(some), limit=1)
+        while client.hubness_samples.waiting > 500:
+            time.sleep(0.01)
     client.close()
-    counts = client.hubness_samples
-    assert counts.stored + counts.dropped == 300
-    assert 15 < len(corrected.waiting().origins) <= 30
+    assert client.hubness_samples == Sampled(4_000, 0, 0)
+    assert 1_500 < len(corrected.waiting().origins) <= 2_000
 
 
 def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):

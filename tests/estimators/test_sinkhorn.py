@@ -7,10 +7,10 @@ import pytest
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, sinkhorn
+from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
-from milvus_hubness.estimators.sinkhorn import scores_for
-from milvus_hubness.kernels import on_numpy, operands, primitives
+from milvus_hubness.estimators.sinkhorn import NEIGHBORS, scores_for
+from milvus_hubness.kernels.primitives import kernel_policy
 from milvus_hubness.kernels.steps import sparse_steps
 from tests.real_data import load_task, needs_real_data
 
@@ -137,41 +137,39 @@ def test_the_scores_are_had_by_size():
     [(1 << 30, 1e9, "float32", 1e-6), (60 * 45 * 2, 1e9, "float16", 5e-4), (0, 1e9, "recomputed", 1e-6)],
 )
 @pytest.mark.parametrize("tile", [100, 1 << 21])
-def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, most, scores, atol, tile):
+def test_however_the_scores_are_had_the_fit_is_the_same(memory, most, scores, atol, tile):
     exact = (BANK.vectors @ GALLERY.T).astype(np.float64)
     g = np.zeros(45)
     for _ in range(10):
         f = -0.05 * np.log(np.exp((exact + g) / 0.05).sum(1))
         g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
-    monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
-    monkeypatch.setattr(sinkhorn, "MOST_RECOMPUTED", most)
-    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
-    fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
+    with kernel_policy(sinkhorn_limits=(memory, most), tile_size=tile):
+        fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == scores
     assert fitted.diagnostics.iterations == 10
     np.testing.assert_allclose(fitted.potentials[:, 0], f, atol=atol)
 
 
 @pytest.mark.parametrize("memory", [1 << 30, 0])
-def test_numpy_balances_as_torch_does(monkeypatch, memory):
+def test_numpy_balances_as_torch_does(memory):
     """Whether the scores are stored or computed again in blocks; new items too."""
     on_torch = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
-    monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
-    monkeypatch.setattr(primitives, "SMALL", 1 << 62)
-    monkeypatch.setattr(on_numpy, "BLOCK_SIZE", 100)
-    on_arrays = Sinkhorn(0.05, iterations=10, tol=0).fit(BANK, gallery=GALLERY)
+    with kernel_policy(kernel="numpy", sinkhorn_limits=(memory, 1e9), tile_size=100):
+        on_arrays = Sinkhorn(0.05, iterations=10, tol=0).fit(BANK, gallery=GALLERY)
+        new_bias = on_arrays.new_bias(GALLERY)
     assert on_arrays.diagnostics.scores == ("float32" if memory else "recomputed")
     np.testing.assert_allclose(on_arrays.potentials, on_torch.potentials, atol=1e-6)
-    np.testing.assert_allclose(on_arrays.new_bias(GALLERY), on_torch.new_bias(GALLERY), atol=1e-6)
+    np.testing.assert_allclose(new_bias, on_torch.new_bias(GALLERY), atol=1e-6)
 
 
-def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
-    monkeypatch.setattr(sinkhorn, "CPU_CACHE", 0)
-    monkeypatch.setattr(sinkhorn, "MOST_RECOMPUTED", 0)
-    monkeypatch.setattr("milvus_hubness.estimators.sinkhorn.NEIGHBORS", 5)
-    fitted = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
+def test_too_many_pairs_are_balanced_over_the_nearest():
+    bank, gallery = QueryBank(RNG.standard_normal((200, 8)) / 3), RNG.standard_normal((150, 8)) / 3
+    with kernel_policy(sinkhorn_limits=(0, 0)):
+        fitted = Sinkhorn(0.05).fit(bank, gallery=gallery)
     assert fitted.diagnostics.scores == "sparse"
-    np.testing.assert_array_equal(fitted.potentials, Sinkhorn(0.05, neighbors=5).fit(BANK, gallery=GALLERY).potentials)
+    sparse, whole = (Sinkhorn(0.05, neighbors=k).fit(bank, gallery=gallery) for k in (NEIGHBORS, 200))
+    np.testing.assert_array_equal(fitted.potentials, sparse.potentials)
+    assert np.abs(fitted.potentials - whole.potentials).max() > 1e-6
 
 
 NEW = 12

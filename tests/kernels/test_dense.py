@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
-from milvus_hubness.kernels import logsumexp, on_numpy, operands, primitives, topk, topk_mean
+from milvus_hubness.kernels import dense, logsumexp, topk, topk_mean
+from milvus_hubness.kernels.operands import share_out
+from milvus_hubness.kernels.primitives import (
+    POLICY,
+    KernelPolicy,
+    kernel_for,
+    kernel_on,
+    kernel_policy,
+    resolve_device,
+    uses_numpy,
+)
 
 CUDA = pytest.param(
     "cuda",
@@ -33,10 +43,10 @@ def any_device(request):
 
 
 @pytest.fixture(params=["numpy", "torch"])
-def library(request, monkeypatch):
+def library(request):
     """The library that computes where the test names no device."""
-    monkeypatch.setattr(primitives, "SMALL", 1 << 62 if request.param == "numpy" else 0)
-    return request.param
+    with kernel_policy(numpy_below=1 << 62 if request.param == "numpy" else 0):
+        yield request.param
 
 
 on_both = pytest.mark.usefixtures("library")
@@ -68,9 +78,7 @@ def sizes(draw):
 def test_every_tiling_gives_the_same_as_float64(size, seed, device):
     n, m, k, tile = size
     X, B = matrices(n, m, seed=seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(operands.TILE_SIZE, "cpu", tile)
-        patch.setattr(on_numpy, "BLOCK_SIZE", tile)
+    with kernel_policy(tile_size=tile):
         means = topk_mean(X, B, k, device=device)
         values, indices = topk(X, B, k, device=device)
         soft = logsumexp(X, B, 0.1, device=device)
@@ -85,14 +93,14 @@ def test_every_tiling_gives_the_same_as_float64(size, seed, device):
 
 @pytest.mark.parametrize("n", [31, 32, 33])
 @pytest.mark.parametrize("m", [63, 64, 65, 128])
-def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
-    monkeypatch.setitem(operands.TILE_SIZE, device, 32 * 64)
+def test_sizes_at_the_edge_of_a_tile(device, n, m):
     X, B = matrices(n, m)
-    for k in (1, 32, m - 1, m):
-        np.testing.assert_allclose(
-            topk_mean(X, B, k, device=device), sorted_scores(X, B)[:, :k].mean(1), rtol=1e-5, atol=1e-5
-        )
-    np.testing.assert_allclose(logsumexp(X, B, 0.05, device=device), exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5)
+    with kernel_policy(tile_size=32 * 64):
+        means = {k: topk_mean(X, B, k, device=device) for k in (1, 32, m - 1, m)}
+        soft = logsumexp(X, B, 0.05, device=device)
+    for k, mean in means.items():
+        np.testing.assert_allclose(mean, sorted_scores(X, B)[:, :k].mean(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5)
 
 
 @on_both
@@ -119,20 +127,50 @@ def test_numpy_equals_torch():
         np.testing.assert_allclose(logsumexp(X, B, tau, weights), on_torch, rtol=1e-6, atol=1e-6)
 
 
-def test_numpy_computes_small_products_and_all_without_torch(monkeypatch):
-    kernel_for, uses_numpy = primitives.kernel_for, primitives.uses_numpy
-    assert uses_numpy(primitives.SMALL - 1)
-    assert not uses_numpy(primitives.SMALL)
+def test_numpy_computes_small_products():
+    small = KernelPolicy().numpy_below
+    assert uses_numpy(small - 1)
+    assert not uses_numpy(small)
     assert not uses_numpy(1, "cpu")
-    assert kernel_for() == primitives.kernel_on(primitives.resolve_device())
-    monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(primitives, "_preferred", set())
-    assert uses_numpy(1 << 62)
-    assert uses_numpy(1 << 62, "cpu")
-    assert not uses_numpy(1, "cuda")
-    assert kernel_for() == "numpy"
-    primitives.prefer_torch()
-    assert not uses_numpy(primitives.SMALL)
+    assert kernel_for() == kernel_on(resolve_device())
+
+
+def test_numpy_computes_all_in_a_process_without_torch():
+    script = """
+import sys
+from milvus_hubness.kernels.primitives import kernel_for, prefer_torch, uses_numpy
+assert uses_numpy(1 << 62) and uses_numpy(1 << 62, "cpu") and not uses_numpy(1, "cuda") and kernel_for() == "numpy"
+prefer_torch()
+assert uses_numpy(1) and not uses_numpy(1 << 62)
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_policy_names_the_kernel_and_ends_with_its_block():
+    """Whatever the sizes; arrays alone can be computed by NumPy."""
+    X, B = matrices(5, 9)
+    with kernel_policy(kernel="numpy"):
+        assert kernel_for("cpu") == "numpy"
+        assert uses_numpy(1 << 62)
+        assert topk_mean(torch.from_numpy(X), B, 2).dtype == torch.float32
+        with kernel_policy(kernel="dense"):
+            assert kernel_for() == "dense"
+            assert not uses_numpy(1)
+        with kernel_policy(KernelPolicy()):
+            assert uses_numpy(1)
+            assert not uses_numpy(1, "cpu")
+        assert kernel_for("cpu") == "numpy"
+    assert not uses_numpy(1 << 62)
+
+
+def test_a_policy_holds_in_the_threads_of_the_kernels(monkeypatch):
+    seen, real = [], dense.topk_mean
+    monkeypatch.setattr(dense, "topk_mean", lambda *given: seen.append(POLICY.get().tile_size) or real(*given))
+    with kernel_policy(kernel="dense", tile_size=77, devices=("cpu", "cpu")):
+        topk_mean(*matrices(8, 9), 2, device="cuda:all")
+        share_out(lambda task: seen.append(POLICY.get().tile_size), iter(range(8)), 2)
+    assert seen == [77] * 10
 
 
 @pytest.mark.gpu
@@ -230,23 +268,16 @@ def test_logsumexp_becomes_the_maximum():
     np.testing.assert_allclose(logsumexp(X, B, 1e-9, weights), (X @ B.T + weights).max(1), rtol=1e-5)
 
 
-def test_logsumexp_weights(any_device, monkeypatch):
-    device = any_device
-    monkeypatch.setitem(operands.TILE_SIZE, device, 100)
-    monkeypatch.setattr(on_numpy, "BLOCK_SIZE", 100)
+def test_logsumexp_weights(any_device):
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50)
-    np.testing.assert_allclose(
-        logsumexp(X, B, 0.1, weights, device=device), exact_logsumexp(X, B, 0.1, weights), rtol=1e-5, atol=1e-5
-    )
-    weights[:45] = -np.inf
-    np.testing.assert_allclose(
-        logsumexp(X, B, 0.1, weights, device=device),
-        exact_logsumexp(X, B[45:], 0.1, weights[45:]),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-    assert (logsumexp(X, B, 0.1, np.full(50, -np.inf), device=device) == -np.inf).all()
+    some = np.where(np.arange(50) < 45, -np.inf, weights)
+    none = np.full(50, -np.inf)
+    with kernel_policy(tile_size=100):
+        soft, of_some, of_none = (logsumexp(X, B, 0.1, own, device=any_device) for own in (weights, some, none))
+    np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.1, weights), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of_some, exact_logsumexp(X, B[45:], 0.1, weights[45:]), rtol=1e-5, atol=1e-5)
+    assert (of_none == -np.inf).all()
 
 
 @on_both
@@ -333,15 +364,14 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("k", [1, 10, 100, 499, 500])
-def test_no_tensor_is_larger_than_inputs_or_a_tile(monkeypatch, k):
+def test_no_tensor_is_larger_than_inputs_or_a_tile(k):
     n, m, d, tile = 400, 500, 4, 4096
-    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
     X, B = matrices(n, m, d=d)
-    with LargestTensor() as seen:
+    with kernel_policy(tile_size=tile), LargestTensor() as seen:
         topk_mean(X, B, k, device="cpu")
         logsumexp(X, B, 0.1, device="cpu")
     assert tile / 2 < seen.elements <= tile
-    with LargestTensor() as seen:
+    with kernel_policy(tile_size=tile), LargestTensor() as seen:
         topk(X, B, k, device="cpu")
     assert seen.elements <= max(tile, n * k)
 

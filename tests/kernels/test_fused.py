@@ -13,8 +13,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from milvus_hubness.estimators import NNN, Sinkhorn
-from milvus_hubness.kernels import dense, fused, logsumexp, operands, topk, topk_mean
-from milvus_hubness.kernels.fused import Threshold, Tile
+from milvus_hubness.kernels import dense, fused, logsumexp, topk, topk_mean
+from milvus_hubness.kernels.fused import Threshold, threshold_for
+from milvus_hubness.kernels.primitives import KernelPolicy, kernel_policy
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -23,15 +24,10 @@ DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat1
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
+def small_tiles():
     """So that a few hundred rows take many tiles, several splits and several parts."""
-    monkeypatch.setattr(operands, "kernel_on", lambda device: "fused")
-    monkeypatch.setattr("milvus_hubness.estimators.nnn.kernel_for", lambda device: "fused")
-    for tiles in (fused.SUMMING, fused.KEEPING):
-        for dtype in DTYPES:
-            monkeypatch.setitem(tiles, dtype, Tile(16, 16, 16, 4, 1))
-    monkeypatch.setitem(fused.PROGRAMS, DEVICE, 6)
-    monkeypatch.setattr(fused, "SAMPLE", 64)
+    with kernel_policy(kernel="fused", fused_tile=(16, 16, 16, 4, 1), sample=64):
+        yield
 
 
 @pytest.fixture
@@ -58,8 +54,6 @@ def soft_of(scores, tau, weights=0.0):
 
 
 def test_it_is_the_interpreter_or_a_device():
-    from milvus_hubness.kernels import fused
-
     assert ("Interpreted" in type(fused.keep_survivors).__name__) == INTERPRETED
 
 
@@ -103,13 +97,11 @@ def test_the_k_largest_and_where_they_are(dense_rows, dtype, k):
     assert not dense_rows
 
 
-def test_rows_whose_memory_is_short_are_done_in_parts(monkeypatch, dense_rows):
-    monkeypatch.setitem(fused.SURVIVORS_AT_ONCE, DEVICE, 1000)
+def test_rows_whose_memory_is_short_are_done_in_parts(dense_rows):
     X, B = unit(23, 16, 0), unit(300, 16, 1)
-    torch.testing.assert_close(
-        topk_mean(X.cpu().numpy(), B, 2), scores_of(X, B).topk(2).values.mean(1).float().numpy(),
-        rtol=0, atol=1e-6, check_dtype=False,
-    )  # fmt: skip
+    with kernel_policy(tile_size=1000):
+        means = topk_mean(X.cpu().numpy(), B, 2)
+    np.testing.assert_allclose(means, scores_of(X, B).topk(2).values.mean(1), rtol=0, atol=1e-6)
     assert not dense_rows
 
 
@@ -134,30 +126,33 @@ def test_ties_that_overflow_are_done_again(dense_rows):
     assert len(set(indices[3].tolist())) == 3
 
 
-@pytest.mark.parametrize("threshold", [-1.0, 0.999, 2.0])
-def test_a_misleading_threshold_costs_time_and_no_exactness(monkeypatch, dense_rows, threshold):
-    monkeypatch.setattr(fused, "_thresholds", lambda x, *_: torch.full((len(x),), threshold, device=DEVICE))
-    X, B = unit(9, 16, 0), unit(300, 16, 1)
-    exact = scores_of(X, B).topk(4)
-    torch.testing.assert_close(topk_mean(X, B, 4).cpu().double(), exact.values.mean(1), rtol=0, atol=1e-6)
-    torch.testing.assert_close(topk(X, B, 4).values.cpu().double(), exact.values, rtol=0, atol=1e-6)
+@pytest.mark.parametrize("is_near", [False, True])
+def test_a_misleading_sample_costs_time_and_no_exactness(dense_rows, is_near):
+    """If the sample is far from all rows, all other queries survive; if it alone is near, it has fewer than k above its
+    threshold."""
+    k, sample = 60, 128
+    X, B = unit(9, 16, 0) / 4, unit(1000, 16, 1)
+    X[:, 0] = 1
+    drawn = torch.randperm(len(B), generator=torch.Generator().manual_seed(0))[:sample]
+    B[drawn, 0] += 5 if is_near else -5
+    exact = scores_of(X, B).topk(k)
+    with kernel_policy(sample=sample):
+        assert threshold_for(k, len(B), sample).rank < k
+        torch.testing.assert_close(topk_mean(X, B, k).cpu().double(), exact.values.mean(1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(topk(X, B, k).values.cpu().double(), exact.values, rtol=0, atol=1e-5)
     assert dense_rows == [9, 9]
 
 
-def test_a_threshold_just_at_the_kth_score_is_enough(monkeypatch, dense_rows):
-    """Of ties at the threshold as many are taken as make k."""
+def test_a_threshold_just_at_the_kth_score_is_enough(dense_rows):
+    """Of ties at the threshold as many are taken as make k. The sample has a third of them."""
     X = torch.ones(2, 16, device=DEVICE)
     B = torch.zeros(300, 16, device=DEVICE)
-    B[:2], B[2:40], B[40:] = 0.5, 0.25, -0.125
-    at = torch.full((2,), 4.0, device=DEVICE)
-    monkeypatch.setattr(fused, "_thresholds", lambda *_: at)
+    B[:2], B[2:100], B[100:] = 0.5, 0.25, -0.125
     assert topk_mean(X, B, 5).tolist() == pytest.approx([(2 * 8 + 3 * 4) / 5] * 2)
     assert not dense_rows
 
 
 def test_means_of_negative_and_zero_values():
-    from milvus_hubness.kernels import fused
-
     values = torch.tensor([[-3.0, -0.5, -torch.inf, -0.5, 0.0], [5e-40, -2.0, 1e30, -1e-30, -0.0]])
     values = values.to(DEVICE)
     for k in (1, 2, 3, 4):
@@ -177,7 +172,7 @@ def test_sums_over_scores_kept_in_memory(turned, dtype):
     torch.testing.assert_close(soft.double(), exact, rtol=0, atol=1e-6)
 
 
-def test_estimators_run_on_it(monkeypatch, dense_rows):
+def test_estimators_run_on_it(dense_rows):
     from milvus_hubness.banks.bank import QueryBank
 
     bank, gallery = QueryBank.of(unit(300, 16, 1).cpu().numpy()), unit(40, 16, 0).cpu().numpy()
@@ -186,16 +181,21 @@ def test_estimators_run_on_it(monkeypatch, dense_rows):
     assert NNN(4).fit(bank).diagnostics.kernel == "fused"
     balanced = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
     assert not dense_rows
-    monkeypatch.setattr(operands, "kernel_on", lambda device: "dense")
-    again = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
+    with kernel_policy(kernel="dense"):
+        again = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
     np.testing.assert_allclose(balanced.potentials, again.potentials, rtol=0, atol=1e-6)
 
 
-def test_all_devices_share_the_rows(monkeypatch):
+@pytest.fixture
+def three_devices():
+    """They are one device; the interpreter runs one kernel at a time."""
+    with kernel_policy(kernel="dense" if INTERPRETED else "fused", devices=(DEVICE,) * 3):
+        yield
+
+
+@pytest.mark.usefixtures("three_devices")
+def test_all_devices_share_the_rows():
     X, B = unit(7, 16, 0), unit(300, 16, 1)
-    if INTERPRETED:  # which runs one kernel at a time
-        monkeypatch.setattr(operands, "kernel_on", lambda device: "dense")
-    monkeypatch.setattr(operands, "cuda_devices", lambda: [DEVICE, DEVICE, DEVICE])
     for rows in (X, X.cpu().numpy(), X[:1], X[:0]):
         apart, together = topk(rows, B, 3, device="cuda:all"), topk(rows, B, 3, device=DEVICE)
         for one, other in zip(apart, together, strict=True):
@@ -209,8 +209,6 @@ def test_all_devices_share_the_rows(monkeypatch):
 @pytest.mark.parametrize(("k", "m"), [(16, 10**6), (128, 113_000), (512, 10**6)])
 def test_survivors_hardly_depend_on_k(k, m):
     """In 2,000 rows of independent scores none has fewer than k survivors, or more than there is room for."""
-    from milvus_hubness.kernels.fused import threshold_for
-
     threshold = threshold_for(k, m, 8192)
     rng = np.random.default_rng(0)
     # The rank-th largest of a sample of uniform numbers, and how many of all exceed it.
@@ -221,8 +219,6 @@ def test_survivors_hardly_depend_on_k(k, m):
 
 
 def test_where_a_threshold_is_of_no_use():
-    from milvus_hubness.kernels.fused import threshold_for
-
     assert threshold_for(5, 64, 64) is None
     assert threshold_for(60, 200, 64) is None
     assert threshold_for(128, 10**7, 8192, most=4096) is None
@@ -240,11 +236,16 @@ def test_the_kernels_compile_for_the_h200():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture
+def real_sizes():
+    with kernel_policy(KernelPolicy()):
+        yield
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(INTERPRETED, reason="torch sees no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_real_sizes_on_the_device(monkeypatch, dtype):
-    monkeypatch.undo()
+def test_real_sizes_on_the_device(real_sizes, dtype):
     X, B = unit(3000, 512, 0, dtype), unit(200_000, 512, 1, dtype)
     scores = X.double() @ B.double().T
     exact = scores.topk(512).values

@@ -8,6 +8,7 @@ import torch
 
 from milvus_hubness.kernels import routed, topk, topk_mean
 from milvus_hubness.kernels.approximate import ApproximateBank
+from milvus_hubness.kernels.primitives import kernel_policy
 from milvus_hubness.kernels.routed import RoutedBank
 
 
@@ -21,20 +22,19 @@ def vectors():
     return tuple(torch.from_numpy((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32)) for M in (X, B))
 
 
-def learned(vectors, k, *shares):
+def learned(vectors, k, *shares, dtype=None):
     X, B = vectors
-    bank = RoutedBank(B)
+    bank = RoutedBank(B, dtype)
     nearest = topk(X[:400], B, k, device="cpu").values
     return bank, [routing for _, routing in bank.routings(X[:400], k, nearest, shares)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("k", [16, 100])
-def test_the_means_are_near_the_exact_ones(vectors, monkeypatch, dtype, k):
+def test_the_means_are_near_the_exact_ones(vectors, dtype, k):
     """On rows that nothing was learned from; nearer the more is looked at, and not to one side on average."""
-    monkeypatch.setattr(routed, "multiplies_bfloat16", lambda: dtype == torch.bfloat16)
     X, B = vectors
-    bank, routings = learned(vectors, k, 0.05, 0.3, 1.0)
+    bank, routings = learned(vectors, k, 0.05, 0.3, 1.0, dtype=dtype)
     exact = topk_mean(X[400:], B, k, device="cpu").double().numpy()
     errors = []
     for routing in routings:
@@ -70,16 +70,16 @@ def test_rows_whose_tail_is_not_seen_say_so_and_are_computed_exactly(vectors):
     np.testing.assert_allclose(near.values(unsure), topk_mean(unsure, B, 20, device="cpu"), rtol=0, atol=1e-5)
 
 
-def test_threads_and_tiles_change_no_mean(vectors, monkeypatch):
+@pytest.mark.parametrize("tile", [100, 300 * 100])
+def test_threads_and_tiles_change_no_mean(vectors, tile):
     X, _ = vectors
     bank, [routing] = learned(vectors, 20, 0.1)
     means, sure = bank.means(X, routing)
-    monkeypatch.setattr(routed, "ROUTED_AT_ONCE", 1)
-    monkeypatch.setattr(routed, "MOST_AT_ONCE", 300 * 100)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        again, sure_again = bank.means(X, routing)
+        with kernel_policy(tile_size=tile):
+            again, sure_again = bank.means(X, routing)
     finally:
         torch.set_num_threads(before)
     assert (sure == sure_again).mean() > 0.99

@@ -6,18 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import dense, operands, screened, topk, topk_mean
+from milvus_hubness.kernels import dense, screened, topk, topk_mean
+from milvus_hubness.kernels.primitives import KernelPolicy, kernel_policy
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
-def always(monkeypatch):
+def always():
     """Small tiles, and no size too small."""
-    monkeypatch.setattr(operands, "kernel_on", lambda device: "screened")
-    monkeypatch.setattr(operands, "LEAST_SCREENED_WORK", 0)
-    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 0)
-    monkeypatch.setattr(screened, "tiles_for", lambda dim: screened.Tiles(40, 1024))
+    with kernel_policy(kernel="screened", least_screened=(0, 0), screened_tile=(40, 1024)):
+        yield
 
 
 @pytest.fixture
@@ -100,14 +99,12 @@ def test_any_layout_and_kind(dense_rows):
     np.testing.assert_allclose(found, exact, atol=1e-6)
 
 
-def test_small_work_and_large_k_are_left_to_the_dense_kernel(monkeypatch, dense_rows):
+def test_small_work_and_large_k_are_left_to_the_dense_kernel(dense_rows):
     X, B = unit(20, 32), unit(1000, 32)
     check(X, B, 600)
-    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 21)
-    check(X, B, 2)
-    monkeypatch.setattr(operands, "LEAST_SCREENED_ROWS", 0)
-    monkeypatch.setattr(operands, "LEAST_SCREENED_WORK", 20 * 1000 * 32 + 1)
-    check(X, B, 2)
+    for least in ((21, 0), (0, 20 * 1000 * 32 + 1)):
+        with kernel_policy(least_screened=least):
+            check(X, B, 2)
     assert dense_rows == [20] * 6
 
 
@@ -129,6 +126,6 @@ def test_no_tile_holds_all_scores(monkeypatch):
 @pytest.mark.parametrize(
     ("dim", "tiles"), [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))]
 )
-def test_tiles_fill_the_caches(monkeypatch, dim, tiles):
-    monkeypatch.undo()
-    assert screened.tiles_for(dim) == tiles
+def test_tiles_fill_the_caches(dim, tiles):
+    with kernel_policy(KernelPolicy()):
+        assert screened.tiles_for(dim) == tiles

@@ -28,7 +28,6 @@ def test_the_token_stays_out_of_the_environment_and_the_output(monkeypatch, tmp_
 
 def test_secrets_that_are_remembered_stay_out_too(monkeypatch, tmp_path):
     monkeypatch.setenv("PASSWORD", "pässword")
-    monkeypatch.setattr(errors, "_remembered", set())
     errors.remember_secrets("pässword", "")
     outcome = run_command(f"env > {tmp_path}/env; echo pässword")
     assert "PASSWORD" not in (tmp_path / "env").read_text()

@@ -9,7 +9,7 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.proxy.operations import REWRITTEN, SEARCHES
+from milvus_hubness.proxy import messages
 from tests.congruence.test_dual_write import WRITES, Moving
 from tests.congruence.test_write_intents import Written
 from tests.galleries import plain_collection, vectors
@@ -187,12 +187,13 @@ def test_what_nobody_foresaw_is_refused_at_once(corrected, monkeypatch, method):
     """As gRPC's UNKNOWN, pymilvus would ask 75 times."""
     asked = []
 
-    def broken(operations, request, *overrides):
-        asked.append(request)
+    def broken(name, message, parse=messages.request_of):
+        if name != method:
+            return parse(name, message)
+        asked.append(message)
         raise KeyError("a mistake of ours")
-        yield
 
-    monkeypatch.setitem(SEARCHES if method in SEARCHES else REWRITTEN, method, broken)
+    monkeypatch.setattr(messages, "request_of", broken)
     hybrid = [AnnSearchRequest(corrected.query, "vector", {}, 3)] * 2
     call = {
         "Search": lambda c, n: c.search(n, data=corrected.query),

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quality import measures
 from milvus_hubness.quality.measures import confidence_interval, paired_difference
 
 RNG = np.random.default_rng(0)
@@ -42,12 +41,13 @@ def test_the_same_system_twice_differs_by_nothing():
     assert paired_difference(values, values) == (0, 0, 0)
 
 
-def test_chunks_do_not_change_the_draw(monkeypatch):
-    values = RNG.random(64)
-    whole = confidence_interval(values)
-    monkeypatch.setattr(measures, "CHUNK", 1000)
-    assert confidence_interval(values) == pytest.approx(whole, rel=1e-12)
-    assert confidence_interval(values, seed=1) != whole
+def test_many_queries_are_drawn_as_if_all_at_once():
+    """Five million draws do not fit into one part."""
+    values = RNG.random(2500)
+    means = values[np.random.default_rng(0).integers(2500, size=(2000, 2500))].mean(1)
+    interval = confidence_interval(values)
+    assert interval == pytest.approx((values.mean(), *np.quantile(means, [0.025, 0.975])), rel=1e-12)
+    assert confidence_interval(values, seed=1) != interval
 
 
 def test_bad_input():

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.kernels import operands, primitives
-from milvus_hubness.quality import measures
+from milvus_hubness.kernels.primitives import kernel_policy
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 
@@ -15,17 +14,15 @@ def brute_force(queries, items, biases, strength):
     return np.array([[(raw > raw[i]).sum() + 1 for i in row] for raw, row in zip(scores, best, strict=True)])
 
 
-@pytest.mark.parametrize("small", [0, primitives.SMALL])
+@pytest.mark.parametrize("kernel", ["numpy", "dense"])
 @pytest.mark.parametrize("items", [3, 10, 257])
 @pytest.mark.parametrize("strength", [0.0, 1.0, -2.0])
-def test_places_are_the_brute_force_ones(items, strength, small, monkeypatch):
-    monkeypatch.setattr(primitives, "SMALL", small)
-    monkeypatch.setattr(measures, "SMALL_TILE", 1_000)
-    monkeypatch.setitem(operands.TILE_SIZE, "cpu", 1_000)
+def test_places_are_the_brute_force_ones(items, strength, kernel):
     rng = np.random.default_rng(items)
     queries, gallery = (rng.normal(size=(count, 8)).astype(np.float32) for count in (31, items))
     biases = rng.normal(size=items).astype(np.float32)
-    places = raw_places(queries, gallery, np.float32(strength) * biases)
+    with kernel_policy(kernel=kernel, tile_size=1_000):
+        places = raw_places(queries, gallery, np.float32(strength) * biases)
     np.testing.assert_array_equal(places, brute_force(queries, gallery, biases, strength))
     if strength == 0:
         np.testing.assert_array_equal(places, np.tile(np.arange(1, min(items, 10) + 1), (31, 1)))

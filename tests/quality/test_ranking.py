@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.kernels import operands, primitives
-from milvus_hubness.quality import measures
+from milvus_hubness.kernels.primitives import kernel_policy
 from milvus_hubness.quality.measures import nearest, ranks
 
 
@@ -31,15 +30,12 @@ def searches(draw):
     return n_queries, n_items, positives, draw(st.integers(1, 100)), draw(st.booleans())
 
 
-@given(searches(), st.integers(0, 1000), st.sampled_from([0, primitives.SMALL]))
-def test_ranks_are_places_in_the_sorted_row(search, seed, small):
+@given(searches(), st.integers(0, 1000), st.sampled_from(["numpy", "dense"]))
+def test_ranks_are_places_in_the_sorted_row(search, seed, kernel):
     n_queries, n_items, positives, tile, corrected = search
     queries, gallery = vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1)
     bias = vectors(n_items, 1, seed + 2)[:, 0] if corrected else None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(operands.TILE_SIZE, "cpu", tile)
-        patch.setattr(measures, "SMALL_TILE", tile)
-        patch.setattr(primitives, "SMALL", small)
+    with kernel_policy(kernel=kernel, tile_size=tile):
         found = ranks(queries, gallery, positives, bias)
     order = np.argsort(-(queries @ gallery.T - (0 if bias is None else bias)), axis=1)
     for query, wanted in enumerate(positives):
