@@ -140,7 +140,7 @@ class RoutedBank:
 
     @property
     def _routed_at_once(self) -> int:
-        return max(WHOLE_ROWS, POLICY.get().tile_size_of("routed") // len(self._lists))
+        return max(WHOLE_ROWS, POLICY.get().tile_size_of("lists") // 16 // len(self._lists))
 
     def _near(self, x: torch.Tensor) -> torch.Tensor:
         """Return products of x (n, d) with the centroids, float32 (lists, n)."""
