@@ -299,7 +299,7 @@ def _survivors(X: torch.Tensor, B: torch.Tensor, k: int, *, indices: bool) -> It
     m, tile = len(B), Tile(*POLICY.get().fused_tile or KEEPING[X.dtype])
     drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: threshold.sample]
     sample = B[drawn.to(B.device)].T
-    at_once = max(1, POLICY.get().tile_size_of("kept") // threshold.room)
+    at_once = max(1, POLICY.get().tile_size_of("survivors") // threshold.room)
     for start in range(0, len(X), at_once):
         part = slice(start, start + at_once)
         x = X[part]
@@ -318,7 +318,7 @@ def _survivors(X: torch.Tensor, B: torch.Tensor, k: int, *, indices: bool) -> It
 
 def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tensor:
     """Return the rank-th largest products with the sample (d, s), float32 (rows,)."""
-    at_once = max(1, POLICY.get().tile_size_of("kept") // sample.shape[1])
+    at_once = max(1, POLICY.get().tile_size_of("survivors") // sample.shape[1])
     parts = [(part @ sample).topk(rank, dim=1).values[:, -1] for part in torch.split(x, at_once)]
     return torch.cat(parts).float()
 

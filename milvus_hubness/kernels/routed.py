@@ -118,7 +118,7 @@ class RoutedBank:
     def means(self, x: torch.Tensor, routing: Routing) -> tuple[Array, Array]:
         """Return means for rows x (n, d) float32, float64 (n,), and whether they are reliable, (n,)."""
         threads = torch.get_num_threads()
-        most = max(WHOLE_ROWS, POLICY.get().tile_size_of("lists") // len(self._lists))
+        most = max(WHOLE_ROWS, POLICY.get().tile_size_of("centroids") // len(self._lists))
         size = max(1, min(most, -(-len(x) // threads)))
         values, sure = np.empty(len(x)), np.empty(len(x), np.bool_)
 
@@ -140,7 +140,7 @@ class RoutedBank:
 
     @property
     def _routed_at_once(self) -> int:
-        return max(WHOLE_ROWS, POLICY.get().tile_size_of("routed") // len(self._lists))
+        return max(WHOLE_ROWS, POLICY.get().tile_size_of("centroids") // 16 // len(self._lists))
 
     def _near(self, x: torch.Tensor) -> torch.Tensor:
         """Return products of x (n, d) with the centroids, float32 (lists, n)."""
