@@ -93,12 +93,12 @@ class Backend:
 
     def name(self, stem="c"):
         name = f"{stem}_{next(_numbers)}"
-        self.made += [name, f"{name}_hubness", f"{name}__bank"]
+        self.made.append(name)
         return name
 
     def clean(self):
         client = self.client()
-        for name in filter(client.has_collection, self.made):
+        for name in servers.made_for(self.made, client.list_collections()):
             for alias in servers.aliases_of(client, name):
                 client.drop_alias(alias)
             client.drop_collection(name)

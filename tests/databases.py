@@ -25,6 +25,7 @@ from tests.chaos.milvus import MilvusDatabase
 from tests.chaos.ports import Application, Database
 from tests.chaos.qdrant import DISTANCES, AsMilvus, QdrantDatabase
 from tests.galleries import AWKWARD
+from tests.servers import made_for
 
 UUIDS = [str(uuid.UUID(int=random.Random(i).getrandbits(128))) for i in range(200)]
 EDGES = [str(uuid.UUID(int=0)), str(uuid.UUID(int=2**128 - 1))]
@@ -52,7 +53,7 @@ class Held(ABC):
 
     def name(self, stem: str = "held") -> str:
         name = f"{stem}_{next(_numbers)}"
-        self.made += [name, f"{name}_hubness", f"{name}__bank"]
+        self.made.append(name)
         return name
 
     @abstractmethod
@@ -111,8 +112,7 @@ class Held(ABC):
         return name
 
     def clean(self) -> None:
-        there = self.database.collections()
-        for name in filter(there.__contains__, self.made):
+        for name in made_for(self.made, self.database.collections()):
             self.database.drop(name)
         self.made.clear()
 

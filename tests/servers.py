@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
@@ -60,6 +60,12 @@ os.execv(sys.argv[1], sys.argv[1:])
 def lite_uri(folder: Path) -> str:
     """A Milvus Lite database file in `folder`."""
     return str(folder / "lite.db")
+
+
+def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
+    """The existing collections of these names, and their copies, banks, side collections and logs of write intents."""
+    beginnings = tuple(name + end for name in names for end in ("__", "_hubness"))
+    return [each for each in existing if each in names or each.startswith(beginnings)]
 
 
 def aliases_of(client: MilvusClient, name: str) -> list[str]:
