@@ -105,16 +105,18 @@ class Backend:
         self.made.clear()
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     left_out = [item for item in items if tiers.is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not tiers.is_left_out(item)]
     tiers.mark_tiers(items)
-    tiers.order(items)
+    result = yield
+    tiers.order(items)  # After pytest, which brings the cases of one database together.
     # What is imported stays: garbage collections look only at what tests make.
     gc.collect()
     gc.freeze()
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
