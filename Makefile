@@ -10,9 +10,6 @@ demo: .venv/installed
 # Bytecode is kept, whatever the environment says: every process that tests start imports the package. A test
 # that fails runs once more, and the report names it: on a busy machine a server may answer too late.
 test: .venv/installed-for-tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --reruns 1
 
 # All further cases on servers: Milvus 2.3.5, and with a Docker engine the current Milvus and Qdrant.
