@@ -330,8 +330,14 @@ class QdrantServer:
 @functools.cache
 def _no_docker() -> str | None:
     """Why nothing can be started in Docker."""
-    if "DOCKER_HOST" not in os.environ and not Path("/var/run/docker.sock").exists():
-        return "no Docker engine answers: /var/run/docker.sock does not exist"
+    folders = (
+        Path("/var/run"),
+        Path(f"/run/user/{os.getuid()}"),
+        Path.home() / ".docker/run",
+        Path.home() / ".docker/desktop",
+    )
+    if "DOCKER_HOST" not in os.environ and not any((folder / "docker.sock").exists() for folder in folders):
+        return "no Docker engine answers: there is no docker.sock, and $DOCKER_HOST is not set"
     if importlib.util.find_spec("testcontainers") is None:
         return "the package testcontainers is not installed"
     from docker.errors import DockerException

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -78,7 +77,5 @@ def main() -> None:
     """Run the command line. SIGTERM cleans up as an error does, and exits with 143."""
     # Imports make some 250,000 objects that stay: collections among them take a tenth of the time of a short command.
     gc.set_threshold(300_000)
-    for library in ("pymilvus", "milvus_lite", "grpc"):
-        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     run(app)

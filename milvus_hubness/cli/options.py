@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,9 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     from milvus_hubness.stores.milvus import MilvusStore
     from milvus_hubness.stores.milvus_server import connect
 
+    # pymilvus sets its level when it is imported, and would log the traceback of each error that a command reports.
+    for library in ("pymilvus", "milvus_lite", "grpc"):
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, read_token(token_file), database))
 

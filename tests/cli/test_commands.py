@@ -23,6 +23,14 @@ NOW = ("--client-ttl", "0")
 """Nobody writes."""
 
 
+def test_an_unknown_collection_is_one_line_of_a_process(started):
+    """pymilvus, which a command imports late, logs no traceback."""
+    process = started("status", "nothing", "--uri", "empty.db")
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert message.strip().splitlines() == ["milvus-hubness: no collection or alias 'nothing'"]
+
+
 def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--no-writers")
     done = run("migrate", "run", "products", *asked)
