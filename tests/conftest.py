@@ -113,9 +113,10 @@ def pytest_collection_modifyitems(config, items):
     tiers.mark_tiers(items)
     result = yield
     tiers.order(items)  # After pytest, which brings the cases of one database together.
-    # What is imported stays: garbage collections look only at what tests make.
+    # What is imported stays: garbage collections look only at what tests make, and less often.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
     return result
 
 

@@ -27,7 +27,7 @@ from milvus_hubness.stores.records import CollectionInfo
 
 BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
-SAMPLED_ROWS = 256
+SAMPLED_ROWS = 128
 
 
 @dataclass(frozen=True)

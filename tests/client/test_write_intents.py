@@ -241,9 +241,9 @@ def alone(writes):
 
 
 def orders(requests, points, seed=0):
-    """Ways to spread so many requests over so many points and what comes after: 200, and 2,000 in the long tier."""
+    """Ways to spread so many requests over so many points and what comes after: 100, and 1,000 in the long tier."""
     picked = list(itertools.combinations(range(requests + points), requests))
-    most = 10 * settings().max_examples
+    most = 5 * settings().max_examples
     if len(picked) > most:
         picked = random.Random(seed).sample(picked, most)
     for places in picked:

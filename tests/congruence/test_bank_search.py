@@ -32,7 +32,7 @@ from tests.galleries import METRICS, not_called, plain_collection, similarity, v
 
 ON_SERVERS = {"searched": ["COSINE"]}
 
-DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 500, 300, 3
+DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 300, 200, 3
 
 ESTIMATORS = [
     NNN(5, 0.75),
@@ -164,7 +164,7 @@ def test_large_banks_are_read_in_pages(small):
     for estimator in (DistributionNormalization(), ESTIMATORS[-1]):
         small.fit(estimator)
         wanted = small.written_by(small.backend.hubness_client())
-        client, calls = listening(small.backend, numbers_per_page=700)
+        client, calls = listening(small.backend, numbers_per_page=420)
         np.testing.assert_allclose(small.written_by(client), wanted, atol=0.05 / 300 + 5e-6)
         assert sum(method == "query" for method, _ in calls) > 6
 

@@ -37,7 +37,7 @@ from tests.galleries import METRICS, as_distance, nnn, plain_collection, similar
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
 
-DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 400, 9, 60, 6, 0.75
+DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 200, 9, 60, 6, 0.75
 PLACES = ["side", "fields", "fields, in the client"]
 
 

@@ -28,7 +28,7 @@ from tests.galleries import METRICS, as_distance, plain_collection, similarity, 
 MADE = {"test_an_estimator_that_needs_targets_says_so": {"served": ["IP"]}}
 ON_SERVERS = {"served": ["L2"]}
 
-DIM, ITEMS = 12, 200
+DIM, ITEMS = 12, 120
 
 ESTIMATORS = [
     CSLS(5),

@@ -25,7 +25,7 @@ from milvus_hubness import (
 )
 from tests.galleries import as_distance, nnn, similarity, vectors
 
-ITEMS, QUERIES, BANK, K = 200, 6, 50, 5
+ITEMS, QUERIES, BANK, K = 120, 6, 50, 5
 DIMS = {"text": 12, "image": 20, "other": 8}
 
 

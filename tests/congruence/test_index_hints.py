@@ -22,7 +22,7 @@ from milvus_hubness.correction import load_correction
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
-DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8
+DIM, ITEMS, BANK, K, CELLS = 32, 300, 200, 6, 8
 ALL = 128
 """Cells; Milvus Lite makes so many."""
 MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}

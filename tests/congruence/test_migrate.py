@@ -74,9 +74,9 @@ def milvus_literal(key):
 @pytest.mark.parametrize(
     ("key", "count"),
     [
-        ("int", 3_000),
+        ("int", 2_100),
         pytest.param("int", 20_000, marks=pytest.mark.long),
-        pytest.param("varchar", 2_500, marks=pytest.mark.lite_only),
+        pytest.param("varchar", 2_100, marks=pytest.mark.lite_only),
     ],
 )
 def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):

@@ -13,7 +13,7 @@ from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
-DIM, ITEMS, K = 12, 300, 8
+DIM, ITEMS, K = 12, 150, 8
 
 
 def refresh(store, name, **options):

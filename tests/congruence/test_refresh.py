@@ -27,7 +27,7 @@ from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 ON_SERVERS = {"shared": ["COSINE"]}
 
-DIM, ITEMS = 12, 200
+DIM, ITEMS = 12, 100
 
 
 class Corrected:
@@ -222,7 +222,7 @@ def test_nothing_changed_means_nothing_written(corrected):
 
 
 def test_rows_without_a_bias_get_theirs(corrected):
-    corrected.make_pending([5, 6, 150])
+    corrected.make_pending([5, 6, 77])
     assert status(corrected.store, corrected.name).pending == 3
     done = refresh(corrected.store, corrected.name)
     assert (done.action, done.scanned, done.written) == ("pending", 3, 3)

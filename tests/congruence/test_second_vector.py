@@ -31,7 +31,7 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.stores import milvus_requests
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
-DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 300, 7, 60, 6, 0.75
+DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 150, 7, 60, 6, 0.75
 OURS = {SECOND_VECTOR_FIELD, BIAS_FIELD, EPOCH_FIELD}
 
 
@@ -367,19 +367,19 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
             raise Interrupted
         update(*args, **options)
 
-    monkeypatch.setattr(untouched.store, "chunk_rows", lambda info: 100)
+    monkeypatch.setattr(untouched.store, "chunk_rows", lambda info: 60)
     monkeypatch.setattr(untouched.store, "update", fail_late)
     with pytest.raises(Interrupted):
         enable(untouched.store, untouched.plan())
     found = status(untouched.store, untouched.name)
-    assert (found.phase, found.pending) == ("copying", ITEMS - 100)
+    assert (found.phase, found.pending) == ("copying", ITEMS - 60)
     question = {"data": list(untouched.queries), "output_fields": ["note"]}
     plain = untouched.plain.search(untouched.twin, **question)
     assert_alike(untouched.client.search(untouched.name, **question), plain)
     iterator = untouched.client.search_iterator(untouched.name, data=[untouched.queries[0]], batch_size=10)
     assert [hit["id"] for hit in iterator.next()] == [hit["id"] for hit in plain[0]]
-    untouched.client.upsert(untouched.name, {"id": 250, "vector": untouched.items[0], "group": 0})
-    assert status(untouched.store, untouched.name).pending == ITEMS - 101
+    untouched.client.upsert(untouched.name, {"id": 140, "vector": untouched.items[0], "group": 0})
+    assert status(untouched.store, untouched.name).pending == ITEMS - 61
     with pytest.raises(UnfinishedMigration, match="enable it again"):
         refresh(untouched.store, untouched.name)
     with pytest.raises(ResumeRefused, match="estimator"):
@@ -390,7 +390,7 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
     before = len(calls)
     assert enable(untouched.store, plan).rows == ITEMS
     assert len(calls) == before + 2
-    untouched.items[250] = untouched.items[0]
+    untouched.items[140] = untouched.items[0]
     untouched.state = untouched.client.hubness_state(untouched.name)
     [hits] = untouched.client.search(untouched.name, data=[untouched.queries[0]])
     scores = np.sort(untouched.corrected()[0])[::-1][:10]

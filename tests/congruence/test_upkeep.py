@@ -12,7 +12,7 @@ from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
 from tests.servers import aliases_of
 
-DIM, ITEMS, K = 16, 400, 8
+DIM, ITEMS, K = 16, 220, 8
 
 
 def unit(rows):
