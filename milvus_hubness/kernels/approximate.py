@@ -1,7 +1,6 @@
-"""Approximate top-k means: an index of the bank, tuned on a sample of the gallery until its error is small.
+"""Approximate top-k means: FAISS's inverted lists of the bank, tuned on a sample of the gallery.
 
-The index is `routed.RoutedBank` on the CPU and the inverted lists of faiss-gpu on a CUDA device. The exact kernel of
-the device is used where it is faster.
+The lists are on the CPU, or with faiss-gpu on a CUDA device. The exact kernel of the device is used where it is faster.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ from milvus_hubness.kernels.primitives import (
     topk_mean,
     validate_k,
 )
-from milvus_hubness.kernels.routed import RoutedBank
 
 ERROR = 0.01
 SAMPLE, LEAST_SAMPLE, TIMED = 1024, 32, 8192
-SHARES = (0.02, 0.03, 0.045, 0.065, 0.1, 0.15, 0.25)
-"""Shares of the bank to read, as they are tried."""
 LEAST_BANK = 2_000
 """Smallest bank that is divided into lists."""
 ROWS_AT_ONCE = 1 << 16
@@ -41,13 +37,13 @@ TRAINING_ROWS_PER_LIST = 25
 class Tuned(NamedTuple):
     """The chosen kernel, and its results on the half of the sample that it was not chosen on.
 
-    kind: "exact" if no index was both accurate enough and faster. width: for "routed" the thousandths of the bank that
-    a row reads on average, for "ivf" nprobe; 0 for "exact". recall: share of the k nearest that are in the lists read.
+    kind: "exact" if no index was both accurate enough and faster. width: nprobe, the number of lists to read; 0 for
+    "exact". recall: share of the k nearest that are in these lists.
     mean_error, max_error: of the means, in units of the score; share: mean_error over the standard deviation of the
     exact means. speedup: over the exact kernel, on up to 8,192 rows.
     """
 
-    kind: Literal["exact", "routed", "ivf"] = "exact"
+    kind: Literal["exact", "ivf"] = "exact"
     width: int = 0
     recall: float = 1.0
     mean_error: float = 0.0
@@ -120,8 +116,8 @@ class ApproximateBank:
             for size in (SAMPLE, TIMED)
         )
         self.measured = len(sample) - len(sample) // 2
-        self._index: RoutedBank | InvertedLists | None = None
-        self._setting: Any = None
+        self._index: InvertedLists | None = None
+        self._width = 0
         self.tuned = self._tune(sample, timed, positive_number("error", error))
 
     def values(self, X: Matrix) -> Array:
@@ -134,23 +130,14 @@ class ApproximateBank:
 
     def _tune(self, sample: torch.Tensor, timed: torch.Tensor, error: float) -> Tuned:
         """Choose the narrowest search that is accurate enough on the first half of the sample."""
-        on_gpu = self._place.type == "cuda"
-        if len(self._bank) < LEAST_BANK or (on_gpu and not self._has_gpu_lists):
+        if len(self._bank) < LEAST_BANK or (self._place.type == "cuda" and not self._has_gpu_lists):
             return Tuned()
         scores, nearest = topk(sample, self._bank, self.k, device=self._device)
         means, half = scores.mean(1, dtype=torch.float64).numpy(), len(sample) // 2
         exact_seconds = self._seconds(timed)
-        index: RoutedBank | InvertedLists
-        if on_gpu:
-            index = InvertedLists(self._bank, self.k, self._place)
-            settings: Iterator[tuple[int, Any]] = ((width, width) for width in index.widths())
-        else:
-            index = RoutedBank(self._bank)
-            routings = index.routings(sample[:half], self.k, scores[:half], SHARES)
-            settings = ((round(1000 * share), routing) for share, routing in routings)
-        self._index = index
-        for width, setting in settings:
-            self._setting = setting
+        self._index = index = InvertedLists(self._bank, self.k, self._place)
+        for width in index.widths():
+            self._width = width
             if np.abs(self._means(sample[:half]) - means[:half]).mean() > error * means.std():
                 continue
             speedup = exact_seconds / self._seconds(timed)
@@ -158,15 +145,15 @@ class ApproximateBank:
                 break
             off = np.abs(self._means(sample[half:]) - means[half:])
             return Tuned(
-                kind="ivf" if on_gpu else "routed",
+                kind="ivf",
                 width=width,
-                recall=index.recall(sample[half:], setting, nearest[half:]),
+                recall=index.recall(sample[half:], width, nearest[half:]),
                 mean_error=float(off.mean()),
                 max_error=float(off.max()),
                 share=float(off.mean() / means.std()),
                 speedup=speedup,
             )
-        self._index, self._setting = None, None
+        self._index = None
         return Tuned()
 
     def _seconds(self, rows: torch.Tensor) -> float:
@@ -180,7 +167,7 @@ class ApproximateBank:
     def _means(self, rows: torch.Tensor) -> Array:
         if self._index is None:
             return topk_mean(rows, self._bank, self.k, device=self._device).numpy()
-        means, reliable = self._index.means(rows, self._setting)
+        means, reliable = self._index.means(rows, self._width)
         if not reliable.all():
             doubtful = rows[torch.from_numpy(~reliable)]
             means[~reliable] = topk_mean(doubtful, self._bank, self.k, device=self._device)

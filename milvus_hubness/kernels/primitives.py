@@ -90,7 +90,7 @@ def convert_fields(options: object, convert: Callable[..., Any], *names: str, **
 
 Kernel: TypeAlias = Literal["numpy", "fused", "screened", "dense"]
 ALL_DEVICES = "cuda:all"
-TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "centroids": 1 << 24, "survivors": 1 << 28}
+TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "survivors": 1 << 28}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact):
     near = ApproximateBank(B, X, 8)
     exact = topk_mean(X, B, 8)
     off = np.abs(near.values(X) - exact)
-    assert near.tuned.kind == "routed"
+    assert near.tuned.kind == "ivf"
     assert near.tuned.width > 0
     assert off.mean() <= 0.012 * exact.std()
     assert near.tuned.share == pytest.approx(off.mean() / exact.std(), abs=0.01)
@@ -137,7 +137,7 @@ def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch
 def test_nnn_says_what_it_cost(vectors, slow_exact, alpha):
     X, B = vectors
     fitted = NNN(8, alpha, kernel="approximate").fit(QueryBank.of(B), gallery=X)
-    assert fitted.diagnostics.kernel == "routed"
+    assert fitted.diagnostics.kernel == "ivf"
     assert fitted.diagnostics.sampled == 200
     exact = alpha * topk_mean(X, B, 8)
     off = np.abs(fitted.bias(X) - exact)
