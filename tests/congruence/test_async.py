@@ -265,7 +265,7 @@ def test_query_iterator_gives_the_rows_of_the_sync_one(pair, call):
 def test_query_iterator_ends_with_an_empty_page_and_goes_on_after_an_error(pair, monkeypatch):
     async def iterate():
         async with opened(pair.backend) as client:
-            iterator = client.query_iterator(pair.corrected, batch_size=120, output_fields=["id"])
+            iterator = client.query_iterator(pair.corrected, batch_size=60, output_fields=["id"])
             first = await iterator.next()
             with monkeypatch.context() as broken:
 
@@ -281,7 +281,7 @@ def test_query_iterator_ends_with_an_empty_page_and_goes_on_after_an_error(pair,
             return [first, *rest], await closed.next()
 
     pages, after_close = asyncio.run(iterate())
-    assert [len(page) for page in pages] == [120, 120, 60, 0, 0]
+    assert [len(page) for page in pages] == [60, 60, 30, 0, 0]
     assert [row["id"] for page in pages for row in page] == list(range(ITEMS))
     assert after_close == []
 

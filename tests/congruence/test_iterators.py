@@ -276,10 +276,10 @@ def test_a_server_that_keeps_the_place_itself(lite, monkeypatch):
         seen.extend((hit.id, hit.distance) for hit in hits)
         return [hit for hit in hits if hit.id % 2 == 0]
 
-    chosen = pair.client.search_iterator(pair.corrected, **question, external_filter_func=even, limit=130)
+    chosen = pair.client.search_iterator(pair.corrected, **question, external_filter_func=even, limit=60)
     assert isinstance(chosen, SearchIteratorV2)
     keys = [hit.id for hit in hits_of(pages_of(chosen))]
-    assert keys == [key for key in order if key % 2 == 0][:130]
+    assert keys == [key for key in order if key % 2 == 0][:60]
     np.testing.assert_allclose([score for _, score in seen], scores[[key for key, _ in seen]], atol=2e-5)
 
 
