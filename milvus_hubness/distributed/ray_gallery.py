@@ -94,8 +94,14 @@ class RayGallery:
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its `start` and errors.
-        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature is measured on up to 20,000 items."""
-        bank = QueryBank.of(bank)
+        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature and an agreement are measured on up to
+        20,000 items."""
+        fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
+        return fitted.with_agreement(self._sample(fitted.bank), target_bank)
+
+    def _fit(
+        self, estimator: Estimator, bank: QueryBank, target_bank: BankLike | None, start: npt.ArrayLike | None
+    ) -> FittedBias:
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)
             parts = [

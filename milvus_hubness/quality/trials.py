@@ -119,7 +119,8 @@ def _fitted_one_by_one(
             of_targets = TARGET_SHARE * temperature
             yield DualInvertedSoftmax(temperature_query=temperature, temperature_target=of_targets), STRENGTHS
             yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
-    yield Blend((NNN(min(16, len(bank)), 0.85), Sinkhorn(neighbors=neighbors))), STRENGTHS
+    blend = Blend((NNN(8, 1.0), Sinkhorn(temperature=0.375, neighbors=neighbors)))
+    yield blend.clamped(len(bank)), STRENGTHS
 
 
 def _neighbors(scores: int) -> int | None:

@@ -120,4 +120,4 @@ def test_blend():
     parts = [NNN(5), InvertedSoftmax(0.1), Sinkhorn(0.05)]
     weights = [0.2, 0.5, 0.3]
     mixed = sum(weight * corrected(part) for weight, part in zip(weights, parts, strict=True))
-    np.testing.assert_allclose(corrected(Blend(parts, weights)), mixed, atol=1e-6)
+    np.testing.assert_allclose(corrected(Blend(parts, weights, strength=1.0)), mixed, atol=1e-6)
