@@ -298,8 +298,8 @@ class FittedBias:
         order, middle = np.random.default_rng(0).permutation(len(self.bank)), len(self.bank) // 2
         if middle:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            halves = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
-            biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in halves]
+            parts = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
+            biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
             agreement = max(0.0, _correlation(*biases))
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
 

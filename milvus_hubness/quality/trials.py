@@ -111,6 +111,8 @@ def _fitted_one_by_one(
     neighbors = _neighbors(len(bank) * len(gallery))
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
+    for k in (8, 32):
+        yield NNN(k, 1.0, strength="agreement").clamped(len(bank)), (1.0,)
     for temperature in TEMPERATURES:
         yield InvertedSoftmax(temperature=temperature), STRENGTHS
         yield Sinkhorn(temperature=temperature, neighbors=neighbors), STRENGTHS

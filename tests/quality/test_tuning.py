@@ -53,7 +53,7 @@ def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(s
     told = []
     trials = sweep(QueryBank(bank.vectors[:5]), gallery, progress=lambda doing, done, total: told.append((done, total)))
     assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
-    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 4
+    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 5
     assert {trial.strength for trial in trials} == {*STRENGTHS}
 
 
