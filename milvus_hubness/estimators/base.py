@@ -204,7 +204,7 @@ class Estimator(ABC):
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit: without the number of items and the measured taus."""
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
-        measured |= {"items", "agreement"}
+        measured |= {"items", "agreement", "spread"}
         return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
 
     def _set_temperatures(self, **defaults: float) -> None:
@@ -330,7 +330,7 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     if ESTIMATORS.get(name) is not type(estimator):
         raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
     values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
-    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items", "agreement"}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items", "agreement", "spread"}
     if estimator.strength == type(estimator).strength:
         del values["strength"]
     return {"name": name} | {

@@ -22,7 +22,7 @@ from milvus_hubness.estimators.base import (
     to_dict,
 )
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.estimators.nnn import NNN
+from milvus_hubness.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
 from milvus_hubness.kernels.primitives import finite_number
 
@@ -37,11 +37,12 @@ class BlendDiagnostics(NamedTuple):
 class Blend(Estimator, alias="blend"):
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
-    estimators: at least one. weights: one each, not negative, with sum 1. strength: by default the agreement of the
-    bank's halves. The default, ρ · (½ NNN(8, 1) + ½ Sinkhorn(temperature=0.375)), is the choice without labelled pairs.
+    estimators: at least one. weights: one each, not negative, with sum 1. strength: by default the agreement ρ of the
+    bank's halves. The default, ρ · (½ RelativeNNN(8) + ½ Sinkhorn(temperature=0.375)), is the choice without labelled
+    pairs.
     """
 
-    estimators: Sequence[Estimator] = (NNN(8, 1.0), Sinkhorn(temperature=0.375))
+    estimators: Sequence[Estimator] = (RelativeNNN(8), Sinkhorn(temperature=0.375))
     weights: Sequence[float] = (0.5, 0.5)
     strength: Strength = field(default="agreement", repr=False, kw_only=True)
 

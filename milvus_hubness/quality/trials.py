@@ -19,6 +19,7 @@ from milvus_hubness.estimators import (
     DualInvertedSoftmax,
     Estimator,
     InvertedSoftmax,
+    RelativeNNN,
     Sinkhorn,
 )
 from milvus_hubness.estimators.base import score_spread
@@ -112,7 +113,7 @@ def _fitted_one_by_one(
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
     for k in (8, 32):
-        yield NNN(k, 1.0, strength="agreement").clamped(len(bank)), (1.0,)
+        yield RelativeNNN(k, strength="agreement").clamped(len(bank)), (1.0,)
     for temperature in TEMPERATURES:
         yield InvertedSoftmax(temperature=temperature), STRENGTHS
         yield Sinkhorn(temperature=temperature, neighbors=neighbors), STRENGTHS
@@ -121,7 +122,7 @@ def _fitted_one_by_one(
             of_targets = TARGET_SHARE * temperature
             yield DualInvertedSoftmax(temperature_query=temperature, temperature_target=of_targets), STRENGTHS
             yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
-    blend = Blend((NNN(8, 1.0), Sinkhorn(temperature=0.375, neighbors=neighbors)))
+    blend = Blend((RelativeNNN(8), Sinkhorn(temperature=0.375, neighbors=neighbors)))
     yield blend.clamped(len(bank)), STRENGTHS
 
 

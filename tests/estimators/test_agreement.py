@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, Blend, InvalidInput, InvalidParameter, QueryBank, Sinkhorn
+from milvus_hubness import NNN, Blend, InvalidInput, InvalidParameter, QueryBank, RelativeNNN, Sinkhorn
 from milvus_hubness.estimators import from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
 
@@ -38,7 +38,7 @@ def test_a_bias_is_scaled_by_the_correlation_of_those_of_two_halves(k):
 
 def test_the_default_is_the_mean_of_two_estimators_times_the_agreement():
     fitted = Blend().fit(BANK, gallery=ITEMS)
-    parts = NNN(8, 1.0), Sinkhorn(temperature=0.375)
+    parts = RelativeNNN(8), Sinkhorn(temperature=0.375)
     mean = np.mean([part.fit(BANK, gallery=ITEMS).bias(ITEMS) for part in parts], axis=0)
     assert 0.5 < fitted.estimator.agreement < 1
     np.testing.assert_allclose(fitted.bias(ITEMS), fitted.estimator.agreement * mean, atol=1e-6)
