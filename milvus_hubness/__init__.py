@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milvus_hubness.estimators import Estimator as Estimator
     from milvus_hubness.estimators import FittedBias as FittedBias
     from milvus_hubness.estimators import InvertedSoftmax as InvertedSoftmax
+    from milvus_hubness.estimators import RelativeNNN as RelativeNNN
     from milvus_hubness.estimators import Sinkhorn as Sinkhorn
     from milvus_hubness.migration.clean import clean as clean
     from milvus_hubness.migration.migrator import cutover as cutover
@@ -63,7 +64,7 @@ _NAMES = {
     "enable.plan": "plan_enable",
     "estimators": (
         "CSLS NNN Blend DistributionNormalization DualBankSinkhorn "
-        "DualInvertedSoftmax Estimator FittedBias InvertedSoftmax Sinkhorn"
+        "DualInvertedSoftmax Estimator FittedBias InvertedSoftmax RelativeNNN Sinkhorn"
     ),
     "migration.clean": "clean",
     "migration.migrator": "cutover migrate resume rollback",

@@ -9,7 +9,7 @@ STATE_TTL = 5.0
 
 CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNESS_LEASE_SECONDS"
 
-SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "sn", "dbsn")
+SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
 """Aliases of the estimators."""
 
 Engine = Literal["local", "server", "ray"]

@@ -11,15 +11,42 @@ CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None
 
 
 def describe(estimator: dict[str, Any]) -> str:
-    """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant parameters."""
+    """Return an estimator's dictionary in readable form, 0.83 (0.5 NNN(k=8, alpha=1) + …), without constant parameters:
+    first the factor on the biases, unless it is 1."""
+    text = _at_full_strength(estimator)
+    strength = _strength(estimator)
+    if strength == "agreement":
+        strength = estimator.get("agreement", strength)
+    if strength == 1:
+        return text
+    factor = f"{strength:.2g}" if isinstance(strength, float) else strength
+    return f"{factor} ({text})" if " + " in text else f"{factor} {text}"
+
+
+def agreement_sentence(estimator: dict[str, Any]) -> str | None:
+    """Return what the agreement of an estimator's dictionary means; None if its strength is a number."""
+    if _strength(estimator) != "agreement":
+        return None
+    if (agreement := estimator.get("agreement")) is None:
+        return "the fit measures how far the two halves of the bank agree, and applies that share of each bias"
+    return f"the two halves of the bank agree to {agreement:.2f}, so that share of each bias is applied"
+
+
+def _strength(estimator: dict[str, Any]) -> float | str:
+    default = "agreement" if estimator["name"] == "Blend" else 1.0
+    strength: float | str = estimator.get("strength", default)
+    return strength
+
+
+def _at_full_strength(estimator: dict[str, Any]) -> str:
     if "estimators" in estimator:
-        parts = [f"({describe(part)})" if "estimators" in part else describe(part) for part in estimator["estimators"]]
+        parts = [f"({part})" if " + " in part else part for part in map(describe, estimator["estimators"])]
         shares = rounded_shares(estimator["weights"])
         return " + ".join(f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True))
     parameters = ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in estimator.items()
-        if name not in ("name", "items") and not (name in CONSTANT and CONSTANT[name] == value)
+        if name not in ("name", "items", "strength", "agreement") and not (name in CONSTANT and CONSTANT[name] == value)
     )
     return f"{estimator['name']}({parameters})"
 

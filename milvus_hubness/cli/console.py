@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
-from milvus_hubness.texts import describe
+from milvus_hubness.texts import agreement_sentence, describe
 
 if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Progress as Report
@@ -94,6 +94,7 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
     return {
         "bank": f"{bank['queries']:,} queries of {bank['source']}, stored as {bank['collection']}",
         "estimator": f"{estimator}, strength {plan['strength']:g}",
+        "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
     }
 

@@ -9,7 +9,7 @@ import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.texts import describe, points, rounded_shares, span
+from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
 
 if TYPE_CHECKING:
     from milvus_hubness.quality.report import Diagnosis
@@ -233,6 +233,7 @@ def _words(status: Status) -> dict[str, object]:
             "field": f"{status.field}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
+            "agreement": agreement_sentence(status.estimator),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
             "corrected fields": ", ".join(status.fields) if len(status.fields) > 1 else None,
             "bank": "{collection}, {count:,} queries, {fingerprint:.19}".format(**status.bank),

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput, naming_extras
-from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
-from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank
+from milvus_hubness.estimators import Blend, Estimator, FittedBias, RelativeNNN, Sinkhorn
+from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank, score_spread
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
-from milvus_hubness.kernels import logsumexp
+from milvus_hubness.kernels import logsumexp, topk
 from milvus_hubness.kernels.primitives import finite_number
 
 RETRIES = 3
@@ -69,6 +69,12 @@ def shard_biases(
     return fitted.bias(shard_items(shard, bank))
 
 
+def shard_largest(shard: Shard, bank: QueryBank, k: int, device: str) -> Vectors:
+    """Return the k largest scores of each bank query over the items of a shard, or all if it has fewer, (m, ≤ k)."""
+    items = shard_items(shard, bank)
+    return np.asarray(topk(bank.vectors, items, min(k, len(items)), device=device).values)
+
+
 class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
@@ -94,8 +100,14 @@ class RayGallery:
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """Fit as the estimator's own `fit` does on all shards together, up to rounding, with its `start` and errors.
-        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature is measured on up to 20,000 items."""
-        bank = QueryBank.of(bank)
+        Sinkhorn, alone or in a Blend, iterates over the shards; a temperature and an agreement are measured on up to
+        20,000 items."""
+        fitted = self._fit(estimator, QueryBank.of(bank), target_bank, start)
+        return fitted.with_agreement(self._sample(fitted.bank), target_bank)
+
+    def _fit(
+        self, estimator: Estimator, bank: QueryBank, target_bank: BankLike | None, start: npt.ArrayLike | None
+    ) -> FittedBias:
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)
             parts = [
@@ -114,6 +126,12 @@ class RayGallery:
             estimator = estimator.measured(bank, self._sample(bank))
         if isinstance(estimator, Sinkhorn):
             return self._balanced(estimator, bank, target_bank, start)
+        if isinstance(estimator, RelativeNNN):
+            bank.require(at_least=estimator.k)
+            run, remote_bank = self._remote(shard_largest), self._ray.put(bank)
+            parts = [run.remote(shard, remote_bank, estimator.finds, self._device) for shard in self._shards]
+            largest = -np.sort(-np.hstack(self._ray.get(parts)), axis=1)[:, : estimator.finds]
+            return estimator.with_finds(bank, largest.mean(1), score_spread(bank, self._sample(bank)))
         return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:

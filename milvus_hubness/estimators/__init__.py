@@ -7,6 +7,7 @@ from milvus_hubness.estimators.distribution_normalization import DistributionNor
 from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.estimators.nnn import NNN
+from milvus_hubness.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Estimator",
     "FittedBias",
     "InvertedSoftmax",
+    "RelativeNNN",
     "Sinkhorn",
     "from_dict",
     "to_dict",

@@ -2,7 +2,8 @@
 
 Vectors of twice the length score four times as high, so no tau suits every collection. An estimator with a
 temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its tau is stored
-with the biases, and the next fit measures the spread again.
+with the biases, and the next fit measures the spread again. The agreement of a bank's halves is measured,
+stored and measured again in the same way.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.defaults import SHORT_METHODS
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.primitives import positive_number, prefer_torch
+from milvus_hubness.kernels.primitives import finite_number, positive_number, prefer_torch
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
@@ -33,6 +34,8 @@ METHODS: dict[str, str] = {}
 
 QUERIES, ITEMS = 1_000, 20_000
 
+Strength: TypeAlias = float | Literal["agreement"]
+
 
 class FitInputs(NamedTuple):
     """The optional arguments of `Estimator.fit`."""
@@ -42,11 +45,18 @@ class FitInputs(NamedTuple):
     start: npt.ArrayLike | None
 
 
+@dataclass(frozen=True, kw_only=True)
 class Estimator(ABC):
     """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
 
-    alias: a further name for users; with it, collection states can hold the estimator.
+    strength: factor on the biases. "agreement": that of `agreement`, the ρ which a fit measures: the correlation of
+    the biases from two random halves of the bank, or 0 where it is negative. What the halves do not agree on is
+    noise, so ρ is the share of the bias to apply (as in empirical Bayes). alias, of a subclass: a further name for
+    users; with it, collection states can hold the estimator.
     """
+
+    strength: Strength = field(default=1.0, repr=False)
+    agreement: float | None = field(default=None, repr=False)
 
     def __init_subclass__(cls, alias: str | None = None) -> None:
         super().__init_subclass__()
@@ -54,10 +64,26 @@ class Estimator(ABC):
             ESTIMATORS[cls.__name__] = cls
             METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
 
+    def __post_init__(self) -> None:
+        if self.strength != "agreement":
+            self._convert(finite_number, "strength")
+            if self.strength < 0:
+                raise InvalidParameter(f'strength must be "agreement" or a number from 0 up, not {self.strength!r}')
+        self._convert(finite_number, "agreement")
+
+    @property
+    def share(self) -> float:
+        """The factor on the biases. Raises InvalidParameter if it is an agreement that no fit has measured yet."""
+        if self.strength != "agreement":
+            return self.strength
+        if self.agreement is None:
+            raise InvalidParameter(f"{self!r} has no agreement yet: fit it, or take the estimator of the fit")
+        return self.agreement
+
     @property
     def needs_gallery(self) -> bool:
-        """Whether `fit` raises InvalidInput without a gallery: here, to measure the spread of its scores."""
-        return self.has_temperature
+        """Whether `fit` raises InvalidInput without a gallery: here, to measure its scores' spread or an agreement."""
+        return self.has_temperature or self.strength == "agreement"
 
     @property
     def needs_target_bank(self) -> bool:
@@ -92,7 +118,8 @@ class Estimator(ABC):
         if not self.needs_gallery:
             return self._fit(bank, FitInputs(gallery, target_bank, start))
         items = require_gallery(bank, gallery, type(self).__name__)
-        return self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
+        fitted = self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
+        return fitted.with_agreement(items, target_bank)
 
     @abstractmethod
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
@@ -110,12 +137,22 @@ class Estimator(ABC):
         absolute = self._replaced({temperature: None for _, temperature in pairs})
         return replace(absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self)
 
-    @abstractmethod
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
 
         Raises BankTooSmall for fewer nearest rows than the formula takes, InvalidInput for missing targets.
         """
+        biases, errors = self._from_nearest(queries, targets)
+        return Bounded(self.share * biases, self.share * errors)
+
+    @abstractmethod
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        """Return what `from_nearest` does, at strength 1."""
+
+    def clamped(self, bank_size: int) -> Self:
+        """Return the estimator with a k that a bank of this size has."""
+        k: int | None = getattr(self, "k", None)
+        return self if k is None or k <= bank_size else self._replaced({"k": bank_size})
 
     def _fitted(
         self, bank: QueryBank, formula: Callable[[Vectors], npt.NDArray[Any]], diagnostics: Any = None
@@ -126,14 +163,14 @@ class Estimator(ABC):
 
     def _convert(self, convert: Callable[[str, Any], Any], *names: str) -> None:
         """Check and convert parameters under construction; None stays where it is the default."""
-        for parameter in fields(self):  # type: ignore[arg-type]
+        for parameter in fields(self):
             value = getattr(self, parameter.name)
             if parameter.name in names and (value is not None or parameter.default is not None):
                 object.__setattr__(self, parameter.name, convert(parameter.name, value))
 
     @classmethod
     def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Self:
-        if "device" in {parameter.name for parameter in fields(cls)}:  # type: ignore[arg-type]
+        if "device" in {parameter.name for parameter in fields(cls)}:
             parameters["device"] = device
         return cls(**parameters)
 
@@ -166,7 +203,8 @@ class Estimator(ABC):
 
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit: without the number of items and the measured taus."""
-        measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None} | {"items"}
+        measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
+        measured |= {"items", "agreement", "spread"}
         return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
 
     def _set_temperatures(self, **defaults: float) -> None:
@@ -180,8 +218,8 @@ class Estimator(ABC):
         """Return the names of each tau and its temperature."""
         return [pair for pair in TEMPERATURE_OF.items() if hasattr(self, pair[0])]
 
-    def _replaced(self, changes: Mapping[str, float | None]) -> Self:
-        return replace(self, **changes) if changes else self  # type: ignore[type-var]
+    def _replaced(self, changes: Mapping[str, Any]) -> Self:
+        return replace(self, **changes) if changes else self
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
@@ -197,15 +235,26 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
 
 
 def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
-    places = np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
-    return rows[places].astype(np.float64)
+    return rows[_places(rows, most)].astype(np.float64)
+
+
+def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
+    return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
+
+
+def _correlation(first: Vectors, second: Vectors) -> float:
+    """Return the correlation of two vectors (n,); 0 if one of them is constant."""
+    one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
+    scale = float(np.sqrt((one @ one) * (other @ other)))
+    return float(one @ other) / scale if scale else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class FittedBias:
     """An estimator after its fit: b(r) for any vector r, of the gallery or new.
 
-    estimator: with the tau that follows from a temperature. diagnostics: the estimator's named tuple.
+    estimator: with the tau that follows from a temperature, and its agreement. formula: the biases at strength 1.
+    diagnostics: the estimator's named tuple.
     potentials: (|bank|, p) float32, the numbers stored with the bank to restore the fit without the gallery;
     p = 0 if the bank alone is enough.
     """
@@ -236,7 +285,23 @@ class FittedBias:
         self.bank.expect_dim(items.shape[1], "a vector")
         if not len(items):
             return np.empty(0, np.float32)
-        return formula(items).astype(np.float32, copy=False)
+        return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
+
+    def with_agreement(self, items: Vectors, target_bank: BankLike | None) -> FittedBias:
+        """Return the fit with the agreement of the bank's halves on up to 20,000 items (n, d), if its strength is one.
+
+        Both halves are fitted on these items. The agreement is 0 for a bank of one query.
+        """
+        if self.estimator.strength != "agreement":
+            return self
+        sample, agreement = items[_places(items, ITEMS)], 0.0
+        order, middle = np.random.default_rng(0).permutation(len(self.bank)), len(self.bank) // 2
+        if middle:
+            estimator = replace(self.estimator, strength=1.0).clamped(middle)
+            parts = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
+            biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
+            agreement = max(0.0, _correlation(*biases))
+        return replace(self, estimator=replace(self.estimator, agreement=agreement))
 
 
 class BankDiagnostics(NamedTuple):
@@ -257,14 +322,17 @@ def class_name(method: str) -> str:
 def to_dict(estimator: Estimator) -> dict[str, Any]:
     """Return {"name": "NNN", "k": 128, …}: the class and its parameters, fit for JSON.
 
-    The device is left out, and so is each tau, temperature or number of items that is not set. Raises
+    The device is left out, and so is the default strength, and each tau, temperature or measured value that is not
+    set. Raises
     InvalidParameter for an estimator that is not one of this package's.
     """
     name = type(estimator).__name__
     if ESTIMATORS.get(name) is not type(estimator):
         raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
     values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
-    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items"}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items", "agreement", "spread"}
+    if estimator.strength == type(estimator).strength:
+        del values["strength"]
     return {"name": name} | {
         parameter: _plain(value)
         for parameter, value in values.items()
@@ -322,7 +390,9 @@ def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> di
 
 
 def _parameters(kind: type[Any]) -> list[str]:
-    return [field.name for field in fields(kind) if field.name != "device"]
+    """Return the parameters but the device; those of all estimators come last."""
+    names = [field.name for field in fields(kind) if field.name != "device"]
+    return sorted(names, key=lambda name: name in Estimator.__annotations__)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,17 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, from_dict, to_dict
+from milvus_hubness.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    Strength,
+    check_potentials,
+    from_dict,
+    to_dict,
+)
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.estimators.nnn import NNN
+from milvus_hubness.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
 from milvus_hubness.kernels.primitives import finite_number
 
@@ -29,15 +37,17 @@ class BlendDiagnostics(NamedTuple):
 class Blend(Estimator, alias="blend"):
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
-    estimators: at least one. weights: one each, not negative, with sum 1. The default, ½ NNN(16, 0.85) + ½
-    Sinkhorn(temperature=0.5), is the choice without labelled pairs: on the seven embedding tasks that it was
-    chosen on, it was never worse than the uncorrected search, unlike every single method.
+    estimators: at least one. weights: one each, not negative, with sum 1. strength: by default the agreement ρ of the
+    bank's halves. The default, ρ · (½ RelativeNNN(8) + ½ Sinkhorn(temperature=0.375)), is the choice without labelled
+    pairs.
     """
 
-    estimators: Sequence[Estimator] = (NNN(16, 0.85), Sinkhorn())
+    estimators: Sequence[Estimator] = (RelativeNNN(8), Sinkhorn(temperature=0.375))
     weights: Sequence[float] = (0.5, 0.5)
+    strength: Strength = field(default="agreement", repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("estimators", "weights"):
             values = getattr(self, name)
             if not isinstance(values, Iterable):
@@ -57,7 +67,7 @@ class Blend(Estimator, alias="blend"):
 
     @property
     def needs_gallery(self) -> bool:
-        return any(part.needs_gallery for part in self.estimators)
+        return super().needs_gallery or any(part.needs_gallery for part in self.estimators)
 
     @property
     def needs_target_bank(self) -> bool:
@@ -97,7 +107,7 @@ class Blend(Estimator, alias="blend"):
         fits = [part.restore(bank, whole[:, columns], target_bank=target_bank) for part, columns in self.parts()]
         return self._mixed(bank, fits)
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return Σ_e w_e of the parts' biases, and of their errors."""
         parts = []
         for part, columns in self.parts():
@@ -107,7 +117,10 @@ class Blend(Estimator, alias="blend"):
         return Bounded(np.asarray(self.weights) @ np.stack(biases), np.asarray(self.weights) @ np.stack(errors))
 
     def unmeasured(self) -> Blend:
-        return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators))
+        return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators), agreement=None)
+
+    def clamped(self, bank_size: int) -> Blend:
+        return replace(self, estimators=tuple(part.clamped(bank_size) for part in self.estimators))
 
     @classmethod
     def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Blend:

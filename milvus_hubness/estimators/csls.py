@@ -25,6 +25,7 @@ class CSLS(Estimator, alias="csls"):
     device: str = field(default="auto", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._convert(whole_number, "k")
 
     @property
@@ -35,5 +36,5 @@ class CSLS(Estimator, alias="csls"):
         bank.require(at_least=self.k)
         return self._fitted(bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device))
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return Bounded(0.5 * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))

@@ -23,6 +23,7 @@ class DistributionNormalization(Estimator, alias="dn"):
     lam: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._convert(finite_number, "lam")
 
     @property
@@ -33,5 +34,5 @@ class DistributionNormalization(Estimator, alias="dn"):
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
         return self._fitted(bank, lambda items: items @ mean)
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return Bounded(self.lam * queries.means, np.zeros(len(queries.means)))

@@ -32,6 +32,7 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
     device: str = field(default="auto", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._set_temperatures(temperature_query=0.5, temperature_target=25.0)
 
     @property
@@ -53,7 +54,7 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
 
         return self._fitted(bank, formula, BankDiagnostics(len(bank), bank.dim, len(targets)))
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         if targets is None:
             raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")
         query, target, share = self._taus

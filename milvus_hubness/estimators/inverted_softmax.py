@@ -25,6 +25,7 @@ class InvertedSoftmax(Estimator, alias="is"):
     device: str = field(default="auto", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._set_temperatures(temperature=0.5)
 
     @property
@@ -35,5 +36,5 @@ class InvertedSoftmax(Estimator, alias="is"):
         tau = self.tau_of()
         return self._fitted(bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device))
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return bounded_logsumexp(queries, self.tau_of())

@@ -51,6 +51,7 @@ class NNN(Estimator, alias="nnn"):
     device: str = field(default="auto", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._convert(whole_number, "k")
         self._convert(finite_number, "alpha")
         if self.kernel not in ("dense", "approximate"):
@@ -81,5 +82,5 @@ class NNN(Estimator, alias="nnn"):
             NNNDiagnostics(len(bank), bank.dim, kernel, 0.0, 0.0, 0),
         )
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))

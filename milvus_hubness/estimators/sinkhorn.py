@@ -145,6 +145,7 @@ class Sinkhorn(Estimator, alias="sn"):
     device: str = field(default="auto", repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._set_temperatures(temperature=0.5)
         self._convert(whole_number, "iterations", "neighbors", "items")
         self._convert(finite_number, "tol")
@@ -192,7 +193,7 @@ class Sinkhorn(Estimator, alias="sn"):
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self._with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return the log-sum-exp over the nearest, less the room of a new item."""
         bounded = bounded_logsumexp(queries, self.tau_of())
         if not queries.are_new:

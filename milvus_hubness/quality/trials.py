@@ -19,6 +19,7 @@ from milvus_hubness.estimators import (
     DualInvertedSoftmax,
     Estimator,
     InvertedSoftmax,
+    RelativeNNN,
     Sinkhorn,
 )
 from milvus_hubness.estimators.base import score_spread
@@ -111,6 +112,8 @@ def _fitted_one_by_one(
     neighbors = _neighbors(len(bank) * len(gallery))
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
+    for k in (8, 32):
+        yield RelativeNNN(k, strength="agreement").clamped(len(bank)), (1.0,)
     for temperature in TEMPERATURES:
         yield InvertedSoftmax(temperature=temperature), STRENGTHS
         yield Sinkhorn(temperature=temperature, neighbors=neighbors), STRENGTHS
@@ -119,7 +122,8 @@ def _fitted_one_by_one(
             of_targets = TARGET_SHARE * temperature
             yield DualInvertedSoftmax(temperature_query=temperature, temperature_target=of_targets), STRENGTHS
             yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
-    yield Blend((NNN(min(16, len(bank)), 0.85), Sinkhorn(neighbors=neighbors))), STRENGTHS
+    blend = Blend((RelativeNNN(8), Sinkhorn(temperature=0.375, neighbors=neighbors)))
+    yield blend.clamped(len(bank)), STRENGTHS
 
 
 def _neighbors(scores: int) -> int | None:

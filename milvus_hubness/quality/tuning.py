@@ -59,7 +59,7 @@ def mix(trials: Sequence[Trial]) -> Trial:
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
     total = sum(shares.values())
-    estimator: Estimator = Blend(tuple(shares), tuple(share / total for share in shares.values()))
+    estimator: Estimator = Blend(tuple(shares), tuple(share / total for share in shares.values()), strength=1.0)
     if len(shares) == 1:
         [estimator] = shares
     return Trial(estimator, total / len(trials), _mean_bias(trials))

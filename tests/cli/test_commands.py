@@ -351,7 +351,20 @@ def test_shares_add_up():
         assert all(abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True))
     parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
     told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
-    assert told == "0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3)"
+    assert told == "agreement (0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3))"
+
+
+@pytest.mark.parametrize(
+    ("strength", "text"),
+    [
+        ({}, "CSLS(k=3)"),
+        ({"strength": 0.5}, "0.5 CSLS(k=3)"),
+        ({"strength": "agreement"}, "agreement CSLS(k=3)"),
+        ({"strength": "agreement", "agreement": 0.8312}, "0.83 CSLS(k=3)"),
+    ],
+)
+def test_an_estimator_is_shown_with_its_factor(strength, text):
+    assert describe({"name": "CSLS", "k": 3, **strength}) == text
 
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
@@ -361,7 +374,7 @@ def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
     for option, value in (("--k", "0"), ("--k", "4"), ("--alpha", "0.5")):
-        said = (f"{option} needs --method nnn", "0.5 NNN(k=16, alpha=0.85) + 0.5 Sinkhorn")
+        said = (f"{option} needs --method nnn", "(0.5 RelativeNNN(k=8, discount=0.5, finds=10, spread=")
         assert_fails(run("refresh", "products_hubness", option, value), 2, *said)
 
 

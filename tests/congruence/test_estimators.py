@@ -151,9 +151,11 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     def sinkhorn():
         return status(served.store, served.name).estimator["estimators"][1]
 
-    assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (0.5, pytest.approx(0.5 * spread, rel=1e-3))
+    assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (0.375, pytest.approx(0.375 * spread, rel=1e-3))
     lines = CliRunner().invoke(app, ["status", served.name, "--uri", lite.uri]).output
-    assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.5)" in " ".join(lines.split())
+    assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.375)" in " ".join(lines.split())
+    agreement = status(served.store, served.name).estimator["agreement"]
+    assert f"the two halves of the bank agree to {agreement:.2f}, so that share of each bias" in " ".join(lines.split())
     for same in (None, Blend()):
         assert refresh(served.store, served.name, estimator=same).action == "none"
     assert refresh(served.store, served.name, estimator=InvertedSoftmax()).action == "full"

@@ -35,6 +35,7 @@ def test_every_estimator_is_as_on_one_machine(cluster):
         (Sinkhorn(0.05), None),
         (DualBankSinkhorn(0.05, iterations=4), TARGETS),
         (NNN(5), None),
+        (Blend(), None),
         (DualInvertedSoftmax(), QueryBank.of(TARGETS)),
         (Blend((NNN(5), Sinkhorn(0.05), Sinkhorn(0.1)), (0.5, 0.25, 0.25)), None),
     ):

@@ -14,6 +14,7 @@ from milvus_hubness.estimators import (
     DualBankSinkhorn,
     DualInvertedSoftmax,
     InvertedSoftmax,
+    RelativeNNN,
     Sinkhorn,
 )
 
@@ -53,6 +54,14 @@ def test_nnn(k, alpha):
         nearest = sorted((float(s(q[None], GALLERY[r][None])[0, 0]) for q in BANK), reverse=True)[:k]
         expected[:, r] = s(QUERIES, GALLERY[r][None])[:, 0] - alpha * sum(nearest) / k
     np.testing.assert_allclose(corrected(NNN(k, alpha)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("k", "discount", "finds"), [(1, 0.5, 10), (8, 0.0, 3), (40, 1.0, 30)])
+def test_nnn_on_relative_scores(k, discount, finds):
+    scores = s(BANK, GALLERY)
+    found = np.sort(scores, axis=1)[:, -finds:].mean(1, keepdims=True)
+    relative = np.sort(scores - discount * found, axis=0)[-k:].mean(0)
+    np.testing.assert_allclose(corrected(RelativeNNN(k, discount, finds)), s(QUERIES, GALLERY) - relative, atol=1e-6)
 
 
 @pytest.mark.parametrize("k", [1, 10, 30])
@@ -120,4 +129,4 @@ def test_blend():
     parts = [NNN(5), InvertedSoftmax(0.1), Sinkhorn(0.05)]
     weights = [0.2, 0.5, 0.3]
     mixed = sum(weight * corrected(part) for weight, part in zip(weights, parts, strict=True))
-    np.testing.assert_allclose(corrected(Blend(parts, weights)), mixed, atol=1e-6)
+    np.testing.assert_allclose(corrected(Blend(parts, weights, strength=1.0)), mixed, atol=1e-6)

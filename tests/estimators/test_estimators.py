@@ -21,6 +21,7 @@ from milvus_hubness.estimators import (
     DualInvertedSoftmax,
     Estimator,
     InvertedSoftmax,
+    RelativeNNN,
     Sinkhorn,
     from_dict,
     to_dict,
@@ -47,6 +48,8 @@ ALL = [
     Sinkhorn(0.1, neighbors=4),
     DualBankSinkhorn(0.1),
     Blend(),
+    RelativeNNN(3),
+    NNN(3, strength="agreement"),
     Blend([Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])], [0.25, 0.25, 0.5]),
 ]
 EVERY = pytest.mark.parametrize("estimator", ALL, ids=repr)
@@ -139,7 +142,7 @@ def test_from_dict_sets_the_device():
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"name": "MMM"}, "no estimator is named 'MMM': use one of NNN"),
+        ({"name": "MMM"}, "no estimator is named 'MMM': use one of .*NNN"),
         ({}, "no estimator is named None"),
         ({"name": "NNN", "kk": 3}, "NNN has no parameter 'kk': use one of k, alpha, kernel"),
         ({"name": "NNN", "device": "cpu"}, "no parameter 'device'"),

@@ -211,7 +211,7 @@ def test_new_items_leave_room_for_each_other_in_any_order(grown):
 
 def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
     fitted, new = grown
-    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75]).restore(fitted.bank, fitted.potentials)
+    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75], strength=1.0).restore(fitted.bank, fitted.potentials)
     wanted = 0.25 * NNN(4).fit(fitted.bank).bias(new) + 0.75 * fitted.new_bias(new)
     np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
 

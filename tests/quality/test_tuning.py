@@ -9,7 +9,7 @@ import pytest
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
+from milvus_hubness.estimators import CSLS, NNN, Blend, RelativeNNN, Sinkhorn, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.bank_checks import reach, shift, suspicions
 from milvus_hubness.quality.measures import assess, ranks, unevenness
@@ -36,7 +36,7 @@ def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
     trials = sweep(bank, gallery, queries)
     assert {type(trial.estimator).__name__ for trial in trials} == {
         "NNN", "CSLS", "InvertedSoftmax", "DualInvertedSoftmax", "DistributionNormalization", "Sinkhorn",
-        "DualBankSinkhorn", "Blend",
+        "DualBankSinkhorn", "RelativeNNN", "Blend",
     }  # fmt: skip
     assert {trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN | CSLS)} == {
         1, 2, 4, 8, 16, 32,
@@ -54,6 +54,7 @@ def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(s
     trials = sweep(QueryBank(bank.vectors[:5]), gallery, progress=lambda doing, done, total: told.append((done, total)))
     assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
     assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 4
+    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, RelativeNNN)) == 5
     assert {trial.strength for trial in trials} == {*STRENGTHS}
 
 
