@@ -9,6 +9,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
 from jinja2.filters import do_truncate
 from markupsafe import Markup
@@ -193,6 +194,30 @@ def curve(
     drawing.text(0, 14, title, "start", "name")
     anchor = "end" if plot.x(now) > WIDTH - 70 else "middle"
     drawing.text(plot.x(now), plot.top - 10, f"in use: {now:g}", anchor)
+    return drawing.svg()
+
+
+def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float) -> Markup:
+    """Draw the points of R@1 that a correction gained against the two-view agreement of its bank. curve: (agreement,
+    mean, low, high) by agreement. agreement: of this bank, which is marked. least: below it a bank is foreign."""
+    height = 180
+    drawing = _Drawing("Gain of a correction against the two-view agreement of its bank", WIDTH, height)
+    bounds = [bound for _, *values in curve for bound in values]
+    last = max(agreement, curve[-1][0])
+    plot = _Plot(drawing, (44, WIDTH - 14, 30, height - 22), 0, last, bounds, lambda tick: f"{tick:+.4g}")
+    for tick in round_ticks(0, last):
+        drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
+    upper, lower = ([(at, band[end]) for at, *band in curve] for end in (2, 1))
+    plot.draw("polygon", "band", [*upper, *reversed(lower)])
+    plot.draw("polyline", "line", [(at, mean) for at, mean, _, _ in curve])
+    drawing.line("grid", plot.x(least), plot.x(least), plot.top, plot.bottom)
+    gain = float(np.interp(agreement, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
+    drawing.line("now", plot.x(agreement), plot.x(agreement), plot.top - 6, plot.bottom)
+    label = f"this bank: {agreement:.0%}"
+    drawing.dot("after", plot.x(agreement), plot.y(gain), 5, f"{label}; banks like it gain {gain:+.1f} points")
+    anchor = "end" if plot.x(agreement) > WIDTH - 110 else "start"
+    drawing.text(plot.x(agreement), plot.top - 10, label, anchor)
+    drawing.text(0, 14, "Points of R@1 gained", "start", "name")
     return drawing.svg()
 
 

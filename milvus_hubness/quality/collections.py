@@ -21,6 +21,7 @@ from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.report import Diagnosis
+from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
 
@@ -31,7 +32,8 @@ def render(diagnosis: Diagnosis, image_field: str | None = None) -> str:
     """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
     of an image, which the page shows."""
     template = charts.page_template(__package__, "report.html", LONGEST, picture=picture)
-    return template.render(d=diagnosis, charts=charts, image_field=image_field)
+    facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE}
+    return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
 
 
 @dataclass(frozen=True, eq=False)

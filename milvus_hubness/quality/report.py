@@ -15,6 +15,8 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.kernels.primitives import finite_number
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.quality.tuning import FEWEST_QUERIES, default_biases
+from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 from milvus_hubness.texts import number
 
 
@@ -118,7 +120,7 @@ class Slice(NamedTuple):
 class Diagnosis:
     """The report before (strength 0) and after correction at `strength`. gain: paired difference of R@1 after and
     before. retrieval_*: as in `retrieval_summary`. These and recall need positives. slices: by the field `slice_by`,
-    largest first."""
+    largest first. bank: what the bank shows without labels."""
 
     title: str
     n_queries: int
@@ -136,12 +138,18 @@ class Diagnosis:
     retrieval_after: dict[str, float] | None
     coverage: BankReach | None
     verdict: dict[str, Any] | None
+    bank: Figures | None
     slice_by: str | None
     slices: list[Slice]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
         return {**measures.as_plain(self), "summary": self.summary}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the bank shows, in words; none without a bank of at least 40 queries."""
+        return findings(self.bank) if self.bank else []
 
     @property
     def summary(self) -> list[str]:
@@ -241,9 +249,18 @@ def diagnose(
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
         coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),
         verdict=None if verdict is None else measures.as_plain(verdict),
+        bank=_figures(bank, stored[:, :-1]),
         slice_by=slice_by,
         slices=[] if slice_by is None else pair.slices(slice_by, positives),
     )
+
+
+def _figures(bank: QueryBank | npt.ArrayLike | None, gallery: Vectors) -> Figures | None:
+    """Return what a bank of at least 40 queries shows."""
+    queries = None if bank is None else QueryBank.of(bank).vectors
+    if queries is None or len(queries) < 2 * FEWEST_QUERIES:
+        return None
+    return examine(queries, gallery, default_biases)
 
 
 class _Search(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import zlib
@@ -12,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.environment import RESULTS
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend
 from milvus_hubness.quality.collections import render
 from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.report import diagnose
+from milvus_hubness.quality.verdict import EXPECTED_GAIN
 from tests.pages import DARK, LIGHT, assert_accessible, browse, contrast, needs_chromium
 from tests.real_data import fit_on, load_task, needs_real_data
 
@@ -108,6 +111,25 @@ def test_the_page_holds_the_figures():
     for point in found.strengths:
         assert f"strength {point.strength:g}: {point.hubness.skewness:.2f}" in page.text
         assert f"strength {point.strength:g}: {100 * point.recall.estimate:.1f}%" in page.text
+
+
+def test_the_page_explains_what_the_bank_shows():
+    bank = np.random.default_rng(2).normal(size=(60, 8)) + 0.3
+    found = made(bank=bank)
+    page = Page(render(found))
+    assert "bank" in page.ids
+    assert f"this bank: {found.bank.two_views:.0%}; banks like it gain" in page.text
+    assert len(found.findings) >= 5
+    for finding in found.findings:
+        assert str(finding) in page.text
+    assert found.to_dict()["bank"]["two_views"] == found.bank.two_views
+    assert "bank" not in Page(render(made())).ids, "30 queries say too little"
+    assert_accessible(render(found))
+
+
+def test_the_expected_gain_is_that_of_the_saved_benchmark():
+    saved = json.loads((RESULTS / "defaults.json").read_text())
+    assert [list(point) for point in EXPECTED_GAIN] == saved["expected_gain"]
 
 
 def test_it_needs_nothing_but_itself():
