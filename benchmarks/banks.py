@@ -26,10 +26,10 @@ from sklearn.cluster import KMeans
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.estimators import Blend
-from milvus_hubness.quality.bank_checks import suspicions
 from milvus_hubness.quality.measures import Outcome, assess, k_occurrence, nearest, paired_difference, skewness
 from milvus_hubness.quality.trials import sweep
-from milvus_hubness.quality.tuning import decide, tune
+from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
+from milvus_hubness.quality.verdict import examine, findings
 from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
 Numbers = npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ class SearchRequest(NamedTuple):
 class Decision(NamedTuple):
     """What `tune` says of a bank, told one of TOLD.
 
-    suspected: the kinds of its suspicions. bias: (n_items,) what it applies. measured: the queries to ask.
+    suspected: the names of the findings that fail. bias: (n_items,) what it applies. measured: the queries to ask.
     """
 
     told: str
@@ -330,19 +330,21 @@ class Comparison:
         if free.choice is not None:
             fitted = free.choice.fit(QueryBank(bank), gallery=task.gallery)
             bias = np.float32(free.strength) * fitted.bias(task.gallery)
-        yield Decision("nothing", free.verdict, [one.kind for one in free.warnings], bias, queries)
+        yield Decision("nothing", free.verdict, [one.name for one in free.findings if one.fails], bias, queries)
 
         trials = sweep(QueryBank(bank), task.gallery)
         halves = np.array_split(np.random.default_rng(0).permutation(queries), 2)
         for known, measured in (halves, halves[::-1]):
             result = known[:KNOWN]
+            seen = examine(bank, task.gallery, default_biases, queries=task.query[result])
+            found = [one.name for one in findings(seen) if one.fails]
+            judged = judge_unlabelled(seen)
+            yield Decision("queries", judged.verdict, found, np.float32(judged.strength) * trials[-1].bias, measured)
             outcome = outcome_of(task, result, *(trial.bias for trial in trials))
-            found = [one.kind for one in suspicions(bank, task.gallery, task.query[result])]
-            for what, labels in (("queries", None), ("pairs", list(task.positives[result, None]))):
-                chosen, judged = decide(trials, outcome, task.query[result], task.gallery, labels)
-                bias = none if found else np.float32(judged.strength / chosen.strength) * chosen.bias
-                verdict = "leave it alone" if found else judged.verdict
-                yield Decision(what, verdict, found, bias, measured)
+            labels = list(task.positives[result, None])
+            chosen, judged = decide(trials, outcome, task.query[result], task.gallery, labels)
+            bias = np.float32(judged.strength / chosen.strength) * chosen.bias
+            yield Decision("pairs", judged.verdict, found, bias, measured)
 
 
 def broken(sizes: dict[str, Any], means: dict[str, Any]) -> list[str]:

@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.quality.bank_checks import suspicions
 from milvus_hubness.quality.measures import assess
 from milvus_hubness.quality.trials import sweep
 from milvus_hubness.quality.tuning import decide, tune
@@ -62,12 +61,11 @@ def run(name: str, splits: int) -> dict[str, Any]:
     swept = time.monotonic() - started
 
     free = [label_free(task, bank, seed) for seed in range(LABEL_FREE_SEEDS if n <= FEW_QUERIES else 1)]
-    labelled, unlabelled, verdicts, intervals, agreed, warned = [], [], [], [], 0, 0
+    labelled, unlabelled, verdicts, intervals, agreed = [], [], [], [], 0
     for seed in range(splits):
         validation, test = split(n, seed)
         asked, wanted = task.query[validation], list(positives[validation])
         chosen, judged = decide(trials, outcome.of(validation), asked, task.gallery, wanted, seed=seed)
-        warned += bool(suspicions(bank.vectors, task.gallery, asked, seed=seed))
         bias = np.float32(judged.strength / chosen.strength) * chosen.bias
         after = assess(task.query[test], task.gallery, [bias], list(positives[test]))
         labelled.append(after.hits.mean())
@@ -90,7 +88,6 @@ def run(name: str, splits: int) -> dict[str, Any]:
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         "label_free_verdicts": [verdict for verdict, _ in free],
         "agreement": agreed / splits,
-        "splits_with_warnings": warned,
         "mean_interval": (100 * np.mean(intervals, 0)).round(2).tolist(),
         "seconds": {"sweep": swept, "all": time.monotonic() - started},
     }

@@ -60,8 +60,8 @@ REPLACED = {
 WORDS = sorted({word for words in REPLACED.values() for word in words.split(", ")})
 
 PLAIN = {
-    "append", "each", "fetch", "finish", "found", "given", "kept", "known", "look", "looked", "looks", "repeat",
-    "restored", "settled", "there", "wanted", "way", "written",
+    "append", "each", "fetch", "finish", "found", "given", "halves", "kept", "known", "look", "looked", "looks",
+    "repeat", "restored", "settled", "there", "wanted", "way", "written",
 }  # fmt: skip
 """Words that plain English needs in sentences, and that say nothing in a name: refused in identifiers alone."""
 

@@ -83,7 +83,8 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if tuning["choice"]:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
-    typer.echo("\n".join(filter(None, (tuning["reason"], note))))
+    findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in tuning["findings"]]
+    typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
 
 
 def diagnose(

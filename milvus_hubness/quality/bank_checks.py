@@ -1,4 +1,4 @@
-"""Checks of a bank: signs of an unfit bank, coverage of the gallery, and drift of recent queries."""
+"""Checks of a bank: its reach, its coverage of the gallery, and drift of recent queries."""
 
 from __future__ import annotations
 
@@ -14,83 +14,12 @@ from milvus_hubness.kernels import topk, topk_mean
 from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 
-NARROW = 0.43
-NARROWER = 0.58
-CHOSEN = 0.02
-SHIFTED = 0.25
-SAMPLE = 10_000
 
-
-class Reach(NamedTuple):
-    """reached: number of items that are the nearest item of some query. share: that, divided by N·(1 − exp(−n/N)), its
-    expectation if all items were equally likely. once: share of queries that alone reach their nearest item, an
-    estimate of the probability that the next query reaches a new one (Good, Biometrika 1953)."""
-
-    queries: int
-    items: int
-    reached: int
-    share: float
-    once: float
-
-
-class Suspicion(NamedTuple):
-    """A sign of an unfit bank. kind: "narrow", "chosen" or "shifted". text: the observation, for people."""
-
-    kind: str
-    text: str
-
-
-def reach(queries: Vectors, gallery: Vectors) -> Reach:
-    """Return the reach of queries (n, d) over the items (N, d)."""
-    nearest = topk(queries, gallery, 1).indices[:, 0]
-    counts = np.bincount(nearest, minlength=len(gallery))
-    n, items, reached = len(queries), len(gallery), int((counts > 0).sum())
-    return Reach(n, items, reached, float(reached / (-items * np.expm1(-n / items))), float((counts == 1).sum() / n))
-
-
-def shift(bank: Vectors, queries: Vectors) -> float:
-    """Return ‖mean(bank) − mean(queries)‖² over their mean variance, less its expectation under chance."""
-    apart = bank.mean(0, dtype=np.float64) - queries.mean(0, dtype=np.float64)
-    spreads = [float(part.var(0, dtype=np.float64).sum()) for part in (bank, queries)]
-    by_chance = spreads[0] / len(bank) + spreads[1] / len(queries)
-    return float(max(0.0, apart @ apart - by_chance) / max(sum(spreads) / 2, 1e-30))
-
-
-def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0) -> list[Suspicion]:
-    """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
-
-    On eight real tasks, the figure compared with `NARROW` is at least 0.52 for their own banks and at most 0.35 for
-    banks that are picked or of other data sets; with `NARROWER`, 0.68 and 0.49; with `SHIFTED`, at most 0.002 for their
-    own and at least 1.7 for those of other data sets.
-    """
-    order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
-    seen = reach(bank[order], gallery)
-    if queries is None:
-        narrow, usual = seen.share < NARROW, "evenly spread queries would reach"
-        expected = seen.reached / seen.share
-    else:
-        n = min(len(queries), len(order))
-        real, alike = reach(queries[:n], gallery), reach(bank[order[:n]], gallery)
-        narrow, usual = alike.reached < NARROWER * real.reached, "real queries reach"
-        expected = seen.reached * real.reached / alike.reached
-    texts: dict[str, str] = {}
-    if narrow:
-        texts["narrow"] = (
-            f"the nearest items of the bank's {seen.queries} queries are only {seen.reached} of "
-            f"{seen.items}, where {usual} about {expected:.0f}: the bank is from another domain, or covers a "
-            "corner of this one"
-        )
-    if narrow and seen.once < CHOSEN:
-        texts["chosen"] = (
-            f"{seen.once:.1%} of the bank's queries have a nearest item of their own: such a bank is not "
-            "drawn from a stream of queries but picked to crowd few items"
-        )
-    if queries is not None and (apart := shift(bank, queries)) > SHIFTED:
-        texts["shifted"] = (
-            f"the distance of bank and queries is {apart:.2f} of their variance (of the same kind: under "
-            f"{SHIFTED}): they are of different kinds"
-        )
-    return [Suspicion(kind, text) for kind, text in texts.items()]
+def reach(queries: Vectors, gallery: Vectors) -> float:
+    """Return the number of items (N, d) that are the nearest of some query (n, d), divided by N·(1 − exp(−n/N)), its
+    expectation if all items were equally likely."""
+    reached = len(np.unique(topk(queries, gallery, 1).indices))
+    return float(reached / (-len(gallery) * np.expm1(-len(queries) / len(gallery))))
 
 
 ITEMS_PER_REGION = 25

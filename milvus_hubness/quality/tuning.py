@@ -16,15 +16,14 @@ from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import measures
-from milvus_hubness.quality.bank_checks import Suspicion, suspicions
 from milvus_hubness.quality.trials import Trial, sweep
+from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 from milvus_hubness.texts import points
 
 MEMBERS = 8
 UNEVENNESS_WEIGHT = 0.3
 FOLDS = 5
 PRIOR_GAIN = 0.04
-FALL_TO_APPLY = 0.15
 FALL_TO_TRY = 0.05
 WEAK = 0.6
 
@@ -43,13 +42,11 @@ class Judgement(NamedTuple):
     interval: measures.Interval | None
 
 
-def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int64]:
+def pick(uneven: Values, ranks: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """Return the numbers of the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
-    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance; without ranks
-    (n_trials, n_queries), by that index alone."""
-    score = -UNEVENNESS_WEIGHT * uneven
-    if ranks is not None:
-        score = score + (1 / ranks).mean(1)
+    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance. ranks: (n_trials,
+    n_queries)."""
+    score = (1 / ranks).mean(1) - UNEVENNESS_WEIGHT * uneven
     return np.sort(np.argsort(-score, kind="stable")[:MEMBERS])
 
 
@@ -98,16 +95,20 @@ def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: flo
     return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, interval)
 
 
-def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
-    """Return the verdict: "apply" if answers to held-out queries spread more evenly over the items. raw, mixed,
-    default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength."""
-    shares = f"from {raw:.1%} to {mixed:.1%}, and to {default:.1%} under the default Blend"
-    result = f"on held-out queries, excess answers taken by hubs go {shares}"
-    if relative_fall(raw, mixed, default) <= FALL_TO_TRY:
-        return Judgement("leave it alone", 0.0, f"{result}: correction does not help enough here", None)
-    if relative_fall(raw, mixed) <= FALL_TO_APPLY:
-        return Judgement("apply weakly", strength / 2, f"{result}: little, so half the strength", None)
-    return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, None)
+def judge_unlabelled(figures: Figures) -> Judgement:
+    """Return the verdict on a bank: "apply" unless a finding fails, with half the strength if the bank is narrow."""
+    shown = findings(figures)
+    if failed := "; ".join(str(finding) for finding in shown if finding.fails):
+        return Judgement("leave it alone", 0.0, failed, None)
+    reason = "; ".join(finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs"))
+    if figures.narrow:
+        return Judgement("apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None)
+    return Judgement("apply", 1.0, reason, None)
+
+
+def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
+    """Return the biases of the default Blend at full strength."""
+    return Blend().fit(bank, gallery=items).bias(items)
 
 
 def relative_fall(raw: float, *corrected: float) -> float:
@@ -139,15 +140,17 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class Tuning:
     """The trials, and the decision. choice, strength: the estimator to apply and the share of it; None and 0 for "leave
-    it alone", as always with warnings: signs of an unfit bank. candidate: the estimator that would otherwise apply.
-    interval: of the cross-validated gain in R@1, from labels. rows: the raw search, then all trials, best first."""
+    it alone". candidate: the estimator that would otherwise apply: the mix of the best trials, or the default Blend
+    without labels. findings: what the bank shows, which decides without labels and informs with them; none for a bank
+    of under 40 queries. interval: of the cross-validated gain in R@1, from labels. rows: the raw search, then all
+    trials, best first."""
 
     verdict: Verdict
     choice: Estimator | None
     strength: float
     reason: str
     interval: measures.Interval | None
-    warnings: tuple[Suspicion, ...]
+    findings: tuple[Finding, ...]
     candidate: Estimator
     rows: tuple[Row, ...]
     labelled: bool
@@ -174,9 +177,9 @@ def tune(
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
     queries: (n, d), n ≥ 20; by default half of the bank, which is then not fitted. positives: for each query the
-    number of its gallery item or several; R@1 then decides. Bank queries that are among `queries` are left out of the
-    fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled. Equal seeds give equal results. Raises
-    InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
+    number of its gallery item or several; R@1 then decides, else the findings of `quality.verdict`. Bank queries that
+    are among `queries` are left out of the fit. A gallery beyond 20,000 items and queries beyond 5,000 are sampled.
+    Equal seeds give equal results. Raises InvalidInput, BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -186,18 +189,22 @@ def tune(
         bank.expect_dim(targets.dim, "the target bank")
     fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
     items, answers = _some_items(items, answers, rng)
-    warnings = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
     trials = sweep(fitted, items, targets, progress=progress)
     raw = np.zeros(len(items), np.float32)
     outcome = measures.assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
-    chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
-    if warnings:
-        reasons = "; ".join(suspicion.text for suspicion in warnings)
-        judged = judged._replace(verdict="leave it alone", strength=0.0, reason=reasons)
+    figures = None
+    if len(bank) >= 2 * FEWEST_QUERIES:
+        real = None if queries is None else query_vectors
+        figures = examine(bank.vectors, items, default_biases, queries=real, seed=seed)
+    if answers is not None:
+        chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
+    else:
+        assert figures is not None, "a bank without labels has at least 40 queries"
+        chosen, judged = trials[-1], judge_unlabelled(figures)
     return Tuning(
         **judged._asdict(),
         choice=None if judged.verdict == "leave it alone" else chosen.estimator,
-        warnings=tuple(warnings),
+        findings=tuple(findings(figures)) if figures else (),
         candidate=chosen.estimator,
         rows=_table(trials, outcome, len(items), seed),
         labelled=answers is not None,
@@ -213,21 +220,18 @@ def decide(
     outcome: measures.Outcome,
     queries: Vectors,
     gallery: Vectors,
-    positives: Answers | None,
+    positives: Answers,
     *,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it. outcome: of the raw search, then the trials."""
     tried = measures.Outcome(outcome.ranks[1:], outcome.retrieved[1:])
     uneven = measures.unevenness(outcome, len(gallery))
-    members = pick(uneven[1:], tried.ranks if positives is not None else None)
+    members = pick(uneven[1:], tried.ranks)
     mixed = mix([trials[member] for member in members])
     after = measures.assess(queries, gallery, [mixed.bias])
-    evenness = float(uneven[0]), float(measures.unevenness(after, len(gallery))[0]), float(uneven[-1])
-    if positives is None:
-        return mixed, judge_unlabelled(*evenness, mixed.strength)
+    fall = relative_fall(float(uneven[0]), float(measures.unevenness(after, len(gallery))[0]), float(uneven[-1]))
     hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed)
-    fall = relative_fall(*evenness)
     return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
 
 
@@ -239,10 +243,11 @@ def _split(
     rng: np.random.Generator,
 ) -> tuple[QueryBank, Vectors, Answers | None]:
     """Return a bank to fit and disjoint queries to search with, and their positives."""
-    if queries is None:
-        if positives is not None:
-            raise InvalidInput("positives without the queries that they belong to: pass queries too")
+    if positives is None:
         bank.require(at_least=2 * FEWEST_QUERIES)
+    elif queries is None:
+        raise InvalidInput("positives without the queries that they belong to: pass queries too")
+    if queries is None:
         order, middle = rng.permutation(len(bank)), len(bank) // 2
         return QueryBank(bank.vectors[order[middle:]], bank.source), bank.vectors[order[:middle][:MOST_QUERIES]], None
     query_vectors, answers = as_vectors(queries, "the queries"), None

@@ -1,4 +1,4 @@
-"""tune: one pass equals direct fits, the verdict, and what a bad bank looks like."""
+"""tune: one pass equals direct fits, picks and mixes, and the verdict with labels and without."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same, score_spread
-from milvus_hubness.quality.bank_checks import reach, shift, suspicions
 from milvus_hubness.quality.measures import assess, ranks, unevenness
 from milvus_hubness.quality.trials import STRENGTHS, Trial, sweep
-from milvus_hubness.quality.tuning import decide, judge_labelled, judge_unlabelled, mix, pick, tune
-from tests.real_data import LARGEST_APART, load_task, needs_real_data
+from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
+from tests.real_data import load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
-SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
 
 
 @pytest.fixture
@@ -95,8 +93,8 @@ def test_a_mix_is_the_mean_of_its_trials(space):
 
 
 def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
-    uneven = np.linspace(0.2, 0.3, 20)
-    assert set(pick(uneven)) == set(range(8))
+    alike = np.full((20, 30), 4, np.int32)
+    assert set(pick(np.linspace(0.2, 0.3, 20), alike)) == set(range(8))
     even = np.full(20, 0.2)
     few = np.full((20, 30), 4, np.int32)
     few[12:] = 1
@@ -114,24 +112,6 @@ def test_verdicts():
     assert judge_labelled(raw, worse, 1.0, 0.4)[:2] == ("leave it alone", 0.0)
     assert judge_labelled(raw, raw, 1.0, 0.4).verdict == "apply"
     assert judge_labelled(raw, raw, 1.0, -0.1).verdict == "leave it alone"
-    assert judge_unlabelled(0.4, 0.2, 0.25, 0.9)[:2] == ("apply", 0.9)
-    assert judge_unlabelled(0.4, 0.36, 0.3, 0.9)[:2] == ("apply weakly", 0.45)
-    assert judge_unlabelled(0.4, 0.39, 0.3, 0.9)[:2] == ("leave it alone", 0.0)
-    assert judge_unlabelled(0.4, 0.2, 0.45, 0.9)[:2] == ("leave it alone", 0.0)
-    assert judge_unlabelled(0.0, 0.0, 0.0, 0.9).verdict == "leave it alone"
-
-
-def test_reach_and_shift_are_their_definitions():
-    gallery = np.eye(4, dtype=np.float32)
-    seen = reach(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], gallery)
-    assert seen[:3] == (5, 4, 3)
-    assert seen.share == pytest.approx(3 / (4 * (1 - np.exp(-5 / 4))))
-    assert seen.once == pytest.approx(2 / 5)
-    rng = np.random.default_rng(0)
-    near, far = rng.standard_normal((2, 500, 8)).astype(np.float32)
-    assert shift(near, near) == 0
-    assert shift(near, far) < 0.02
-    assert shift(near, far + 1) == pytest.approx(1, abs=0.1)
 
 
 class TestBadInput:
@@ -139,8 +119,10 @@ class TestBadInput:
         bank, gallery, queries = space
         with pytest.raises(InvalidInput, match="1 queries cannot judge a correction: 20 are needed"):
             tune(bank, gallery, queries=queries[:1], positives=[0])
-        with pytest.raises(BankTooSmall, match="at least 40 are needed"):
-            tune(bank.vectors[:39], gallery)
+        for more in ({}, {"queries": queries}):
+            with pytest.raises(BankTooSmall, match="at least 40 are needed"):
+                tune(bank.vectors[:39], gallery, **more)
+        assert tune(bank.vectors[:39], gallery, queries=queries, positives=np.arange(40)).findings == ()
 
     def test_labels_that_point_nowhere(self, space):
         bank, gallery, queries = space
@@ -196,7 +178,7 @@ class TestRealData:
         part = np.random.default_rng(0).permutation(500)[:250]
         told = labelled(V2T, part)
         assert told.verdict == "apply"
-        assert told.warnings == ()
+        assert not any(one.fails for one in told.findings)
         assert told.interval.estimate > 0
         assert told.rows[0].estimator is None
         r1s = [row.r1 for row in told.rows[1:]]
@@ -234,38 +216,16 @@ class TestRealData:
             assert told.choice is None
             assert told.strength == 0
 
-    @pytest.mark.parametrize("name", LARGEST_APART)
-    def test_no_suspicion_of_a_task_s_own_bank(self, name):
-        task = load_task(name)
-        asked = task.query[np.random.default_rng(0).permutation(len(task.query))[: len(task.query) // 2]]
-        assert suspicions(task.bank, task.gallery) == []
-        assert suspicions(task.bank, task.gallery, asked) == []
-
-    @pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
-    @pytest.mark.parametrize("name", LARGEST_APART)
-    def test_a_bank_that_crowds_few_items_is_found(self, name, share):
-        task = load_task(name)
-        bank = crowding(task.bank[:5000], task.gallery, share)
-        assert "narrow" in [suspicion.kind for suspicion in suspicions(bank, task.gallery)]
-        assert "narrow" in [suspicion.kind for suspicion in suspicions(bank, task.gallery, task.query[::2])]
-
-    @pytest.mark.parametrize("other", SMALL)
-    @pytest.mark.parametrize("name", SMALL)
-    def test_a_bank_of_another_data_set_is_found(self, name, other):
-        if name.split()[0] == other.split()[0]:
-            return
-        bank, task = load_task(other).bank, load_task(name)
-        assert suspicions(bank, task.gallery)
-        assert len(suspicions(bank, task.gallery, task.query[:250])) >= 1
-
-    def test_nothing_is_applied_from_a_bad_bank(self):
+    def test_labels_decide_whatever_the_bank_looks_like(self):
         task = load_task(V2T)
-        for bank in (load_task("clip_products t2i").bank, crowding(task.bank, task.gallery, 0.5)):
-            for more in ({}, {"queries": task.query, "positives": task.positives}):
-                told = tune(bank, task.gallery, **more)
-                assert (told.verdict, told.choice, told.strength) == ("leave it alone", None, 0)
-                assert told.reason.startswith("the nearest items of the bank's")
-                assert told.candidate is not None
+        bank = crowding(task.bank, task.gallery, 0.1)
+        free = tune(bank, task.gallery)
+        assert (free.verdict, free.choice, free.strength) == ("leave it alone", None, 0)
+        assert free.reason.startswith("the bank reaches")
+        assert free.candidate is not None
+        with_labels = tune(bank, task.gallery, queries=task.query, positives=task.positives)
+        assert [one.name for one in with_labels.findings if one.fails] == ["reach"]
+        assert with_labels.reason.startswith("cross-validated on 500 labelled queries")
 
 
 def crowding(bank, gallery, share):

@@ -1,0 +1,165 @@
+"""The verdict without labels: whether a bank fits a gallery, and how much of a correction to apply.
+
+The thresholds were chosen on tasks that include those of `benchmarks/defaults.py`, so its figures are in sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from milvus_hubness.banks.bank import QueryBank, Vectors
+from milvus_hubness.quality.bank_checks import THRESHOLD, drift_between, reach
+from milvus_hubness.quality.measures import DEPTH, assess, nearest, unevenness
+
+MOST_ITEMS, MOST_QUERIES, SCORED = 10_000, 5_000, 1_000
+VIEWS_AGREE, REACHED, FAR_BEST, EXCESS_TO_HALVE = 0.06, 0.35, 8.0, 0.12
+
+Biases: TypeAlias = Callable[[QueryBank, Vectors], Vectors]
+
+
+class Figures(NamedTuple):
+    """What a bank and a gallery show without labels.
+
+    agreement: correlation of the biases from two halves of the bank, at least 0. two_views: share of the queries that
+    find the same item first in two random halves of the dimensions, each corrected by itself. reach: number of items
+    that are the nearest of some bank query, over its expectation if all were equally likely. best_z: mean of the best
+    raw score of a query, in standard deviations above its mean score. before, after: Robin Hood index of N_10 on
+    queries that were not fitted, without correction and with it; by_chance: that of random answers. alike: share of
+    the variance that is between bank and gallery. real_queries: whether the searches were with real queries, not with
+    queries of the bank.
+    """
+
+    agreement: float
+    two_views: float
+    reach: float
+    best_z: float
+    before: float
+    after: float
+    by_chance: float
+    alike: float
+    real_queries: bool = False
+
+    @property
+    def narrow(self) -> bool:
+        """Whether hubs keep so much beyond chance that the bank may be of one topic, which real queries would show."""
+        return not self.real_queries and self.after - self.by_chance > EXCESS_TO_HALVE * (1 - self.by_chance)
+
+
+class Finding(NamedTuple):
+    """One figure in words. fails: whether it speaks against a correction. remedy: what to do then; empty if all is
+    well. A finding with a remedy that does not fail is a warning."""
+
+    name: str
+    text: str
+    fails: bool = False
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.remedy}" if self.remedy else self.text
+
+
+def examine(
+    bank: Vectors, gallery: Vectors, biases_of: Biases, *, queries: Vectors | None = None, seed: int = 0
+) -> Figures:
+    """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d), from at most 5,000 and 10,000 rows of them.
+    biases_of: fits items (n, d) at full strength, on half of the bank. queries: by default the other half."""
+    rng = np.random.default_rng(seed)
+    sample = bank[rng.permutation(len(bank))[:MOST_QUERIES]]
+    items = gallery[np.sort(rng.permutation(len(gallery))[:MOST_ITEMS])]
+    fitted, rest = sample[: len(sample) // 2], sample[len(sample) // 2 :]
+    searched = rest if queries is None else queries[:MOST_QUERIES]
+    bias = biases_of(QueryBank(fitted), items)
+    agreement = _correlation(bias, biases_of(QueryBank(rest), items))
+    outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
+    before, after = unevenness(outcome, len(items)).tolist()
+    firsts = []
+    for own_fitted, own_searched, own_items in _views((fitted, searched, items), rng):
+        own_bias = biases_of(QueryBank(own_fitted), own_items)
+        firsts.append(nearest(own_searched, own_items, 1, own_bias)[:, 0])
+    return Figures(
+        agreement,
+        float((firsts[0] == firsts[1]).mean()),
+        reach(sample, items),
+        _best_z(sample[:SCORED], items),
+        before,
+        after,
+        chance_unevenness(min(DEPTH, len(items)) * len(searched) / len(items)),
+        drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed).statistic,
+        queries is not None,
+    )
+
+
+def findings(figures: Figures) -> list[Finding]:
+    """Return the figures in words, each with a remedy if it speaks against a correction or is a warning."""
+    f = figures
+    rows = [
+        (
+            "agreement",
+            f"the two halves of the bank agree to {f.agreement:.2f}, which is the share of the bias to apply",
+            f.agreement == 0,
+            "their biases are noise, so collect more queries",
+        ),
+        (
+            "two views",
+            f"answers from two halves of the dimensions agree on {f.two_views:.0%} of the queries",
+            f.two_views < VIEWS_AGREE,
+            f"below {VIEWS_AGREE:.0%}, the bank is foreign: use queries of this collection, embedded by its model",
+        ),
+        (
+            "reach",
+            f"the bank reaches {f.reach:.0%} of the items that evenly spread queries would reach",
+            f.reach < REACHED,
+            f"below {REACHED:.0%}, it covers a corner of the gallery: draw the bank at random from all queries",
+        ),
+        (
+            "best score",
+            f"the best raw score of a query is {f.best_z:.1f} standard deviations above its mean score",
+            f.best_z > FAR_BEST,
+            f"above {FAR_BEST:g}, scores are like those of a re-ranker: search them as they are",
+        ),
+        (
+            "hubs",
+            f"excess answers taken by hubs go from {f.before:.1%} to {f.after:.1%} on queries that were not fitted",
+            f.after >= f.before,
+            "no hubs are removed, so keep the raw search",
+        ),
+    ]
+    shown = [Finding(name, text, fails, remedy if fails else "") for name, text, fails, remedy in rows]
+    warning = Finding("kind", "bank and gallery are distributed alike", False, "check that it holds queries, not items")
+    return [*shown, warning] if f.alike < THRESHOLD else shown
+
+
+def chance_unevenness(mean: float) -> float:
+    """Return the expected Robin Hood index of N_k if answers were drawn at random: that of Poisson counts."""
+    whole = math.floor(mean)
+    return math.exp(whole * math.log(mean) - mean - math.lgamma(whole + 1))
+
+
+def _correlation(first: Vectors, second: Vectors) -> float:
+    """Return the correlation of two biases (n,), at least 0; 0 if one of them is constant."""
+    one, other = (bias - bias.mean(dtype=np.float64) for bias in (first.astype(np.float64), second.astype(np.float64)))
+    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return max(0.0, float(one @ other) / scale) if scale else 0.0
+
+
+def _best_z(queries: Vectors, items: Vectors) -> float:
+    """Return the mean over queries of (largest − mean score) / standard deviation; zero vectors are left out."""
+    scores = queries @ items.T
+    spread = scores.std(1)
+    clear = spread > 1e-6 * np.abs(scores).max()
+    best = (scores.max(1) - scores.mean(1))[clear] / spread[clear]
+    return float(best.mean()) if len(best) else 0.0
+
+
+def _views(parts: Sequence[Vectors], rng: np.random.Generator) -> Iterator[list[Vectors]]:
+    """Yield the vectors in each of two random halves of their dimensions after a random rotation: random signs, then
+    the Fourier transform, whose frequencies are drawn at random."""
+    dim = max(4, parts[0].shape[1])
+    signs = rng.choice(np.array([-1, 1], np.float32), parts[0].shape[1])
+    spectra = [np.fft.rfft(part * signs, dim).astype(np.complex64) for part in parts]
+    for half in np.array_split(rng.permutation(dim // 2 + 1), 2):
+        yield [np.ascontiguousarray(spectrum[:, half]).view(np.float32) for spectrum in spectra]
