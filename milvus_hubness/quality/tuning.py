@@ -98,8 +98,8 @@ def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: flo
 def judge_unlabelled(figures: Figures) -> Judgement:
     """Return the verdict on a bank: "apply" unless a finding fails, with half the strength if the bank is narrow."""
     shown = findings(figures)
-    if failed := [str(finding) for finding in shown if finding.fails]:
-        return Judgement("leave it alone", 0.0, "; ".join(failed), None)
+    if failed := "; ".join(str(finding) for finding in shown if finding.fails):
+        return Judgement("leave it alone", 0.0, failed, None)
     reason = "; ".join(finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs"))
     if figures.narrow:
         return Judgement("apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None)
@@ -194,8 +194,8 @@ def tune(
     outcome = measures.assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
-        others = None if queries is None else query_vectors
-        figures = examine(bank.vectors, items, default_biases, queries=others, seed=seed)
+        real = None if queries is None else query_vectors
+        figures = examine(bank.vectors, items, default_biases, queries=real, seed=seed)
     if answers is not None:
         chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
     else:
