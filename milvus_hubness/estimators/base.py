@@ -242,11 +242,11 @@ def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
     return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
 
 
-def _correlation(first: Vectors, second: Vectors) -> float:
-    """Return the correlation of two vectors (n,); 0 if one of them is constant."""
+def correlation(first: Vectors, second: Vectors) -> float:
+    """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
     one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
     scale = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / scale if scale else 0.0
+    return max(0.0, float(one @ other) / scale) if scale else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +300,7 @@ class FittedBias:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
             parts = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
             biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
-            agreement = max(0.0, _correlation(*biases))
+            agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
 
 

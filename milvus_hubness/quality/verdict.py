@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
+from milvus_hubness.estimators.base import correlation
 from milvus_hubness.quality.bank_checks import THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import DEPTH, assess, nearest, unevenness
 
@@ -76,7 +77,7 @@ def examine(
     fitted, rest = sample[: len(sample) // 2], sample[len(sample) // 2 :]
     searched = rest if queries is None else queries[:MOST_QUERIES]
     bias = biases_of(QueryBank(fitted), items)
-    agreement = _correlation(bias, biases_of(QueryBank(rest), items))
+    agreement = correlation(bias, biases_of(QueryBank(rest), items))
     outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
     before, after = unevenness(outcome, len(items)).tolist()
     firsts = []
@@ -140,13 +141,6 @@ def chance_unevenness(mean: float) -> float:
     """Return the expected Robin Hood index of N_k if answers were drawn at random: that of Poisson counts."""
     whole = math.floor(mean)
     return math.exp(whole * math.log(mean) - mean - math.lgamma(whole + 1))
-
-
-def _correlation(first: Vectors, second: Vectors) -> float:
-    """Return the correlation of two biases (n,), at least 0; 0 if one of them is constant."""
-    one, other = (bias - bias.mean(dtype=np.float64) for bias in (first.astype(np.float64), second.astype(np.float64)))
-    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return max(0.0, float(one @ other) / scale) if scale else 0.0
 
 
 def _best_z(queries: Vectors, items: Vectors) -> float:
