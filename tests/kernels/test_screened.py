@@ -49,6 +49,17 @@ def unit(n, d):
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+def with_common_part(n, m, d, cosine, l2=False):
+    """Rows and a bank with a mean cosine. l2: with two more columns, of rows 1 and 0, of the bank −½‖b‖² and 0."""
+    common = unit(1, d)
+    X, B = (np.sqrt(1 - cosine) * unit(rows, d) + np.sqrt(cosine) * common for rows in (n, m))
+    if l2:
+        B *= RNG.uniform(0.9, 1.1, (m, 1))
+        B = np.hstack([B, -0.5 * (B**2).sum(1, keepdims=True), np.zeros((m, 1))])
+        X = np.hstack([X, np.ones((n, 1)), np.zeros((n, 1))])
+    return X.astype(np.float32), B.astype(np.float32)
+
+
 def check(X, B, k, atol=1e-6, device="cpu"):
     exact = -np.sort(-(X.astype(np.float64) @ B.astype(np.float64).T), axis=1)[:, :k]
     np.testing.assert_allclose(topk_mean(X, B, k, device=device), exact.mean(1), rtol=0, atol=atol)
@@ -70,22 +81,30 @@ def test_random_rows(dense_rows, device, m, k):
 @pytest.mark.parametrize("cosine", [0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("dim", [100, 384, 512, 514])
 def test_no_row_is_left_over_however_much_the_vectors_have_in_common(dense_rows, device, dim, cosine):
-    """514 is L2 at 512: two more columns of the bank, −½‖b‖² and 0, and 1 and 0 of the rows. Lengths differ there."""
-    width = dim - 2 if dim == 514 else dim
-    common = unit(1, width)
-    X, B = (np.sqrt(1 - cosine) * unit(n, width) + np.sqrt(cosine) * common for n in (80, 4000))
-    if dim == 514:
-        B *= RNG.uniform(0.9, 1.1, (len(B), 1))
-        B = np.hstack([B, -0.5 * (B**2).sum(1, keepdims=True), np.zeros((len(B), 1))])
-        X = np.hstack([X, np.ones((len(X), 1)), np.zeros((len(X), 1))])
-    check(X.astype(np.float32), B.astype(np.float32), 16, atol=3e-6, device=device)
+    """514 is L2 at 512."""
+    l2 = dim == 514
+    X, B = with_common_part(40, 4000, dim - 2 * l2, cosine, l2)
+    check(X, B, 16, atol=3e-6, device=device)
     assert dense_rows == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("l2", [False, True])
+@pytest.mark.parametrize("k", [16, 128])
+@pytest.mark.parametrize("cosine", [0, 0.5, 0.8, 0.95])
+@pytest.mark.parametrize("dim", [100, 384, 512, 768, 1000])
+def test_no_row_of_a_large_bank_is_left_over(dense_rows, dim, cosine, k, l2):
+    X, B = with_common_part(512, 50_000, dim, cosine, l2)
+    with kernel_policy(kernel="screened", least_screened=(0, 0), screened_tile=None):
+        topk_mean(X, B, k, device="cpu")
+    assert sum(dense_rows) == 0
 
 
 def test_vectors_with_a_large_common_part(dense_rows, device):
     """The scores differ by less than bfloat16 tells apart, and their float32 sums by a millionth of their size."""
-    X, B = unit(60, 64) + np.float32(4), unit(4000, 64) + np.float32(4)
-    check(X, B, 9, atol=2e-3, device=device)
+    X, B = unit(60, 64) + np.float32(8), unit(4000, 64)
+    B += 8 - B.mean(1, keepdims=True)
+    check(X, B, 9, atol=5e-3, device=device)
     assert dense_rows == []
 
 
