@@ -42,10 +42,10 @@ test-long: .venv/installed-for-tests
 crash: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos
 
-# On a machine with an H100 or H200: the tests on the device, and the targets for it.
+# On a machine with a CUDA device: the tests on it, and the kernels beside plain torch and FAISS.
 bench-gpu: .venv/installed-for-tests
 	$(BIN)/pytest -n 0 -m gpu tests/kernels
-	$(BIN)/python -m benchmarks.kernels --gpu --save
+	$(BIN)/python -m benchmarks.kernels_gpu --save
 
 lint: .venv/installed-for-tests
 	$(BIN)/ruff check .

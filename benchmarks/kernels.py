@@ -1,7 +1,6 @@
 """The kernels beside other libraries', in one run on the same data: time, error against float64, memory.
 
     python -m benchmarks.kernels [--part exact|approximate] [--threads N …] [--rows N] [--save]
-    python -m benchmarks.kernels --gpu [--save]
 
 exact: the mean of the 128 largest of 113,000 products for 5,000 random unit vectors of 512 dimensions, by this package,
 nnn-retrieval, FAISS flat and torch in tiles, on each number of threads; each is timed twice, in turns, and the faster
@@ -9,7 +8,7 @@ counts. approximate: what an approximate bank wins on caption_document, its gall
 items; each timed three times. Exits with 1 where the exact kernel is slower than FAISS on any number of threads, or on
 the largest not 1.6 times as fast as nnn-retrieval, or the approximate one is off by more than 1% of the means' standard
 deviation or not 5 times as fast as nnn-retrieval.
---gpu: `benchmarks.kernels_gpu`. --save: keep the results; without it they are only printed.
+--save: keep the results; without it they are only printed.
 """
 
 from __future__ import annotations
@@ -194,16 +193,11 @@ def approximate_part(threads: list[int], keep: bool) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
-    if options.gpu:
-        from benchmarks.kernels_gpu import main as on_gpu
-
-        return on_gpu(keep=options.save)
     threads = sorted(set(options.threads))
     held = True
     if options.part != "approximate":

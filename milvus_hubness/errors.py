@@ -15,7 +15,6 @@ EXTRAS = {
     **dict.fromkeys(("apscheduler", "cronsim", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
     "ray": "ray",
-    "triton": "gpu",
 }
 """The extra of this package that installs a module."""
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")

@@ -66,23 +66,23 @@ def test_no_constant_of_the_product_is_set():
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ('monkeypatch.setattr(fused, "MOST_SURVIVORS", 1)', "kernels.fused.MOST_SURVIVORS"),
+        ('monkeypatch.setattr(screened, "MOST_SELECTED", 1)', "kernels.screened.MOST_SELECTED"),
         ('monkeypatch.setattr("milvus_hubness.errors._remembered", set())', "errors._remembered"),
         ('patch.setattr(milvus_hubness.errors, "_remembered", set())', "errors._remembered"),
-        ('with mock.patch("milvus_hubness.kernels.fused.ROWS", 1): ...', "kernels.fused.ROWS"),
-        ('with mock.patch.object(fused, "ROWS", 1): ...', "kernels.fused.ROWS"),
-        ('setattr(fused, "ROWS", 1)', "kernels.fused.ROWS"),
-        ('monkeypatch.setitem(SUMMING, "bfloat16", None)', "kernels.fused.SUMMING"),
-        ('monkeypatch.setitem(SUMMING if SUMMING else {}, "bfloat16", None)', "kernels.fused.SUMMING"),
-        ("SUMMING[0] = 1", "kernels.fused.SUMMING"),
-        ("fused.ROWS = 1", "kernels.fused.ROWS"),
-        ("for fused.ROWS in (1, 2): ...", "kernels.fused.ROWS"),
-        ("fused.ROWS += 1", "kernels.fused.ROWS"),
+        ('with mock.patch("milvus_hubness.kernels.screened.GROUP", 1): ...', "kernels.screened.GROUP"),
+        ('with mock.patch.object(screened, "GROUP", 1): ...', "kernels.screened.GROUP"),
+        ('setattr(screened, "GROUP", 1)', "kernels.screened.GROUP"),
+        ('monkeypatch.setitem(TILE_SIZES, "cpu", None)', "kernels.primitives.TILE_SIZES"),
+        ('monkeypatch.setitem(TILE_SIZES if TILE_SIZES else {}, "cpu", None)', "kernels.primitives.TILE_SIZES"),
+        ('TILE_SIZES["cpu"] = 1', "kernels.primitives.TILE_SIZES"),
+        ("screened.GROUP = 1", "kernels.screened.GROUP"),
+        ("for screened.GROUP in (1, 2): ...", "kernels.screened.GROUP"),
+        ("screened.GROUP += 1", "kernels.screened.GROUP"),
     ],
 )
 def test_a_constant_that_is_set_is_found(line, name):
-    imports = "import milvus_hubness.errors\nfrom milvus_hubness.kernels import fused\n"
-    source = f"{imports}from milvus_hubness.kernels.fused import SUMMING\ndef test(monkeypatch):\n    {line}\n"
+    imports = "import milvus_hubness.errors\nfrom milvus_hubness.kernels import screened\n"
+    source = f"{imports}from milvus_hubness.kernels.primitives import TILE_SIZES\ndef test(monkeypatch):\n    {line}\n"
     assert constants_set(source) == [f"milvus_hubness.{name}"]
 
 

@@ -51,7 +51,7 @@ def distributions_of():
     return packages_distributions()
 
 
-@pytest.mark.parametrize("module", sorted(set(EXTRAS) - {"tomli", "triton", "ray"}))
+@pytest.mark.parametrize("module", sorted(set(EXTRAS) - {"tomli", "ray"}))
 def test_the_extra_that_is_named_installs_the_module(module, distributions_of):
     lines = project(".")["optional-dependencies"][EXTRAS[module]]
     [distribution] = set(distributions_of[module])

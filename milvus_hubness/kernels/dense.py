@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from milvus_hubness.kernels.operands import Operands, full_precision
-from milvus_hubness.kernels.primitives import POLICY, kernel_on
+from milvus_hubness.kernels.primitives import POLICY
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
@@ -85,10 +85,6 @@ def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
     """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,). weights:
     (m,) float32. Needs no memory as large as the scores."""
-    if kernel_on(scores.device) == "fused":
-        from milvus_hubness.kernels import fused
-
-        return fused.cached_logsumexp(scores, tau, weights)
     size = max(1, POLICY.get().tile_size_of(scores.device.type) // scores.shape[1])
     with full_precision(scores.device):
         parts = [

@@ -70,7 +70,8 @@ def cuda_devices() -> list[str]:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no gradients."""
+    """Within the block, products have full precision: no TF32, no sums in bfloat16, no autocast; and no gradients."""
+    matmul = torch.backends.cuda.matmul
     library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     backend: Any = getattr(library, "matmul", None)
     full: tuple[str, ...] = ("highest",)
@@ -79,18 +80,19 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if hasattr(backend, "fp32_precision"):  # Newer versions of torch have a setting for each backend.
         full, write = ("ieee", "none"), partial(setattr, backend, "fp32_precision")
         read = partial(getattr, backend, "fp32_precision")
-    before = read()
+    before, reduced = read(), matmul.allow_bf16_reduced_precision_reduction
     if before not in full:
         write(full[0])
+    if reduced:
+        matmul.allow_bf16_reduced_precision_reduction = False
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             yield
     finally:
         if before not in full:
             write(before)
-
-
-HALF_PRECISION = (torch.bfloat16, torch.float16)
+        if reduced:
+            matmul.allow_bf16_reduced_precision_reduction = True
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,13 @@ class Operands:
     def of(cls, X: Matrix, B: Matrix, device: str) -> Operands:
         """Prepare operands for a device; with "auto", tensors X on CUDA stay there.
 
-        The dtype is float64 if both are float64, else float32; the fused kernel takes bfloat16 or float16 if both are
-        tensors of it, and accumulates products in float32. Raises as `validate_operands` and `resolve_device` do.
+        The dtype is float64 if both are float64, else float32. Raises as `validate_operands` and `resolve_device` do.
         """
         validate_operands(X, B)
         target = X.device if device == "auto" and is_tensor(X) and X.is_cuda else resolve_device(device)
         if _is_double(X) and _is_double(B):
             return cls(X, as_tensor(B, torch.float64, target))
-        kernel = kernel_on(target)
-        dtype = torch.float32
-        if kernel == "fused" and is_tensor(B) and X.dtype == B.dtype and B.dtype in HALF_PRECISION:
-            dtype = B.dtype
-        return cls(X, as_tensor(B, dtype, target), kernel)
+        return cls(X, as_tensor(B, torch.float32, target), kernel_on(target))
 
     @property
     def device(self) -> torch.device:
@@ -144,21 +141,14 @@ class Operands:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return an empty result tensor on the device of X."""
         where = self.X.device if is_tensor(self.X) else "cpu"
-        result = torch.float32 if self.bank.dtype in HALF_PRECISION else self.bank.dtype
-        return torch.empty(shape, dtype=dtype or result, device=where)
+        return torch.empty(shape, dtype=dtype or self.bank.dtype, device=where)
 
     def temperature(self, tau: float, weights: Matrix | None) -> tuple[float, torch.Tensor]:
         """Return tau, and the weights in the dtype of the result."""
-        dtype = torch.float64 if self.bank.dtype == torch.float64 else torch.float32
-        tau = max(tau, torch.finfo(dtype).tiny)
+        tau = max(tau, torch.finfo(self.bank.dtype).tiny)
         if weights is None:
-            return tau, self.bank.new_zeros(len(self.bank), dtype=dtype)
-        return tau, as_tensor(weights, dtype, self.device)
-
-    def in_full(self, rows: Matrix | None = None) -> Operands:
-        """Return operands for the dense kernel, in at least float32, with these rows in place of X."""
-        bank = self.bank.float() if self.bank.dtype in HALF_PRECISION else self.bank
-        return Operands(self.X if rows is None else rows, bank)
+            return tau, self.bank.new_zeros(len(self.bank))
+        return tau, as_tensor(weights, self.bank.dtype, self.device)
 
 
 def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -196,7 +186,8 @@ def compute(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tu
     size = max(1, -(-X.shape[0] // len(places)))
     shares = [X[start : start + size] for start in range(0, max(1, X.shape[0]), size)]
     runs = [copy_context().run for _ in places]
-    with ThreadPoolExecutor(len(places)) as pool:
+    # Settings of the whole process change once: a thread that ends must not restore them for the others.
+    with full_precision(resolve_device(places[0])), ThreadPoolExecutor(len(places)) as pool:
         parts = list(pool.map(lambda run, *own: run(_on_one, name, B, arguments, *own), runs, shares, places))
     join: Any = torch.cat if is_tensor(X) else np.concatenate
     return tuple(join(part) for part in zip(*parts, strict=True))
@@ -220,6 +211,6 @@ def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel
 
     n, (m, d), (rows, work) = operands.X.shape[0], operands.bank.shape, POLICY.get().least_screened
     is_small = n < rows or n * m * d < work
-    if name == "logsumexp" or is_small or min(m, tiles_for(d).columns) < SCREENED_SHARE * arguments[0]:
+    if name == "logsumexp" or is_small or min(m, tiles_for(d, operands.device).columns) < SCREENED_SHARE * arguments[0]:
         return "dense"
     return "screened"

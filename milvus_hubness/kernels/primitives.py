@@ -1,9 +1,8 @@
 """The two primitives, the k largest inner products and their log-sum-exp, by the fastest kernel for the call.
 
 `on_numpy` computes small products, and all of a process that neither runs a job nor has imported torch, such as a
-search service. In other processes torch computes: on CUDA by `fused` (Triton), on a CPU that multiplies bfloat16
-natively by `screened`, and elsewhere, for float64, and for shapes that these are not made for, by `dense`. All are
-exact up to the rounding of float32.
+search service. In other processes torch computes: where the device multiplies bfloat16 natively by `screened`, and
+elsewhere, for float64, and for shapes that it is not made for, by `dense`. All are exact up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -88,9 +87,9 @@ def convert_fields(options: object, convert: Callable[..., Any], *names: str, **
         object.__setattr__(options, name, convert(name, getattr(options, name), **limits))
 
 
-Kernel: TypeAlias = Literal["numpy", "fused", "screened", "dense"]
+Kernel: TypeAlias = Literal["numpy", "screened", "dense"]
 ALL_DEVICES = "cuda:all"
-TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "survivors": 1 << 28}
+TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 28}
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ class KernelPolicy:
 
     kernel: for all calls; "numpy" for those on arrays. devices: those of "cuda:all". numpy_below: products of numbers
     below which NumPy is as fast as torch. least_screened: rows, and products of numbers, from which a screen is faster
-    than the dense kernel. tile_size: scores in memory at once. sample: scores from which the fused kernel takes a
-    threshold. sinkhorn_limits: bytes of scores that a CPU stores, and pairs that it recomputes.
+    than the dense kernel. tile_size: scores in memory at once. screened_tile: rows and columns. sinkhorn_limits: bytes
+    of scores that a CPU stores, and pairs that it recomputes.
     """
 
     kernel: Kernel | None = None
@@ -109,8 +108,6 @@ class KernelPolicy:
     least_screened: tuple[int, int] = (128, 1 << 32)
     tile_size: int | None = None
     screened_tile: tuple[int, int] | None = None
-    fused_tile: tuple[int, int, int, int, int] | None = None
-    sample: int = 8192
     sinkhorn_limits: tuple[int, float] = (1 << 30, 2e10)
 
     def tile_size_of(self, use: str) -> int:
@@ -167,7 +164,7 @@ def uses_numpy(products: int, device: str = "auto") -> bool:
 
 
 def kernel_for(device: str = "auto") -> Kernel:
-    """Return the kernel for large products on a device: "numpy", "fused", "screened" or "dense"."""
+    """Return the kernel for large products on a device: "numpy", "screened" or "dense"."""
     if uses_numpy(POLICY.get().numpy_below, device):
         return "numpy"
     return kernel_on(resolve_device(device))
@@ -194,30 +191,19 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """Return the policy's kernel, or "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU
-    that multiplies bfloat16 natively if FAISS is installed, and otherwise "dense"."""
+    """Return the policy's kernel, or "screened" on a device that multiplies bfloat16 natively, such as CUDA from
+    capability 8.0 on, and otherwise "dense"."""
     if (kernel := POLICY.get().kernel) and kernel != "numpy":
         return kernel
-    if device.type == "cuda":
-        import torch
-
-        capable = torch.cuda.get_device_capability(device) >= (8, 0)
-        return "fused" if capable and _is_installed("triton") else "dense"
-    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
+    return "screened" if multiplies_bfloat16(device) else "dense"
 
 
-@cache
-def _is_installed(module: str) -> bool:
-    return find_spec(module) is not None
-
-
-@cache
-def multiplies_bfloat16() -> bool:
+def multiplies_bfloat16(device: torch.device) -> bool:
     import torch
 
-    cpu: Any = torch.cpu
-    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(check is not None and check() for check in checks)
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def validate_operands(X: Matrix, B: Matrix) -> None:

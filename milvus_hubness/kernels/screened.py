@@ -1,28 +1,37 @@
-"""Top-k means on CPUs with native bfloat16: screened in bfloat16, then computed exactly.
+"""Top-k means on devices with native bfloat16, CPUs and CUDA: screened in bfloat16, then computed exactly.
 
-Rounding both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower
-bound of the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that
-bound less 2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
+The screen subtracts the mean of the bank, which changes all scores of a row by the same number. It subtracts the mean c
+of X too, and adds c·b in float32, as three more columns of the bank, if there is room for them or c is large. Rounding
+both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower bound of
+the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that bound less
+2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, share_out
+from milvus_hubness.kernels.operands import Operands, as_tensor, share_out
 from milvus_hubness.kernels.primitives import POLICY, import_faiss
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 
 SECOND_CACHE, THIRD_CACHE = 1 << 20, 32 << 20
 """Assumed bytes of the caches of a core and of a CPU: the least that CPUs with native bfloat16 have."""
+ALIGNED = 64
+"""Factor of the width of rounded vectors: cuBLAS is slow for widths such as 514."""
+PARTS = 3
+"""Numbers in bfloat16 whose sum is one in float32."""
+LARGE_MEAN = 0.8
+"""Norm of the mean of X, as a share of the mean norm, from which it is worth more columns."""
 GROUP, GROUPS_TOGETHER = 8, 8
-LEAST_COLUMNS = 1 << 14
+LEAST_COLUMNS, CUDA_ROWS = 1 << 14, 4096
 LEAST_GROUPS = 4
 """Least number of groups for each of the k: with fewer, two of the k largest fall into one group."""
 MOST_SELECTED = 8
@@ -30,6 +39,9 @@ MOST_SELECTED = 8
 USUAL_SHARE = 1 / 16
 HALF_UNIT = 2.0**-8
 """Largest relative error of rounding to bfloat16."""
+SUM_UNIT = 2.0**-22
+"""Largest error of a term of a sum in float32, in units of the product of the norms: it covers any order, tensor cores,
+which cut instead of rounding, and the rounding of the centred bank and of the norms."""
 
 
 class Tiles(NamedTuple):
@@ -40,21 +52,25 @@ class Tiles(NamedTuple):
 
 
 class _Bank(NamedTuple):
-    """The bank in two precisions. exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple
-    of the groups. norm: of the longest row. error: the largest norm of a row's rounding error."""
+    """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: the bank less its
+    mean, and the products with the center in PARTS, (p, q) bfloat16, with zeros up to multiples of the groups and of
+    ALIGNED. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding error."""
 
     exact: torch.Tensor
+    center: torch.Tensor
     rounded: torch.Tensor
     norm: float
     error: float
 
 
-def tiles_for(dim: int) -> Tiles:
+def tiles_for(dim: int, device: torch.device) -> Tiles:
     """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
-    columns that their scores would fill the third-level cache; or those of the policy."""
-    rows = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128))
-    whole = GROUP * GROUPS_TOGETHER
-    return Tiles(*POLICY.get().screened_tile or (rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole))
+    columns that their scores would fill the third-level cache; on CUDA larger ones; or those of the policy."""
+    policy, whole = POLICY.get(), GROUP * GROUPS_TOGETHER
+    rows, scores = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)), THIRD_CACHE // 2
+    if device.type == "cuda":
+        rows, scores = CUDA_ROWS, policy.tile_size_of("screened")
+    return Tiles(*policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole))
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
@@ -81,8 +97,8 @@ def _screened(
 ) -> Results:
     """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k). exact: the
     dense kernel, for the rows that the screen is not certain of."""
-    threads, bank = torch.get_num_threads(), _rounded(operands.bank)
-    tiles, unsure = tiles_for(bank.exact.shape[1]), []
+    threads, bank = 1 if operands.bank.is_cuda else torch.get_num_threads(), _rounded(operands)
+    tiles, unsure = tiles_for(bank.exact.shape[1], operands.device), []
 
     def work(task: tuple[slice, torch.Tensor]) -> None:
         part, x = task
@@ -90,37 +106,44 @@ def _screened(
         for result, rows in zip(results, reduce(values, columns), strict=True):
             result[part] = rows
         if not sure.all():
-            unsure.append(part.start + (~sure).nonzero()[:, 0].numpy())
+            unsure.append(part.start + (~sure).nonzero()[:, 0].cpu().numpy())
 
     share_out(work, operands.rows(tiles.rows), threads)
     if unsure:
         numbers = np.concatenate(unsure)
-        for result, rows in zip(results, exact(operands.in_full(operands.X[numbers]), k), strict=True):
+        for result, rows in zip(results, exact(Operands(operands.X[numbers], operands.bank), k), strict=True):
             result[numbers] = rows
     return results
 
 
-def _rounded(bank: torch.Tensor) -> _Bank:
-    m, d = bank.shape
-    whole, size = GROUP * GROUPS_TOGETHER, 4096
-    exact = bank.contiguous()
-    rounded = torch.zeros(-(-m // whole) * whole, d, dtype=torch.bfloat16)
-    norm = error = 0.0
-    for start in range(0, m, size):
-        part = exact[start : start + size]
-        near = part.bfloat16()
-        rounded[start : start + len(part)] = near
-        norm = max(norm, float(part.norm(dim=1).max()))
-        error = max(error, float((part - near).norm(dim=1).max()))
-    return _Bank(exact, rounded, norm, error)
+def _rounded(operands: Operands) -> _Bank:
+    exact, (m, d), whole = operands.bank.contiguous(), operands.bank.shape, GROUP * GROUPS_TOGETHER
+    sample = as_tensor(operands.X[:: max(1, len(operands.X) // 1024)], exact.dtype, exact.device)
+    mean, center = exact.mean(0), sample.mean(0)
+    is_large = bool(center.norm() > LARGE_MEAN * sample.norm(dim=1).mean())
+    width = -(-(d + PARTS * is_large) // ALIGNED) * ALIGNED
+    center *= width >= d + PARTS
+    rounded = exact.new_zeros(-(-m // whole) * whole, width, dtype=torch.bfloat16)
+    norms = []
+    for part, near in zip(torch.split(exact, 4096), torch.split(rounded[:m], 4096), strict=True):
+        centered = part - mean
+        near[:, :d] = centered
+        rest = centered @ center
+        for column in near[:, d : d + PARTS].T:
+            column.copy_(rest)
+            rest -= column
+        norms.append(torch.stack([centered.norm(dim=1).max(), (centered - near[:, :d]).norm(dim=1).max()]))
+    return _Bank(exact, center, rounded, *torch.stack(norms).amax(0).tolist())
 
 
 def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
     certain, (rows,)."""
-    near = x.bfloat16()
-    product = (x - near.float()).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
-    product += x.shape[1] * 2.0**-23 * x.norm(dim=1) * bank.norm
+    centered = x - bank.center
+    near = centered.bfloat16()
+    product = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
+    product += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
+    near = torch.nn.functional.pad(near, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
     scores, columns, threshold = _selected(near, bank, k, product, tiles)
     enough = (columns >= 0).sum(1) >= k
     if not enough.any():
@@ -142,7 +165,7 @@ def _selected(
     errors."""
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
-    counted = torch.zeros(len(near), dtype=torch.int64)
+    counted = near.new_zeros(len(near), dtype=torch.int64)
     most = max(MOST_SELECTED * k, USUAL_SHARE * len(bank.rounded) / GROUP)
     survivors = []
     for start in range(0, len(bank.rounded), tiles.columns):
@@ -187,9 +210,9 @@ def _padded(
     which, member = (members >= threshold[rows, None]).nonzero(as_tuple=True)
     rows = rows[which]
     counts = rows.bincount(minlength=len(scores))
-    slot = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
-    places = torch.full((len(scores), max(1, int(counts.max()))), -1)
-    values = torch.full(places.shape, -torch.inf)
+    slot = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    places = rows.new_full((len(scores), max(1, int(counts.max()))), -1)
+    values = scores.new_full(places.shape, -torch.inf, dtype=torch.float32)
     places[rows, slot] = start + member * apart + group[which]
     values[rows, slot] = members[which, member].float()
     return places, values
@@ -197,9 +220,10 @@ def _padded(
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Return inner products of x (rows, d) with the rows `columns` (rows, p) of the bank, −inf for −1, (rows, p)."""
-    faiss = import_faiss()
     x, columns = x.contiguous(), columns.contiguous()
-    products = torch.empty(columns.shape)
+    if x.is_cuda or find_spec("faiss") is None:
+        return _gathered_products(x, bank, columns)
+    faiss, products = import_faiss(), torch.empty_like(columns, dtype=torch.float32)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:
@@ -208,3 +232,15 @@ def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> tor
     finally:
         faiss.omp_set_num_threads(threads)
     return products
+
+
+def _gathered_products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Return what `_products` does, on any device. It copies a tile of the bank's rows at a time."""
+    width = int((columns >= 0).sum(1).max())
+    columns, order = columns.sort(1, descending=True)
+    products = x.new_full(columns.shape, -torch.inf)
+    size = max(1, POLICY.get().tile_size_of(x.device.type) // max(1, width * x.shape[1]))
+    for part, near, result in zip(*(torch.split(M, size) for M in (x, columns[:, :width], products)), strict=True):
+        result[:, :width] = torch.bmm(bank[near.clamp(min=0)], part[:, :, None])[:, :, 0]
+    products[columns < 0] = -torch.inf
+    return torch.empty_like(products).scatter_(1, order, products)

@@ -173,6 +173,21 @@ def test_a_policy_holds_in_the_threads_of_the_kernels(monkeypatch):
     assert seen == [77] * 10
 
 
+@pytest.mark.parametrize("kernel", ["dense", "screened"])
+def test_all_devices_share_the_rows(device, kernel):
+    X, B = matrices(7, 300, d=16)
+    with kernel_policy(kernel=kernel, least_screened=(0, 0), devices=(device,) * 3):
+        for rows in (torch.from_numpy(X).to(device), X, X[:1], X[:0]):
+            apart, together = topk(rows, B, 3, device="cuda:all"), topk(rows, B, 3, device=device)
+            for one, other in zip(apart, together, strict=True):
+                assert type(one) is type(other) is type(rows)
+                one, other = torch.as_tensor(one), torch.as_tensor(other)
+                torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+            apart, together = (logsumexp(rows, B, 0.1, device=name) for name in ("cuda:all", device))
+            torch.testing.assert_close(torch.as_tensor(apart), torch.as_tensor(together), rtol=1e-6, atol=1e-6)
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_cuda_equals_cpu():
