@@ -85,12 +85,21 @@ def searched(shared_backend, request):
     return Searched(shared_backend, request.param)
 
 
+@pytest.fixture(scope="module")
+def under_ip(shared_lite):
+    return Searched(shared_lite, "IP")
+
+
 @pytest.fixture
-def small(lite):
+def small(under_ip):
     """Under IP on Milvus Lite, its estimator a log-sum-exp that is too flat to be cut off early."""
-    here = Searched(lite, "IP")
-    here.fit(Sinkhorn(0.5))
-    return here
+    under_ip.fit(Sinkhorn(0.5))
+    return under_ip
+
+
+@pytest.fixture
+def spoilt(lite):
+    return Searched(lite, "IP")
 
 
 def listening(backend, **policy):
@@ -191,23 +200,23 @@ def test_a_bound_that_cannot_be_met_is_named(small):
 
 
 @pytest.mark.parametrize("estimator", [NNN(3), DistributionNormalization()], ids=repr)
-def test_a_bank_that_is_gone_is_named(small, estimator):
-    small.fit(estimator)
-    bank = small.store.info(small.name).state.profile.bank
-    small.backend.client().delete(bank.collection, filter=f'generation == "{bank.generation}"')
-    client = small.backend.hubness_client(bank_budget=0)
+def test_a_bank_that_is_gone_is_named(spoilt, estimator):
+    spoilt.fit(estimator)
+    bank = spoilt.store.info(spoilt.name).state.profile.bank
+    spoilt.backend.client().delete(bank.collection, filter=f'generation == "{bank.generation}"')
+    client = spoilt.backend.hubness_client(bank_budget=0)
     with pytest.raises(EmptyBank, match=bank.collection):
-        client.insert(small.name, small.rows())
+        client.insert(spoilt.name, spoilt.rows())
 
 
 @pytest.mark.parametrize("estimator", [NNN(3), DistributionNormalization()], ids=repr)
-def test_a_bank_that_lost_queries_is_refused(small, estimator):
-    small.fit(estimator)
-    bank = small.store.info(small.name).state.profile.bank
-    small.backend.client().delete(bank.collection, filter=bank_rows(bank, ["queries"], 5, 7))
-    client = small.backend.hubness_client(bank_budget=0)
+def test_a_bank_that_lost_queries_is_refused(spoilt, estimator):
+    spoilt.fit(estimator)
+    bank = spoilt.store.info(spoilt.name).state.profile.bank
+    spoilt.backend.client().delete(bank.collection, filter=bank_rows(bank, ["queries"], 5, 7))
+    client = spoilt.backend.hubness_client(bank_budget=0)
     with pytest.raises(StateError, match=f"{BANK - 2:,} queries and the collection state names {BANK:,}"):
-        client.insert(small.name, small.rows())
+        client.insert(spoilt.name, spoilt.rows())
 
 
 def test_a_vector_without_a_direction_has_none_here_either(lite):

@@ -11,7 +11,7 @@ from milvus_hubness.errors import InvalidInput
 
 @pytest.fixture(scope="module")
 def sample(pairs: list[Pair]) -> list[Pair]:
-    return pairs[:: len(pairs) // 1200]
+    return pairs[:: len(pairs) // 1000]
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,12 @@
 import runpy
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "search_code.py"
 
 
+@pytest.mark.long
 def test_correction_gives_more_right_answers(uri, capsys):
     before, after = runpy.run_path(str(EXAMPLE))["run"](uri)
     assert after >= 1.15 * before
