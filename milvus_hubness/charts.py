@@ -200,12 +200,12 @@ def curve(
 def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float) -> Markup:
     """Draw the points of R@1 that a correction gained against the two-view agreement of its bank. curve: (agreement,
     mean, low, high) by agreement. agreement: of this bank, which is marked. least: below it a bank is foreign."""
-    height = 180
+    height = 200
     drawing = _Drawing("Gain of a correction against the two-view agreement of its bank", WIDTH, height)
     bounds = [bound for _, *values in curve for bound in values]
     last = max(agreement, curve[-1][0])
-    plot = _Plot(drawing, (44, WIDTH - 14, 30, height - 22), 0, last, bounds, lambda tick: f"{tick:+.4g}")
-    for tick in round_ticks(0, last):
+    plot = _Plot(drawing, (44, WIDTH - 14, 50, height - 22), 0, last, bounds, lambda tick: f"{tick:+.4g}")
+    for tick in (tick for tick in round_ticks(0, last) if tick <= last):
         drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
     upper, lower = ([(at, band[end]) for at, *band in curve] for end in (2, 1))
     plot.draw("polygon", "band", [*upper, *reversed(lower)])
