@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
+CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None, "discount": 0.5, "finds": 10}
 """Parameters of estimators that are not shown at these values."""
 
 

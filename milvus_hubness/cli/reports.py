@@ -65,8 +65,11 @@ def tune(
 
 
 def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
-    choice = tuning["choice"] or {"estimators": [], "weights": []}
-    parts, weights = choice.get("estimators", [choice]), choice.get("weights", [1])
+    choice, parts, weights = tuning["choice"], [], []
+    if choice:
+        parts, weights = [choice], [1]
+        if tuning["labelled"]:  # Then a Blend is a mix of trials.
+            parts, weights = choice.get("estimators", parts), choice.get("weights", weights)
     shares = dict(zip(map(describe, parts), rounded_shares(weights), strict=True))
     rows = []
     for number, trial in enumerate(tuning["rows"]):
@@ -80,7 +83,7 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
     console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
     console.out.print(f"\n[bold]{collection}: {tuning['verdict']}[/bold]")
-    if tuning["choice"]:
+    if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in tuning["findings"]]
