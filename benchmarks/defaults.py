@@ -6,9 +6,9 @@ Candidates are plain formulas, written here, on the seven embedding tasks: with 
 are halved, ten draws of the halves), banks of 100, 300 and 1,000 queries (five draws each) and all vectors × 0.1 and ×
 10; with banks of other tasks, at most 1,000 queries, brought to the mean length of the own bank's (those of another
 dimension are cut or padded after a random rotation, and counted apart); with items as bank; with the tenth, the quarter
-and the half of the bank that crowd the fewest items; and with one topic of four. The scores of a re-ranker are asked
-with 20 draws of the halves. caption_translation is asked 5,000 of its 14,085 queries, on all its items. The verdict is
-also asked with 500 real queries, without labels.
+and the half of the bank that crowd the fewest items; and with one topic of four. The scores of a re-ranker are
+judged with 20 draws of the halves. caption_translation is searched with 5,000 of its 14,085 queries, in all its items.
+The verdict is also given 500 real queries, without labels.
 
 ρ is the share of a bias to apply: the correlation, at least 0, of the biases from two random halves of the bank. The
 verdict is that of `tune` without labels, on the candidate that is the default. Gains are in points of R@1 over the raw
@@ -41,8 +41,8 @@ Vectors = npt.NDArray[np.float32]
 
 SIZES, DRAWS = (100, 300, 1000), 5
 SCALES = (0.1, 10.0)
-ASKED = {"caption_translation": 5000}
-FOREIGN_BANK, TOPICS, FEWEST, KNOWN = 1000, 4, 40, 500
+SEARCHED = {"caption_translation": 5000}
+FOREIGN_BANK, TOPICS, FEWEST, REAL_QUERIES = 1000, 4, 40, 500
 RERANKER, RERANKER_SEEDS = "reranker_scores t2v", 20
 MOST_ITEMS = 5_000
 FINDS, RELATIVE = 10, 0.5
@@ -144,10 +144,10 @@ def strength_of(seen: Figures, *, without: str = "") -> float:
 @cache
 def load(name: str) -> Task:
     task = load_task(name)
-    if name not in ASKED:
+    if name not in SEARCHED:
         return task
-    kept = np.sort(np.random.default_rng(0).permutation(len(task.query))[: ASKED[name]])
-    return task._replace(query=task.query[kept], positives=task.positives[kept])
+    chosen = np.sort(np.random.default_rng(0).permutation(len(task.query))[: SEARCHED[name]])
+    return task._replace(query=task.query[chosen], positives=task.positives[chosen])
 
 
 def draw(rows: Vectors, most: int | None, *key: Any) -> Vectors:
@@ -234,8 +234,8 @@ def hits(task: Task) -> Callable[[torch.Tensor], npt.NDArray[np.float64]]:
     def under(bias: torch.Tensor) -> npt.NDArray[np.float64]:
         corrected = scores - bias.float()
         best = corrected.amax(1)
-        found = corrected.gather(1, own)[:, 0] >= best - 5e-7 * torch.maximum(best.abs(), largest)
-        return found.numpy().astype(np.float64)
+        is_first = corrected.gather(1, own)[:, 0] >= best - 5e-7 * torch.maximum(best.abs(), largest)
+        return is_first.numpy().astype(np.float64)
 
     return under
 
@@ -247,7 +247,7 @@ def measured(case: Case, under: Callable[[torch.Tensor], npt.NDArray[np.float64]
     gains = {name: 100 * float(under(bias).mean() - raw) for name, bias in biases.items()}
     half = 100 * float(under(biases[DEFAULT] / 2).mean() - raw)
     seen = examine(case.bank, gallery, default_biases)
-    asked = examine(case.bank, gallery, default_biases, queries=draw(task.query, KNOWN, case.name))
+    with_queries = examine(case.bank, gallery, default_biases, queries=draw(task.query, REAL_QUERIES, case.name))
     return {
         "kind": case.kind,
         "case": case.name,
@@ -260,8 +260,8 @@ def measured(case: Case, under: Callable[[torch.Tensor], npt.NDArray[np.float64]
         "rho": agreement[DEFAULT],
         "figures": seen._asdict(),
         "strength": strength_of(seen),
-        "figures_with_queries": asked._asdict(),
-        "strength_with_queries": strength_of(asked),
+        "figures_with_queries": with_queries._asdict(),
+        "strength_with_queries": strength_of(with_queries),
     }
 
 
@@ -382,7 +382,7 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         [[name, *(f"{gain:+.2f}" for gain in gains.values())] for name, gains in lacking.items()],
     )
     head = ["bank", "banks", "apply", "half", "alone", "gain, always applied", "gain, verdict followed", "worst",
-            f"with {KNOWN} queries", f"harmed by > {BELOW_RAW}",
+            f"with {REAL_QUERIES} queries", f"harmed by > {BELOW_RAW}",
             f"left alone though it gains > {BELOW_RAW}"]  # fmt: skip
     text = "\n\n".join(
         [
@@ -464,8 +464,8 @@ def main() -> int:
     )
     started = time.monotonic()
     if parser.parse_args().from_saved:
-        kept = json.loads((RESULTS / "defaults.json").read_text())
-        rows, machine = kept["rows"], kept["environment"]
+        saved = json.loads((RESULTS / "defaults.json").read_text())
+        rows, machine = saved["rows"], saved["environment"]
         for row in rows:
             row["strength"] = strength_of(Figures(**row["figures"]))
             row["strength_with_queries"] = strength_of(Figures(**row["figures_with_queries"]))
@@ -476,7 +476,11 @@ def main() -> int:
     print(text)
     faults = broken(facts)
     print("\n".join(["bounds that do not hold:", *faults] if faults else ["all bounds hold"]))
-    save("defaults", {"environment": machine, "asked": ASKED, "broken": faults, **facts, "rows": rows}, text)
+    save(
+        "defaults",
+        {"environment": machine, "searched_queries": SEARCHED, "broken": faults, **facts, "rows": rows},
+        text,
+    )
     return 1 if faults else 0
 
 

@@ -86,7 +86,8 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
-    findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in tuning["findings"]]
+    others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
+    findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
     typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
 
 

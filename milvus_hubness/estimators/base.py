@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
 """The parameter in units of the spread, by the parameter in units of the score."""
 
+MEASURED = {"items", "agreement", "spread"}
+"""Parameters that a fit sets, besides each tau of a temperature."""
+
 ESTIMATORS: dict[str, type[Estimator]] = {}
 METHODS: dict[str, str] = {}
 """The names of the classes by their user-facing names; case does not matter."""
@@ -66,8 +69,9 @@ class Estimator(ABC):
 
     def __post_init__(self) -> None:
         if self.strength != "agreement":
-            self._convert(finite_number, "strength")
-            if self.strength < 0:
+            if not isinstance(self.strength, str):
+                self._convert(finite_number, "strength")
+            if isinstance(self.strength, str) or self.strength < 0:
                 raise InvalidParameter(f'strength must be "agreement" or a number from 0 up, not {self.strength!r}')
         self._convert(finite_number, "agreement")
 
@@ -204,7 +208,7 @@ class Estimator(ABC):
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit: without the number of items and the measured taus."""
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
-        measured |= {"items", "agreement", "spread"}
+        measured |= MEASURED
         return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
 
     def _set_temperatures(self, **defaults: float) -> None:
@@ -330,7 +334,7 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     if ESTIMATORS.get(name) is not type(estimator):
         raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
     values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
-    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items", "agreement", "spread"}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), *MEASURED}
     if estimator.strength == type(estimator).strength:
         del values["strength"]
     return {"name": name} | {

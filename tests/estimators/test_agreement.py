@@ -79,3 +79,5 @@ def test_what_is_missing_is_named():
     for strength in (-0.5, "much", None, np.nan):
         with pytest.raises(InvalidParameter, match="strength must be"):
             NNN(3, strength=strength)
+    with pytest.raises(InvalidParameter, match="\"agreement\" or a number from 0 up, not 'much'"):
+        NNN(3, strength="much")
