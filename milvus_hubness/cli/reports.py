@@ -174,6 +174,9 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         "strength": f"{diagnosis.strength:g}",
         f"skewness of N_{diagnosis.k}": f"{before.skewness:.2f} -> {after.skewness:.2f}",
         "largest hub": f"{before.largest:,} -> {after.largest:,} of {diagnosis.n_queries:,} queries",
+        f"answers from hubs, N_{diagnosis.k} ≥ {2 * diagnosis.k}": (
+            f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
+        ),
         "excess answers taken by hubs": f"{before.robin_hood:.1%} -> {after.robin_hood:.1%}",
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,

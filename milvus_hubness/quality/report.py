@@ -227,7 +227,7 @@ def diagnose(
         placed = None if positives is None else measures.ranks(query_vectors, stored, positives)
         searches[value] = _Search(retrieved, counts, placed)
         recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
-        points.append(Point(value, measures.hubness_summary(counts), recall))
+        points.append(Point(value, measures.hubness_summary(counts, k), recall))
     before, after = searches[0.0], searches[strength]
     pair, gain = _Comparison(before, after, keys, fields, query_texts), None
     if before.ranks and after.ranks:
@@ -238,8 +238,8 @@ def diagnose(
         n_items=len(stored),
         k=k,
         strength=strength,
-        before=measures.hubness_summary(before.counts),
-        after=measures.hubness_summary(after.counts),
+        before=measures.hubness_summary(before.counts, k),
+        after=measures.hubness_summary(after.counts, k),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
@@ -346,6 +346,7 @@ class _Comparison(NamedTuple):
     def part(self, name: str | None, inside: npt.NDArray[np.bool_], positives: measures.Positives | None) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before, after, own = self.before.counts, self.after.counts, np.flatnonzero(inside)
+        k = self.before.retrieved.shape[1]
         queries = gain = None
         if positives is not None and self.before.ranks and self.after.ranks:
             items, starts = measures.checked_positives(positives, len(self.before.retrieved), len(before))
@@ -359,8 +360,8 @@ class _Comparison(NamedTuple):
             items=len(own),
             share_before=float(before[own].sum() / before.sum()),
             share_after=float(after[own].sum() / after.sum()),
-            before=measures.hubness_summary(before[own]),
-            after=measures.hubness_summary(after[own]),
+            before=measures.hubness_summary(before[own], k),
+            after=measures.hubness_summary(after[own], k),
             queries=queries,
             gain=gain,
             hubs=self.items(own[np.argsort(-after[own], kind="stable")[:HUBS_PER_SLICE]]),

@@ -69,6 +69,8 @@ def test_thresholds_decide_about_the_exit_code(pairs, files, run):
     )
     assert second.startswith(f"milvus-hubness: the gain of R@1, {gain:+.2f} points, is below --min-gain")
     assert "skewness of N_10" in done.stdout
+    before, after = (measured[when]["hub_occurrence"] for when in ("before", "after"))
+    assert f"{before:.1%} -> {after:.1%}" in next(line for line in done.stdout.splitlines() if "N_10 ≥ 20" in line)
     assert (files / "hubness.html").exists(), "the page shows why"
     done = run(*PAIRS, "--max-skewness", "-9", "--json")
     assert (done.returncode, len(json.loads(done.stdout)["crossed"])) == (3, 1)
