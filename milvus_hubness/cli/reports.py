@@ -12,6 +12,7 @@ from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
 
 if TYPE_CHECKING:
+    from milvus_hubness.quality.measures import Interval
     from milvus_hubness.quality.report import Diagnosis
     from milvus_hubness.refresh.status import Status
 
@@ -105,6 +106,9 @@ def diagnose(
         str | None, "Scalar field with the path or URL of an image of the row; the page embeds local ones."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
+    group_by: Annotated[
+        str | None, "Scalar field; each of its frequent values gets its share of the answers, and the share due to it."
+    ] = None,
     max_skewness: Annotated[float | None, "Exit with 3 if the skewness after correction is above this."] = None,
     min_gain: Annotated[
         float | None, "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs."
@@ -141,6 +145,7 @@ def diagnose(
             answers=answers,
             texts=texts,
             slice_by=slice_by,
+            group_by=group_by,
             progress=progress,
         )
     console.write_page(output, collections.render(diagnosis, image_field))
@@ -197,6 +202,22 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         ]
         headings = (str(diagnosis.slice_by), "items", "share of answers", "skewness", "gain, points", "worst hubs")
         console.show_table("\nBy value", headings, rows)
+    if diagnosis.groups:
+        table = []
+        for group in diagnosis.groups:
+            excess = group.excess_before, group.excess_after
+            right = f"{group.right.estimate:.1%}" if group.right else ""
+            first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
+            top = f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}"
+            table.append((group.name, f"{group.gallery:.1%}", right, first, top, *map(_in_points, excess)))
+        answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
+        columns = (str(diagnosis.group_by), "items", "right answers", *answers)
+        console.show_table("\nShares by value; excess of the first answers in points, 95%", columns, table)
+
+
+def _in_points(interval: Interval) -> str:
+    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
+    return f"{estimate} ({low} … {high})"
 
 
 def status(

@@ -98,12 +98,14 @@ def diagnose(
     answers: Sequence[Key] | None = None,
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
+    group_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
     not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
     answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
-    their own. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
+    their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
+    CollectionNotFound, EmptyCollection."""
     queries = QueryBank.of(queries)
     biased = read_biased(
         store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
@@ -123,6 +125,7 @@ def diagnose(
         verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
         title=biased.info.name,
         slice_by=slice_by,
+        group_by=group_by,
     )
 
 

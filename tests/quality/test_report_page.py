@@ -155,7 +155,7 @@ def test_every_chart_has_a_name():
 
 
 def test_it_can_be_read_in_every_way():
-    assert_accessible(render(made(slice_by="price")))
+    assert_accessible(render(made(slice_by="price", group_by="price")))
     assert_accessible(render(made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)))
 
 
