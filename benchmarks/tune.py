@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.quality.measures import assess
-from milvus_hubness.quality.trials import sweep
+from milvus_hubness.quality.trials import search, sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
@@ -53,8 +53,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
     n = len(task.query)
     bank, positives = QueryBank(task.bank, name), task.positives[:, None]
     trials = sweep(bank, task.gallery, task.target_bank)
-    raw = np.zeros(len(task.gallery), np.float32)
-    outcome = assess(task.query, task.gallery, [raw, *(trial.bias for trial in trials)], list(positives))
+    outcome = search(trials, task.query, task.gallery, list(positives))
     hits = outcome.hits
     fixed = np.mean([hits[:, split(n, seed)[1]].mean(1) for seed in range(splits)], 0)
     best = int(fixed.argmax())
