@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
 GATED = (
-    "only queries whose raw best item is the nearest of some {banks} are corrected, as with {options}; migrate, enable "
-    "and refresh follow, and --gate 0 corrects all"
+    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with --gate 1{}; migrate, "
+    "enable and refresh follow, and --gate 0 corrects all"
 )
 BANK_ALONE = (
     "Measured on the bank alone: this does not notice a bank of items instead of queries, or of one topic. "
@@ -94,10 +94,8 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
     if tuning["gate"]:
-        chosen = ("bank query", "--gate 1")
-        if tuning["gate_targets"]:
-            chosen = ("bank query or target", "--gate 1 --gate-targets 1")
-        typer.echo(GATED.format(banks=chosen[0], options=chosen[1]))
+        over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
+        typer.echo(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
     typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))

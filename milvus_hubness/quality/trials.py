@@ -65,7 +65,6 @@ DENSE_SCORES = 20_000_000
 NEIGHBORS = 64
 ITEMS_AT_ONCE = 16_384
 
-
 Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
 
@@ -95,35 +94,31 @@ def sweep(
     Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over `KS` up to |bank|; ½
     of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. Raises InvalidInput if all items score
     alike."""
-    unit = score_spread(bank, gallery)
+    unit, targets = score_spread(bank, gallery), None
     if not unit:
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
+    if target_bank is not None:
+        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
     best = topk(bank.vectors, gallery, min(RelativeNNN().finds, len(gallery)))
+    finds = best.values.mean(1, dtype=np.float64)
     trials = list(_from_one_pass(bank, gallery))
     for k in (8, 32):
         relative = RelativeNNN(k, strength="agreement").clamped(len(bank))
-        finds = best.values.mean(1, dtype=np.float64)
         trials += _at(relative.with_finds(bank, finds, unit).with_agreement(gallery, None), gallery, (1.0,))
-    trials += _from_sums(bank, gallery, target_bank, unit)
+    trials += _from_sums(bank, gallery, targets, unit)
     others = list(_fitted_one_by_one(bank, gallery, target_bank))
     for done, (estimator, strengths) in enumerate(others, 1):
         trials += _at(estimator.fit(bank, gallery=gallery, target_bank=target_bank), gallery, strengths)
         progress("trying methods", done, len(others))
     activated = np.isin(np.arange(len(gallery)), best.indices[:, 0])
     gated = [trial._replace(gate=1, activated=activated) for trial in trials]
-    if target_bank is not None:
-        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
+    if targets is not None:
         either = activated | DynamicGate().activated(targets, gallery)
         gated += [trial._replace(gate=1, gate_targets=1, activated=either) for trial in trials]
     return gated + trials
 
 
-def search(
-    trials: Sequence[Trial],
-    queries: Vectors,
-    gallery: Vectors,
-    positives: Sequence[npt.NDArray[np.int64]] | None = None,
-) -> Outcome:
+def search(trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None) -> Outcome:
     """Return the outcome of the raw search, then of each trial, as `assess` does, which sees equal biases once."""
     distinct = {id(trial.bias): trial.bias for trial in trials}
     plain = assess(queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives)
@@ -170,15 +165,14 @@ def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
             yield Trial(same, 1.0, (alpha * mean).astype(np.float32))
 
 
-def _from_sums(bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, unit: float) -> Iterator[Trial]:
+def _from_sums(bank: QueryBank, gallery: Vectors, targets: Vectors | None, unit: float) -> Iterator[Trial]:
     """Yield the inverted softmaxes from one log-sum-exp for each temperature. unit: the spread of scores."""
     sums = {one: logsumexp(gallery, bank.vectors, one * unit) for one in TEMPERATURES}
     for one, bias in sums.items():
         estimator = InvertedSoftmax(one * unit, temperature=one)
         yield from (Trial(estimator, strength, np.float32(strength) * bias) for strength in STRENGTHS)
-    if target_bank is None:
+    if targets is None:
         return
-    targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
     for other in TARGET_TEMPERATURES:
         of_targets = logsumexp(gallery, targets, other * unit)
         for one, of_queries in sums.items():
