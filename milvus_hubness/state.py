@@ -75,6 +75,8 @@ class Former(FrozenModel):
     estimator: dict[str, Any]
     mean_bias: float
     strength: float
+    gate: int | None = Field(default=None, ge=1)
+    gate_targets: int | None = Field(default=None, ge=1)
     bank: BankReference
 
 

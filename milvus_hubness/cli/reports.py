@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
+GATED = (
+    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with --gate 1{}; migrate, "
+    "enable and refresh follow, and --gate 0 corrects all"
+)
 BANK_ALONE = (
     "Measured on the bank alone: this does not notice a bank of items instead of queries, or of one topic. "
     "Pass --queries or --pairs to be sure."
@@ -75,10 +79,13 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     rows = []
     for number, trial in enumerate(tuning["rows"]):
         method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
-        if number <= MAX_TRIALS or method in shares:
+        is_alike = (trial["gate"], trial["gate_targets"]) == (tuning["gate"], tuning["gate_targets"])
+        if number <= MAX_TRIALS or (is_alike and method in shares):
             r1, gain = trial["r1"], trial["gain"]
             gain_text = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else ""
-            share = f"{shares.pop(method)}%" if method in shares else ""
+            share = f"{shares.pop(method)}%" if is_alike and method in shares else ""
+            gate = f", gate {trial['gate']}" if trial["gate"] else ""
+            method += gate + (" over targets too" if trial["gate_targets"] else "")
             recall = "" if r1 is None else f"{100 * r1:.1f}"
             rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, f"{trial['unevenness']:.3f}", share))
     headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
@@ -87,6 +94,9 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
+    if tuning["gate"]:
+        over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
+        typer.echo(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
     typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))

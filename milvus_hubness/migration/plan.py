@@ -208,16 +208,18 @@ def plan_migration(
     """Plan a migration of `source`. Read only.
 
     estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
-    tuning advises against correction. gate, gate_targets: see DynamicGate, DualDynamicGate; by default every query is
-    corrected. profiles: the minimum number of bias profiles with room in the vectors. index_type, index_params: of the
-    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure the recall that such
-    an index loses with the augmented form, in some 10 s. client_ttl: as in MigrationOptions; 0 if no client writes.
+    tuning advises against correction. gate, gate_targets: see DynamicGate, DualDynamicGate; by default those of the
+    choice of tuning, if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with
+    room in the vectors. index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are
+    the source's. measure: measure the recall that such an index loses with the augmented form, in some 10 s.
+    client_ttl: as in MigrationOptions; 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
     every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
-    gate, gate_targets = checked_gates(gate, gate_targets, target_bank)
+    gates = (gate, gate_targets)
+    checked_gates(*gates, target_bank)
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
@@ -243,7 +245,7 @@ def plan_migration(
     store.validate_index(vector, former)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
-    estimator, strength = chosen(info, bank, estimator, force=force)
+    estimator, strength, gate, gate_targets = chosen(info, bank, target_bank, estimator, gates, force=force)
     target = target or f"{info.name}_hubness"
     unfinished = _unfinished(store, info, target)
     if alias or rename:
@@ -302,11 +304,12 @@ def _index(
 def checked_gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
-    """Return the valid k of a DynamicGate or of a DualDynamicGate. Raises InvalidParameter, InvalidInput."""
+    """Return the valid k of a DynamicGate or of a DualDynamicGate; a gate of 0 is none. Raises InvalidParameter,
+    InvalidInput."""
     try:
         if gate_targets is None:
-            return None if gate is None else DynamicGate(gate).k, None
-        if gate is None:
+            return DynamicGate(gate).k if gate else None, None
+        if not gate:
             raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
         if target_bank is None:
             raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
@@ -317,20 +320,27 @@ def checked_gates(
 
 
 def chosen(
-    info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
-) -> tuple[Estimator, float]:
-    """Return the estimator to fit and the strength: `estimator` at 1; else the choice of tuning for this bank; else
-    Blend() at 1. Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`."""
-    tuning = info.tuning
-    if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
-        return estimator or Blend(), 1.0
-    if tuning.verdict == "leave it alone" and not force:
-        raise CorrectionNotRecommended(
-            f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
-        )
-    if estimator is None and tuning.choice is not None:
-        return from_dict(tuning.choice), tuning.strength
-    return estimator or Blend(), 1.0
+    info: CollectionInfo,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    estimator: Estimator | None,
+    gates: tuple[int | None, int | None],
+    *,
+    force: bool,
+) -> tuple[Estimator, float, int | None, int | None]:
+    """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of tuning for this
+    bank; else Blend() at 1. gates: the caller's, which overrule those of tuning. Raises CorrectionNotRecommended if
+    tuning advises against this bank, unless `force`, and as `checked_gates` does."""
+    tuning, strength = info.tuning, 1.0
+    if tuning is not None and tuning.bank_fingerprint == bank.fingerprint:
+        if tuning.verdict == "leave it alone" and not force:
+            raise CorrectionNotRecommended(
+                f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
+            )
+        if estimator is None and tuning.choice is not None:
+            estimator, strength = from_dict(tuning.choice), tuning.strength
+            gates = (tuning.gate, tuning.gate_targets) if gates == (None, None) else gates
+    return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
 
 
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import compress
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.report import Diagnosis
+from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
@@ -76,9 +78,14 @@ def read_biased(
     elif bank is None:
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
-        tuned = info.tuning.choice if info.tuning else None
-        estimator = estimator or (from_dict(tuned) if tuned else Blend())
+        gates: tuple[int | None, int | None] = (None, None)
+        if estimator is None and info.tuning and info.tuning.choice:
+            estimator, gates = from_dict(info.tuning.choice), (info.tuning.gate, info.tuning.gate_targets)
+        estimator = estimator or Blend()
         correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
+        targets = reduced_targets(layout, target_bank).asking if target_bank else None
+        mask = activated_by(gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets)
+        activated = None if mask is None else frozenset(compress(gallery.keys, mask))
         biases = correction.centred(gallery.vectors)
         biases = biases - np.float32(biases.mean())
     bank.expect_dim(layout.dim, "the field")
@@ -122,6 +129,7 @@ def diagnose(
         fields=gallery.fields,
         query_texts=texts,
         strength=biased.strength,
+        activated=None if biased.activated is None else [key in biased.activated for key in gallery.keys],
         verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
         title=biased.info.name,
         slice_by=slice_by,
@@ -173,6 +181,8 @@ def tune(
         verdict=tuned.verdict,
         choice=to_dict(tuned.choice) if tuned.choice else None,
         strength=round(tuned.strength, 2),
+        gate=tuned.gate,
+        gate_targets=tuned.gate_targets,
         reason=tuned.reason,
         labelled=tuned.labelled,
         bank_fingerprint=bank.fingerprint,

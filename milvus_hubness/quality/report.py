@@ -209,6 +209,7 @@ def diagnose(
     query_texts: Sequence[str] | None = None,
     strength: float = 1.0,
     strengths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5),
+    activated: Sequence[bool] | None = None,
     k: int = 10,
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
@@ -217,10 +218,11 @@ def diagnose(
 ) -> Diagnosis:
     """Search queries (n_queries, d) in a gallery (n_items, d) by <q, r> − w·b(r) for every strength w; report the hubs.
 
-    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. bank (m, d): for
-    its coverage. positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read
-    only where shown. slice_by: a field, whose values get a report of their own; group_by: one whose values get their
-    shares of the answers. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. activated:
+    (n_items,) whether a gate corrects queries with this raw best item. bank (m, d): for its coverage. positives: as for
+    `ranks`. keys and fields, one per item, and query_texts, one per query, are read only where shown. slice_by: a
+    field, whose values get a report of their own; group_by: one whose values get their shares of the answers. Raises
+    InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     items, texts = len(stored), len(query_vectors)
@@ -230,12 +232,19 @@ def diagnose(
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
-    strength, searches, points = float(strength), {}, []
+    strength, points = float(strength), []
+    searches: dict[float, _Search] = {}
     for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
         retrieved = measures.nearest(query_vectors, stored, k)
-        counts = measures.k_occurrence(retrieved, len(stored), k)
         placed = None if positives is None else measures.ranks(query_vectors, stored, positives)
+        if activated is not None and value:
+            raw, opens = searches[0.0], np.asarray(activated)[searches[0.0].retrieved[:, 0]]
+            retrieved = np.where(opens[:, None], retrieved, raw.retrieved)
+            if placed and raw.ranks:
+                of_positives = np.repeat(opens, np.diff(placed.starts))
+                placed = placed._replace(ranks=np.where(of_positives, placed.ranks, raw.ranks.ranks))
+        counts = measures.k_occurrence(retrieved, len(stored), k)
         searches[value] = _Search(retrieved, counts, placed)
         recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
         points.append(Point(value, measures.hubness_summary(counts, k), recall))

@@ -17,7 +17,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Banks, Correction, load_corrections
+from milvus_hubness.correction import Banks, Correction, load_corrections, reduced_targets
 from milvus_hubness.distributed.ray_gallery import fit_on_ray
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
@@ -27,7 +27,8 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
-from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.trials import Trial, activated_by, search
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.stores.protocols import Store
@@ -79,12 +80,11 @@ def judge(
     held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
-    old_biases, new_biases = (_biases_without(layout, sample, plan, held_out) for plan in (old, new))
-    if old_biases is None or new_biases is None:
-        return None
-    biases = [np.zeros(len(sample), np.float32), old_biases, new_biases]
     items = layout.reduce_items(sample)
-    outcome = assess(layout.reduce_queries(held_out), items, biases)
+    trials = [trial for plan in (old, new) if (trial := _trial_without(layout, sample, items, plan, held_out))]
+    if len(trials) < 2:
+        return None
+    outcome = search(trials, layout.reduce_queries(held_out), items)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
         for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
@@ -92,7 +92,7 @@ def judge(
     shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
     r1, gains = {}, {}
     if labelled is not None:
-        hits = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives).hits
+        hits = search(trials, layout.reduce_queries(labelled.queries), items, labelled.positives).hits
         r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
         gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
     return RefreshEvaluation(
@@ -106,8 +106,9 @@ def judge(
     )
 
 
-def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out: Floats) -> Floats | None:
-    """Return the biases (n,) of the sample times the strength, fitted on the other queries, if they are enough."""
+def _trial_without(layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats) -> Trial | None:
+    """Return the biases of the sample and the gate, both from the other queries, if they are enough. items: the sample,
+    reduced."""
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
@@ -120,7 +121,10 @@ def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out:
         gallery=sample if plan.estimator.needs_gallery else None,
         target_bank=plan.bank.targets,
     )
-    return correction.centred(sample) * np.float32(plan.strength)
+    bias = correction.centred(sample) * np.float32(plan.strength)
+    targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
+    activated = activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
+    return Trial(plan.estimator, plan.strength, bias, *plan.gates, activated)
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float], gains: dict[str, Interval]) -> str:
@@ -183,7 +187,7 @@ def evaluate(
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "")
+    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "", (profile.gate, profile.gate_targets))
     return judge(state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None)
 
 

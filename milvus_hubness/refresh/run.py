@@ -315,7 +315,7 @@ class Refreshing:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
-        former = Former(estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank)
+        former = Former(**old.model_dump(include=set(Former.model_fields)))
         return old.model_copy(
             update={
                 "estimator": to_dict(correction.fitted.estimator),
@@ -325,6 +325,8 @@ class Refreshing:
                 "bank": reference,
                 "epoch": old.epoch + 1,
                 "strength": plan.strength,
+                "gate": plan.gates[0],
+                "gate_targets": plan.gates[1],
                 "refreshed_at": now(),
                 "former": None if self.is_new else former,
             }

@@ -15,6 +15,9 @@ from milvus_hubness.kernels.primitives import convert_fields, whole_number
 
 Hits = TypeVar("Hits")
 
+MARGIN = 4 * float(np.finfo(np.float32).eps)
+"""Scores that differ by less, relative to the largest, count as equal."""
+
 
 @dataclass(frozen=True)
 class DynamicGate:
@@ -89,9 +92,10 @@ class DualDynamicGate:
 
 @dataclass(frozen=True)
 class GloballyCorrected:
-    """Rank `candidates` items of the raw search by GC(q, r) = Rank_r(q) − s(q, r), ascending.
+    """Rank `candidates` items of the raw search by Rank_r(q), ascending, and those of equal rank by s(q, r).
 
-    Rank_r(q) counts the bank queries that are nearer to r than q is; the score breaks ties.
+    Rank_r(q) counts the bank queries that are nearer to r than q is. For cosines this is the order of the paper's
+    GC(q, r) = Rank_r(q) − cos(q, r) (Dinu, Lazaridou and Baroni, 2015), and a score of any range overrules no rank.
     """
 
     candidates: int = 100
@@ -102,11 +106,13 @@ class GloballyCorrected:
     def order(self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.
 
-        scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product.
+        scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product. A bank query
+        is nearer only beyond rounding, so that a query which is in the bank itself is not nearer than itself.
         """
         own = np.asarray(scores, np.float64)
         others = np.asarray(items, np.float32) @ np.asarray(bank, np.float32).T
-        places = (others > own[:, None]).sum(axis=1)
+        margin = MARGIN * max(np.abs(others).max(initial=0), np.abs(own).max(initial=0))
+        places = (others > own[:, None] + margin).sum(axis=1)
         return np.lexsort((-own, places))
 
 

@@ -47,12 +47,15 @@ ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 
 
 class TuningRecord(PropertyModel):
-    """The result of `tune`. choice: an estimator as its dictionary, with the strength; None for "leave it alone"."""
+    """The result of `tune`. choice: an estimator as its dictionary, with the strength and the gate, if any; None for
+    "leave it alone"."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: dict[str, Any] | None
     strength: float
+    gate: int | None = None
+    gate_targets: int | None = None
     reason: str
     labelled: bool
     bank_fingerprint: str

@@ -77,14 +77,28 @@ def test_the_gate_opens_for_activated_items_only():
     assert gate(["r0", "r1", "r2"], ["c0", "c1", "c2"], [7, 8, None], {7}) == ["c0", "r1", "r2"]
 
 
-def test_globally_corrected_is_rank_less_score():
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e3])
+def test_globally_corrected_breaks_ties_by_the_score_whatever_its_range(scale):
+    """By Rank − cos, as in the paper, of unit vectors; longer items and queries change no rank."""
     rng = np.random.default_rng(1)
-    query, items, bank = rng.normal(size=8), rng.normal(size=(30, 8)), rng.normal(size=(40, 8))
-    scores = items @ query
-    places = [(bank @ item > score).sum() for item, score in zip(items, scores, strict=True)]
-    squashed = scores / (1 + np.abs(scores)) / 2
-    wanted = np.argsort(np.array(places) - squashed)
-    np.testing.assert_array_equal(GloballyCorrected().order(scores, items, bank), wanted)
+    query, items, bank = rng.normal(size=8), rng.normal(size=(200, 8)), rng.normal(size=(6, 8))
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    query, bank = query / np.linalg.norm(query), bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    cosines = items @ query
+    places = (items @ bank.T > cosines[:, None]).sum(1)
+    wanted = np.argsort(places - cosines)
+    assert len(np.unique(places)) > 3
+    np.testing.assert_array_equal(GloballyCorrected().order(scale * cosines, scale * items, bank), wanted)
+
+
+def test_globally_corrected_counts_no_query_of_the_bank_as_nearer_than_itself():
+    rng = np.random.default_rng(1)
+    bank, items = rng.normal(size=(8, 384)).astype(np.float32), rng.normal(size=(100, 384)).astype(np.float32)
+    for query in bank:
+        exact = items.astype(float) @ bank.T.astype(float)
+        own = items.astype(float) @ query.astype(float)
+        wanted = np.lexsort((-own, (exact > own[:, None] + 1e-9).sum(1)))
+        np.testing.assert_array_equal(GloballyCorrected().order(items @ query, items, bank), wanted)
 
 
 def test_parameters_are_checked():
