@@ -212,13 +212,6 @@ class CollectionState(FrozenModel):
         """The upper limit of `miss_rate` in the choice of the number of candidates."""
         return None if self.reranking is None else self.reranking.allowed
 
-    def with_candidates(self, candidates: int, missed: float, queries: int) -> CollectionState:
-        """Return this state with a new measurement of the candidates that a search fetches."""
-        if self.reranking is None:
-            return self
-        measured = {"candidates": candidates, "missed": missed, "queries": queries}
-        return self.model_copy(update={"reranking": self.reranking.model_copy(update=measured)})
-
     @property
     def profile(self) -> Profile:
         """The profile that searches use when they name none."""

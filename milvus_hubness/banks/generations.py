@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -157,20 +157,12 @@ class BankGenerations(ABC):
     database: str
     bank_field: str
 
-    @abstractmethod
-    def exists(self, collection: str) -> bool: ...
-
-    @abstractmethod
-    def count(self, collection: str) -> int: ...
-
-    @abstractmethod
-    def drop(self, collection: str) -> None: ...
-
-    @abstractmethod
-    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
-
-    @abstractmethod
-    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None: ...
+    # Methods of `stores.protocols.Collections` and `Rows`.
+    exists: Callable[[str], bool]
+    count: Callable[[str], int]
+    drop: Callable[[str], None]
+    upsert: Callable[..., None]
+    delete: Callable[..., None]
 
     @abstractmethod
     def _make_bank(self, collection: str, dim: int) -> None:

@@ -380,9 +380,9 @@ class Refreshing:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        strength, allowed = state.profile.strength, state.allowed_miss_rate
-        measured, _ = measure(gallery, correction, plan.bank.queries, strength, allowed)
-        return state.with_candidates(measured.candidates, measured.missed, measured.queries)
+        queries, side = plan.bank.queries, state.codec.side_collection
+        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side)
+        return state.model_copy(update={"reranking": measured})
 
     # -- helpers ------------------------------------------------------------------------------------------
 
