@@ -68,6 +68,11 @@ class BankReference(FrozenModel):
     count: int = Field(ge=1)
     nearest: str = ""
 
+    @property
+    def rows(self) -> tuple[str, str]:
+        """What identifies the generation's rows: two references differ if only one names nearest items."""
+        return self.collection, self.generation
+
 
 class Former(FrozenModel):
     """The former source of a profile's biases, from which a refresh that goes back computes them again."""
