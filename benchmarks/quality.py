@@ -30,7 +30,7 @@ from milvus_hubness.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.quality.measures import assess, confidence_interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
@@ -59,7 +59,7 @@ METHODS: dict[str, Estimator | None] = {
 }
 GATES = {
     "DIS .05": lambda task: DynamicGate().activated(task.bank, task.gallery),
-    "DualDIS .05": lambda task: DualDynamicGate().activated(task.bank, task.gallery, task.target_bank),
+    "DualDIS .05": lambda task: DynamicGate(1, 1).activated(task.bank, task.gallery, task.target_bank),
 }
 GATES["DualDIS"] = GATES["DualDIS .05"]
 ALL = [*METHODS, *BASELINES]

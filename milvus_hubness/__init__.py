@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from milvus_hubness.refresh.run import RefreshResult as RefreshResult
     from milvus_hubness.refresh.run import refresh as refresh
     from milvus_hubness.refresh.status import status as status
-    from milvus_hubness.rerank import DualDynamicGate as DualDynamicGate
     from milvus_hubness.rerank import DynamicGate as DynamicGate
     from milvus_hubness.rerank import GloballyCorrected as GloballyCorrected
     from milvus_hubness.stores.milvus import MilvusStore as MilvusStore
@@ -74,7 +73,7 @@ _NAMES = {
     "refresh.plan": "RefreshOptions",
     "refresh.run": "RefreshResult refresh",
     "refresh.status": "status",
-    "rerank": "DualDynamicGate DynamicGate GloballyCorrected",
+    "rerank": "DynamicGate GloballyCorrected",
     "stores.milvus": "MilvusStore",
     "stores.milvus_server": "connect",
 }

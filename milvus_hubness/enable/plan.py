@@ -192,7 +192,7 @@ def measure(
     queries: QueryBank,
     strength: float,
     max_miss_rate: float,
-    side: str | None = None,
+    side: str | None,
 ) -> tuple[CandidateReranking, dict[int, float]]:
     """Choose the number of candidates on at most 1,000 of `queries`, and return it with each number's miss rate."""
     queries.expect_dim(gallery.layout.dim, "the field")

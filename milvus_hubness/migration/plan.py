@@ -36,7 +36,7 @@ from milvus_hubness.operations.inputs import only_field
 from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import slots_for, suffix_for
 from milvus_hubness.stores.protocols import BulkImport, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
@@ -208,11 +208,11 @@ def plan_migration(
     """Plan a migration of `source`. Read only.
 
     estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
-    tuning advises against correction. gate, gate_targets: see DynamicGate, DualDynamicGate; by default those of the
-    choice of tuning, if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with
-    room in the vectors. index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are
-    the source's. measure: measure the recall that such an index loses with the augmented form, in some 10 s.
-    client_ttl: as in MigrationOptions; 0 if no client writes.
+    tuning advises against correction. gate, gate_targets: see DynamicGate; by default those of the choice of tuning,
+    if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with room in the vectors.
+    index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are the source's.
+    measure: measure the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
+    MigrationOptions; 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
     every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
@@ -304,19 +304,18 @@ def _index(
 def checked_gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
-    """Return the valid k of a DynamicGate or of a DualDynamicGate; a gate of 0 is none. Raises InvalidParameter,
-    InvalidInput."""
+    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none. Raises InvalidParameter, InvalidInput."""
+    if not gate and gate_targets is None:
+        return None, None
+    if not gate:
+        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+    if gate_targets is not None and target_bank is None:
+        raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
     try:
-        if gate_targets is None:
-            return DynamicGate(gate).k if gate else None, None
-        if not gate:
-            raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
-        if target_bank is None:
-            raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
-        dual = DualDynamicGate(gate, gate_targets)
-        return dual.k_query, dual.k_target
+        valid = DynamicGate(gate, gate_targets)
     except InvalidParameter as error:
         raise InvalidParameter(f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}") from None
+    return valid.k, valid.k_targets
 
 
 def chosen(

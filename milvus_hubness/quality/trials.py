@@ -26,7 +26,7 @@ from milvus_hubness.estimators.base import FittedBias, require_target_bank, scor
 from milvus_hubness.kernels import logsumexp, topk
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tiles
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
@@ -72,7 +72,7 @@ Answers = Sequence[npt.NDArray[np.int64]]
 class Trial(NamedTuple):
     """An estimator, the strength of its bias, and the bias (n_items,) times that strength.
 
-    gate, gate_targets: as in `DynamicGate` and `DualDynamicGate`. activated: (n_items,) of that gate; None without one.
+    gate, gate_targets: as the k and k_targets of `DynamicGate`. activated: (n_items,) of that gate; None without one.
     """
 
     estimator: Estimator
@@ -142,9 +142,7 @@ def activated_by(
     gate, gate_targets = gates
     if gate is None:
         return None
-    if gate_targets is None or targets is None:
-        return DynamicGate(gate).activated(bank, items)
-    return DualDynamicGate(gate, gate_targets).activated(bank, items, targets)
+    return DynamicGate(gate, gate_targets).activated(bank, items, targets)
 
 
 def _at(fitted: FittedBias, gallery: Vectors, strengths: Sequence[float]) -> Iterator[Trial]:

@@ -145,7 +145,7 @@ class Row(NamedTuple):
 @dataclass(frozen=True)
 class Tuning:
     """The trials, and the decision. choice, strength: the estimator to apply and the share of it; None and 0 for "leave
-    it alone". gate, gate_targets: the gate to apply, as in `DynamicGate` and `DualDynamicGate`; None to correct every
+    it alone". gate, gate_targets: the gate to apply, as the k and k_targets of `DynamicGate`; None to correct every
     query, as always without labels. candidate: the estimator that would otherwise apply: the mix of the best trials, or
     the default Blend without labels. findings: what the bank shows, which decides without labels and informs with them;
     none for a bank of under 40 queries. interval: of the cross-validated gain in R@1, from labels. rows: the raw search

@@ -23,10 +23,8 @@ from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
-from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import Trial, activated_by, search
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
@@ -232,9 +230,8 @@ Waiting = Mapping[str | None, Sequence[Key]]
 """Keys of the rows without a bias, by partition."""
 
 
-def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
-    backend = BiasBackend(store, info, state)
-    return {partition: backend.pending(partition) for partition in info.partitions}
+def waiting_rows(backend: BiasBackend) -> Waiting:
+    return {partition: backend.pending(partition) for partition in backend.info.partitions}
 
 
 class _Reached(FrozenModel):
@@ -249,46 +246,36 @@ class _Reached(FrozenModel):
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. state: with the new biases. names_epoch: whether rows get their epoch."""
+    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether rows get their epoch.
+    banks: read already."""
 
-    lease: Lease
-    info: CollectionInfo
-    state: CollectionState
+    backend: BiasBackend
     names_epoch: bool
-    writer: RowWriter
     options: RefreshOptions
     banks: Banks
-
-    @property
-    def store(self) -> Store:
-        return self.lease.store
-
-    @cached_property
-    def _backend(self) -> BiasBackend:
-        return BiasBackend(self.store, self.info, self.state, self.writer)
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
         number of rows. waiting: the keys of these rows, if they were read already. Raises Cancelled, LeaseLost."""
         if waiting is None:
-            waiting = waiting_rows(self.store, self.info, self.state)
+            waiting = waiting_rows(self.backend)
         if not any(waiting.values()):
             return 0
         corrections, count = self._for_new_rows, 0
         for partition, keys in waiting.items():
             for part in self._chunks(keys, "computing missing biases"):
                 self._admit(len(part))
-                count += self._backend.write(part, partition, corrections, self.state.profile.epoch)
+                count += self.backend.write(part, partition, corrections, self.backend.state.profile.epoch)
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
         """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
         this refresh. Raises Cancelled, LeaseLost."""
-        reached = self._reached(incoming)
+        reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
-        for partition in self.info.partitions:
-            keys = self.store.keys(self.info.name, partition=partition)
+        for partition in info.partitions:
+            keys = store.keys(info.name, partition=partition)
             done = after.get(partition)
             start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
             for part in self._chunks(keys[start:], "writing biases"):
@@ -297,13 +284,13 @@ class Renewal:
                 if since % CHUNKS_PER_RECORD == 0:
                     progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
                     body = reached.model_copy(update=progress).model_dump_json()
-                    self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, body)])
+                    store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
         """Write the new biases to rows where they differ, and all biases to rows without any; return their number."""
         self._admit(0)
-        backend, corrections = self._backend, self._corrections
+        backend, corrections = self.backend, self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
@@ -316,13 +303,13 @@ class Renewal:
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
-            backend.write(pending, partition, corrections, self.state.profile.epoch)
+            backend.write(pending, partition, corrections, backend.state.profile.epoch)
         return int(differ.sum()) + len(pending)
 
     @property
     def _for_new_rows(self) -> dict[int, Correction]:
         """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
-        incoming = self.state.incoming
+        incoming = self.backend.state.incoming
         fitted = incoming.profile.slot if incoming else None
         as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
         return {slot: fit if slot == fitted else as_new[id(fit)] for slot, fit in self._corrections.items()}
@@ -330,7 +317,8 @@ class Renewal:
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        return load_corrections(self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active])
+        store, state = self.backend.store, self.backend.state
+        return load_corrections(store, state, self.options.engine, self.banks, unchecked=[state.active])
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:
@@ -339,13 +327,15 @@ class Renewal:
 
     def _admit(self, rows: int) -> None:
         if self.options.stop.is_set():
-            raise Cancelled(f"stopped as requested: the next refresh of {self.info.name!r} carries on from here")
+            raise Cancelled(
+                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
+            )
         if rows:
-            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width)
 
     def _reached(self, incoming: Profile) -> _Reached:
         """Return the progress of an earlier run of this refresh."""
-        record = self.store.record(LEDGER, _key(self.info.name))
+        record = self.backend.store.record(LEDGER, _key(self.backend.info.name))
         try:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
@@ -355,7 +345,7 @@ class Renewal:
         return _Reached(bank=incoming.bank, slot=incoming.slot)
 
     def _chunks(self, keys: Sequence[Key], step: str) -> Iterator[Sequence[Key]]:
-        return chunks(keys, self.store.chunk_rows(self.info), step, self.options.progress)
+        return chunks(keys, self.backend.store.chunk_rows(self.backend.info), step, self.options.progress)
 
 
 def _key(collection: str) -> str:

@@ -2,7 +2,7 @@
 
 A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
 unless a collection state names them. If another job names one at that moment, the store restores its rows, see
-Store.drop_bank_generation.
+Store.drop_bank_generations.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ class SpareBanks:
         self._store.save_bank(current.collection, bank, metric)
         return current if is_current else reference
 
-    def drop(self, noted: Sequence[BankReference]) -> None:
-        """Drop the noted generations that no collection state names, and the note. noted: the whole note."""
+    def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
+        """Drop the noted generations that no collection state names, and the note. noted: the whole note. state: that
+        of this collection, which names some."""
         if not noted:
             return
-        for bank in noted:
-            if self._store.exists(bank.collection):
-                self._store.drop_bank_generation(bank)
+        named = {bank.rows for bank in state.banks} if state else set()
+        self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
         self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
 
 

@@ -21,24 +21,40 @@ MARGIN = 4 * float(np.finfo(np.float32).eps)
 
 @dataclass(frozen=True)
 class DynamicGate:
-    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank query.
+    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank query or, if
+    `k_targets` is given, among the k_targets nearest of some item of the target bank, which must not be the gallery: it
+    would activate all its items.
 
-    With InvertedSoftmax this is the paper's DIS.
+    With InvertedSoftmax and without `k_targets` this is the paper's DIS. The authors' code of DualDIS (`db_norm`,
+    DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two dynamic inverted softmaxes, each of one
+    bank with its own set. If a set lacks the raw nearest item of q, its factor is the raw score s(q, r):
+
+        in both        IS_bank(q, r) · IS_targets(q, r)
+        first only     IS_bank(q, r) · s(q, r)
+        second only    s(q, r) · IS_targets(q, r)
+        in neither     s(q, r)²
+
+    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the first
+    line does, and as the last line does for s ≥ 0. In the two middle cases it corrects by both banks, not by one.
     """
 
     k: int = 1
+    k_targets: int | None = None
 
     def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "k")
+        convert_fields(self, whole_number, "k", *(["k_targets"] if self.k_targets is not None else []))
 
-    def activated(self, bank: npt.ArrayLike, gallery: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is among the k nearest of a row of bank (m, d).
-
-        Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k items.
-        """
-        items = np.asarray(gallery, np.float32)
-        nearest = topk(np.asarray(bank, np.float32), items, self.k).indices
-        return np.isin(np.arange(len(items)), np.asarray(nearest))
+    def activated(
+        self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Return (n,) whether each row of gallery (n, d) is activated by bank (m, d) or, with `k_targets`, by
+        target_bank (t, d). Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has
+        fewer than k or k_targets items."""
+        items, sets = np.asarray(gallery, np.float32), [(np.asarray(bank, np.float32), self.k)]
+        if self.k_targets is not None:
+            sets.append((np.asarray(target_bank, np.float32), self.k_targets))
+        nearest = [np.ravel(topk(vectors, items, k).indices) for vectors, k in sets]
+        return np.isin(np.arange(len(items)), np.concatenate(nearest))
 
 
 def gate(
@@ -51,43 +67,6 @@ def gate(
     return [
         after if best in activated else before for before, after, best in zip(raw, corrected, raw_best, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class DualDynamicGate:
-    """Correct a query only if its raw nearest item is in one of two activation sets.
-
-    These are the items among the k_query nearest of some bank query, and those among the k_target nearest of some item
-    of the target bank, which must not be the gallery: it would activate all its items.
-
-    The authors' code (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
-    dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest item of q,
-    its factor is the raw score s(q, r):
-
-        in both        IS_bank(q, r) · IS_targets(q, r)
-        first only     IS_bank(q, r) · s(q, r)
-        second only    s(q, r) · IS_targets(q, r)
-        in neither     s(q, r)²
-
-    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the first
-    line does, and as the last line does for s ≥ 0. In the two middle cases it corrects by both banks, not by one.
-    """
-
-    k_query: int = 1
-    k_target: int = 1
-
-    def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "k_query", "k_target")
-
-    def activated(
-        self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike
-    ) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is in the set of bank (m, d) or of target_bank (t, d).
-
-        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k_query or k_target items.
-        """
-        by_queries = DynamicGate(self.k_query).activated(bank, gallery)
-        return by_queries | DynamicGate(self.k_target).activated(target_bank, gallery)
 
 
 @dataclass(frozen=True)

@@ -228,9 +228,9 @@ class Banks(Protocol):
         """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
         The rows that `reference` names stay as they are."""
 
-    def drop_bank_generation(self, reference: BankReference) -> None:
-        """Delete the rows of a generation, unless some collection state names it. If a job does so meanwhile, the rows
-        come back, or the job finds them missing when it loads the bank."""
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
+        """Delete the rows of generations that no collection state names. If a job does so meanwhile, the rows come
+        back, or the job finds them missing when it loads the bank."""
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
@@ -352,6 +352,6 @@ def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
     """Drop what `save_bank` created, except a generation that a state names and a bank collection with other rows."""
     if made != "nothing":
-        store.drop_bank_generation(reference)
+        store.drop_bank_generations([reference])
     if made == "collection" and not store.count(reference.collection):
         store.drop(reference.collection)

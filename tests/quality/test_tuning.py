@@ -14,7 +14,7 @@ from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.measures import assess, ranks, unevenness
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 from tests.galleries import half_known
 from tests.real_data import load_task, needs_real_data
 
@@ -133,7 +133,7 @@ def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_ba
     raw = plain.retrieved[0, :, 0]
     opens = {
         (1, None): DynamicGate(1).activated(bank.vectors, gallery)[raw],
-        (1, 1): DualDynamicGate(1, 1).activated(bank.vectors, gallery, targets.vectors)[raw],
+        (1, 1): DynamicGate(1, 1).activated(bank.vectors, gallery, targets.vectors)[raw],
     }
     assert 5 < opens[1, None].sum() < opens[1, 1].sum() < 35
     for form, is_open in opens.items():

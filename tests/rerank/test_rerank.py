@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import DimensionMismatch, DualInvertedSoftmax, InvalidParameter, InvertedSoftmax, QueryBank
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
+from milvus_hubness.rerank import DynamicGate, GloballyCorrected
 from milvus_hubness.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
 
@@ -56,7 +56,7 @@ def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agre
     scores = query @ gallery.T
     product, by_bank, by_targets = db_norm(scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target)
     bias = DualInvertedSoftmax(0.05, 0.1).fit(QueryBank(bank), target_bank=targets).bias(gallery)
-    activated = DualDynamicGate(k_query, k_target).activated(bank, gallery, targets)
+    activated = DynamicGate(k_query, k_target).activated(bank, gallery, targets)
     opens = activated[scores.argmax(1)]
     np.testing.assert_array_equal(opens, by_bank | by_targets)
     both, neither = by_bank & by_targets, ~by_bank & ~by_targets
@@ -70,7 +70,7 @@ def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agre
 
 def test_dual_gate_needs_banks_of_the_gallerys_width():
     with pytest.raises(DimensionMismatch):
-        DualDynamicGate().activated(np.eye(4), np.eye(4), np.eye(3))
+        DynamicGate(1, 1).activated(np.eye(4), np.eye(4), np.eye(3))
 
 
 def test_the_gate_opens_for_activated_items_only():
@@ -105,9 +105,7 @@ def test_parameters_are_checked():
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(InvalidParameter):
             DynamicGate(wrong)
-        with pytest.raises(InvalidParameter, match="k_query"):
-            DualDynamicGate(wrong)
-        with pytest.raises(InvalidParameter, match="k_target"):
-            DualDynamicGate(1, wrong)
+        with pytest.raises(InvalidParameter, match="k_targets"):
+            DynamicGate(1, wrong)
         with pytest.raises(InvalidParameter):
             GloballyCorrected(wrong)
