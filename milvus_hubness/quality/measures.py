@@ -253,6 +253,18 @@ class Outcome(NamedTuple):
         """Return the outcome of these queries only."""
         return Outcome(self.ranks[:, queries], self.retrieved[:, queries])
 
+    def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
+        """Return the outcome with a gate on each search but the first, the raw one: queries whose first raw item is not
+        in the set keep the raw outcome. activated: (n_items,) whether an item is in the set; None without a gate."""
+        result = Outcome(self.ranks.copy(), self.retrieved.copy())
+        for row, members in enumerate(activated, 1):
+            if members is not None:
+                closed = ~members[self.retrieved[0, :, 0]]
+                result.retrieved[row, closed] = self.retrieved[0, closed]
+                if self.ranks.size:
+                    result.ranks[row, closed] = self.ranks[0, closed]
+        return result
+
     @property
     def hits(self) -> npt.NDArray[np.float64]:
         """Return (n_biases, n_queries) 1 if a positive is first, else 0."""

@@ -124,14 +124,7 @@ def search(trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positive
     plain = assess(queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives)
     row_of = {key: row for row, key in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
-    result = Outcome(plain.ranks[rows], plain.retrieved[rows])
-    for row, trial in enumerate(trials, 1):
-        if trial.activated is not None:
-            closed = ~trial.activated[plain.retrieved[0, :, 0]]
-            result.retrieved[row, closed] = plain.retrieved[0, closed]
-            if positives is not None:
-                result.ranks[row, closed] = plain.ranks[0, closed]
-    return result
+    return Outcome(plain.ranks[rows], plain.retrieved[rows]).gated([trial.activated for trial in trials])
 
 
 def activated_by(

@@ -25,8 +25,8 @@ from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
-from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.quality.trials import Trial, activated_by, search
+from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.stores.protocols import Store
@@ -79,10 +79,11 @@ def judge(
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
     items = layout.reduce_items(sample)
-    trials = [trial for plan in (old, new) if (trial := _trial_without(layout, sample, items, plan, held_out))]
-    if len(trials) < 2:
+    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))]
+    if len(fits) < 2:
         return None
-    outcome = search(trials, layout.reduce_queries(held_out), items)
+    biases, gates = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)], [fit[1] for fit in fits]
+    outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
         for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
@@ -90,7 +91,8 @@ def judge(
     shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
     r1, gains = {}, {}
     if labelled is not None:
-        hits = search(trials, layout.reduce_queries(labelled.queries), items, labelled.positives).hits
+        outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
+        hits = outcome.gated(gates).hits
         r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
         gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
     return RefreshEvaluation(
@@ -104,9 +106,11 @@ def judge(
     )
 
 
-def _trial_without(layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats) -> Trial | None:
-    """Return the biases of the sample and the gate, both from the other queries, if they are enough. items: the sample,
-    reduced."""
+def _fit_without(
+    layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
+) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
+    """Return the biases of the sample and which of its items the gate lets through, None without a gate, both from the
+    other queries; None if these are too few. items: the sample, reduced."""
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
@@ -120,9 +124,10 @@ def _trial_without(layout: Layout, sample: Floats, items: Floats, plan: RefreshP
         target_bank=plan.bank.targets,
     )
     bias = correction.centred(sample) * np.float32(plan.strength)
+    if plan.gates[0] is None:
+        return bias, None
     targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
-    activated = activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
-    return Trial(plan.estimator, plan.strength, bias, *plan.gates, activated)
+    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float], gains: dict[str, Interval]) -> str:
