@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from milvus_hubness.migration.migrator import migrate as migrate
     from milvus_hubness.migration.migrator import resume as resume
     from milvus_hubness.migration.migrator import rollback as rollback
-    from milvus_hubness.migration.plan import BulkTarget as BulkTarget
     from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
     from milvus_hubness.migration.plan import plan_migration as plan_migration
     from milvus_hubness.quality.collections import diagnose as diagnose
@@ -67,7 +66,7 @@ _NAMES = {
     ),
     "migration.clean": "clean",
     "migration.migrator": "cutover migrate resume rollback",
-    "migration.plan": "BulkTarget MigrationOptions plan_migration",
+    "migration.plan": "MigrationOptions plan_migration",
     "quality.collections": "diagnose tune",
     "quari.reranker": "QuariReranker",
     "refresh.plan": "RefreshOptions",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
@@ -38,58 +37,22 @@ from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import slots_for, suffix_for
-from milvus_hubness.stores.protocols import BulkImport, Store, capability
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
-
-
-@dataclass(frozen=True)
-class BulkTarget:
-    """A folder that this process writes to and the database reads from, as `remote` if its name differs there.
-    file_bytes: maximum bytes of stored vectors in one file: the bulk writer holds ten times as much in memory."""
-
-    folder: Path
-    remote: str | None = None
-    file_bytes: int = 32_000_000
-
-    @classmethod
-    def parse(cls, text: str) -> BulkTarget:
-        folder, equals, remote = text.partition("=")
-        return cls(Path(folder), remote if equals else None)
-
-    def seen_by_database(self, file: str) -> str:
-        """Return the path of a file in the folder, as the database names it."""
-        remote = str(self.folder.resolve()) if self.remote is None else self.remote
-        return f"{remote.rstrip('/')}/{file}" if remote else file
-
-    def require(self, store: Store, source: CollectionInfo) -> None:
-        """Raise InvalidInput if the folder does not exist, and CannotMigrate if files cannot hold rows of `source`."""
-        if not self.folder.is_dir():
-            raise InvalidInput(f"no folder {self.folder} for files to import: create it")
-        if reasons := capability(store, BulkImport).import_obstacles(source):
-            raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
 
 
 @dataclass(frozen=True)
 class MigrationOptions:
     """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
     state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
-    up meanwhile. bulk: the folder for files that the database imports, in place of upserts; only with no_writers.
-    engine: computes the biases; "server" is for NNN and CSLS. Raises InvalidParameter."""
+    up meanwhile. engine: computes the biases; "server" is for NNN and CSLS."""
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
     release: threading.Event | None = None
-    bulk: BulkTarget | None = None
     engine: Engine = "local"
-
-    def __post_init__(self) -> None:
-        if self.bulk and not self.no_writers:
-            raise InvalidParameter(
-                "imported rows do not replace rows of the same keys that clients write meanwhile: copy by files only "
-                "if no client writes, and pass --no-writers"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -286,17 +286,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if described["state"] == "Failed":
                 # `MilvusClient.describe_index` does not return the reason.
                 context = self.client._generate_call_context()
-                _, reason = self._connection.get_index_state(collection, index, context=context)
+                _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
                 raise StoreError(
                     f"the server failed to build index {index!r} of collection {collection!r}: "
                     f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
                     "with parameters that the server accepts, and run the command again"
                 )
         self.client.load_collection(collection)
-
-    def show_imported(self, collection: str) -> None:
-        self.flush(collection)
-        self.client.refresh_load(collection)
 
     def wait_visible(self, collection: str) -> None:
         self.count(collection)

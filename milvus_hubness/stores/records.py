@@ -225,13 +225,3 @@ class Note:
     row: str | None
     changed: tuple[str, ...] = ()
     id: str = ""
-
-
-@dataclass(frozen=True)
-class ImportJob:
-    """An import of rows from a file by the database. file: as requested, if it is reported. reason: of a failure."""
-
-    id: str
-    file: str | None
-    state: Literal["running", "done", "failed"]
-    reason: str = ""

@@ -181,7 +181,7 @@ REQUESTS = [
     "CreateCollection", "DropCollection", "DescribeCollection", "AlterCollection", "RenameCollection",
     "CreateAlias", "DropAlias", "ListAliases", "LoadCollection", "GetLoadState", "Insert",
     "Upsert", "Delete", "Search", "Query", "Flush", "CreateIndex", "DescribeIndex", "CreatePartition",
-    "ShowPartitions", "HasPartition", "Import", "AddCollectionField", "AlterCollectionSchema",
+    "ShowPartitions", "HasPartition", "AddCollectionField", "AlterCollectionSchema",
 ]  # fmt: skip
 """The requests that jobs and clients make."""
 

@@ -143,12 +143,6 @@ class Pace:
     max_load: Annotated[str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}] = None
     critical_load: Annotated[str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}] = None
     load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = 5.0
-    bulk_folder: Annotated[
-        str | None,
-        "Folder for a copy by Parquet files that the server imports; REMOTE is its path on the "
-        "server. Needs --no-writers and milvus-hubness[bulk].",
-        {"metavar": "LOCAL[=REMOTE]"},
-    ] = None
     engine: options.EngineName = "local"
 
 
