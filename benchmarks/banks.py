@@ -387,21 +387,22 @@ def at_strength(trial: Trial, strength: float) -> Trial | None:
     return trial._replace(bias=np.float32(strength / trial.strength) * trial.bias) if strength else None
 
 
-def broken(sizes: dict[str, Any], means: dict[str, Any]) -> list[str]:
+def broken(sizes: dict[str, Any], tasks: dict[str, Any], means: dict[str, Any]) -> list[str]:
     """The bounds that do not hold, and by how much."""
     found = []
     for name, row in sizes.items():
         if row["Blend"]["whole"]["estimate"] <= 0:
             found.append(f"{name}: the whole bank gains {row['Blend']['whole']['estimate']:+.2f}")
+    for name, origin, cell in ((name, *one) for name, cells in tasks.items() for one in cells.items()):
+        with_gate, without = (cell["tune"][result]["gain"]["estimate"] for result in TOLD[2:])
+        if with_gate < without - BELOW_NO_GATE:
+            found.append(f"{name}, {origin}: following tune gains {with_gate:+.2f}, without a gate {without:+.2f}")
     for origin, row in means.items():
         for result, said in row["tune"].items():
             if origin == OWN and said["suspected"]:
                 found.append(f"told {result}, {said['suspected']} of {said['runs']} own banks are suspected")
             if result != "nothing" and said["lowest"] < -BELOW_RAW:
                 found.append(f"{origin}: told {result}, following tune gains {said['lowest']:+.2f} on a task")
-        with_gate, without = (row["tune"][result]["gain"] for result in TOLD[2:])
-        if with_gate < without - BELOW_NO_GATE:
-            found.append(f"{origin}: with a gate, following tune gains {with_gate:+.2f}, without {without:+.2f}")
         said = row["tune"]["nothing"]
         if origin in ALWAYS_SUSPECTED and said["suspected"] < said["runs"]:
             found.append(f"{origin}: {said['suspected']} of {said['runs']} are suspected")
@@ -566,7 +567,7 @@ def main() -> int:
     means = summary(tasks)
     text = markdown(sizes, tasks, means)
     print(text)
-    faults = broken(sizes, means)
+    faults = broken(sizes, tasks, means)
     print("\n".join(faults) or "all bounds hold")
     if not given:
         kept = {"environment": environment(started), "limits": LIMITS, "broken": faults}

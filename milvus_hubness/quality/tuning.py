@@ -44,15 +44,22 @@ class Judgement(NamedTuple):
 def pick(trials: Sequence[Trial], uneven: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
     """Return the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
     `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance. They all have the
-    same gate, or none: a gate needs a mean that is better by `GATE_MARGIN`, as it limits what searches can do and
-    sends each query twice. uneven: (n_trials,). ranks: (n_trials, n_queries)."""
-    scores = (1 / ranks).mean(1) - UNEVENNESS_WEIGHT * uneven
+    same gate, or none. A gate has to be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal rank,
+    as it limits what searches can do and sends each query twice. uneven: (n_trials,). ranks: (n_trials, n_queries)."""
+    reciprocal = 1 / ranks
+    scores = reciprocal.mean(1) - UNEVENNESS_WEIGHT * uneven
     picked: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
     for form in dict.fromkeys(trial.form for trial in trials):
         own = np.array([number for number, trial in enumerate(trials) if trial.form == form])
         picked[form] = np.sort(own[np.argsort(-scores[own], kind="stable")[:MEMBERS]])
-    best = max(picked, key=lambda form: scores[picked[form]].mean() - GATE_MARGIN * (form[0] is not None))
-    return [trials[number] for number in picked[best]]
+    best, most, plain = picked[None, None], 0.0, picked[None, None]
+    for members in picked.values():
+        gain = reciprocal[members].mean(0) - reciprocal[plain].mean(0)
+        margin = max(GATE_MARGIN, 2 * float(gain.std()) / len(gain) ** 0.5)
+        lead = float(scores[members].mean() - scores[plain].mean()) - margin
+        if lead > most:
+            best, most = members, lead
+    return [trials[number] for number in best]
 
 
 def mix(trials: Sequence[Trial]) -> Trial:

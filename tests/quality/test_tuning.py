@@ -115,10 +115,12 @@ def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
     even, ranks = np.full(20, 0.2), np.full((20, 100), 2, np.int32)
     ranks[:10, 0] = 1  # 0.005 of mean reciprocal rank
     assert pick(trials, even, ranks) == plain[:8]
-    ranks[:10, :4] = 1
+    ranks[:10, :3] = 1  # 0.015, with a standard error of 0.0085
+    assert pick(trials, even, ranks) == plain[:8]
+    ranks[:10, :5] = 1
     assert pick(trials, even, ranks) == trials[:8]
     ranks[10] = 1  # One trial without a gate is the best of all.
-    ranks[:10, :20] = 1
+    ranks[:10, :40] = 1
     assert pick(trials, even, ranks) == trials[:8]
 
 
