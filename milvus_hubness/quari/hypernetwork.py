@@ -39,6 +39,8 @@ class Hypernetwork(nn.Module):
     """Our hypernetwork. The decoder of the query begins at zero unless the query is averaged, the decoder of U unless
     the map is scaled: the network then begins with the encoder's own ranking."""
 
+    positions: torch.Tensor
+
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.rank, self.scale = config.rank, math.sqrt(config.dim)
@@ -89,10 +91,8 @@ class PublishedHypernetwork(nn.Module):
         super().__init__()
         self.rank = config.rank
         dim, width, drop = config.dim, config.width, config.dropout
-        self.query_encoder = nn.Sequential(
-            *(nn.Linear(dim, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(drop)),
-            *(nn.Linear(width, width), nn.LayerNorm(width)),
-        )
+        first = (nn.Linear(dim, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(drop))
+        self.query_encoder = nn.Sequential(*first, nn.Linear(width, width), nn.LayerNorm(width))
         self.step_proj = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
         self.register_buffer("pos_emb", sinusoids(2 * config.rank + 1, width))
         self.register_buffer("pos_scale", torch.ones(1))

@@ -100,6 +100,8 @@ class Adaptation(NamedTuple):
 class Quari(nn.Module):
     """The network with the sizes of `config`."""
 
+    none: torch.Tensor
+
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.config = config

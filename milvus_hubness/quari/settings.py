@@ -78,7 +78,7 @@ class TrainingSettings:
     form these are all epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as
     long as a query, or with noise_per_coordinate as large in each coordinate. semi_positives: how many of the
     `neighbors` nearest items of each answer count; 0 is the plain loss. published_loss: the authors' loss
-    (`train.published_loss`) in place of ours. Raises InvalidParameter.
+    (`train.published_loss`) instead. Raises InvalidParameter.
     """
 
     epochs: int = EPOCHS

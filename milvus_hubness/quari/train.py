@@ -110,8 +110,8 @@ def train(
         pairs, validation = pairs.split(VALIDATION_SHARE, settings.seed)
     config = config or QuariConfig(pairs.dim)
     if config.form == "linear":
-        last = settings.epochs + (config.memory > 0)
-        settings = replace(settings, anchor_epochs=settings.epochs, epochs=last)
+        to_remember = 1 if config.memory else 0
+        settings = replace(settings, anchor_epochs=settings.epochs, epochs=settings.epochs + to_remember)
     for dim in (pairs.dim, validation.dim):
         if dim != config.dim:
             raise DimensionMismatch(f"the pairs have dimension {dim}, the network is for {config.dim}")
