@@ -70,11 +70,11 @@ def train(
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    makers: tuple[Any, Any] = (QuariConfig, TrainingSettings)
-    if form == "published":
-        makers = QuariConfig.published, TrainingSettings.published
-    settings = makers[1](**{name: value for name, value in options.items() if name in of_training})
-    makers[0](dim=1, **sizes)
+    is_published = form == "published"
+    config_of: Any = QuariConfig.published if is_published else QuariConfig
+    settings_of: Any = TrainingSettings.published if is_published else TrainingSettings
+    settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
+    config_of(dim=1, **sizes)
     curves = out.with_suffix(".svg")
     check_writable(curves)
     with progress_bars() as progress:
@@ -82,7 +82,7 @@ def train(
         learned, held_out = labelled.split(VALIDATION, settings.seed)
         network = train(
             learned,
-            makers[0](learned.dim, **sizes),
+            config_of(learned.dim, **sizes),
             settings,
             validation=held_out,
             path=out,
@@ -139,14 +139,12 @@ def import_weights(
 
     Of a file of torch, only tensors are loaded, never other objects.
 
-    Example: milvus-hubness quari import-weights model_weights.pt --out network.safetensors --encoder clip-vit-base-patch16
+    Example: milvus-hubness quari import-weights model_weights.pt --out network.safetensors --encoder clip-vit-b-16
     """
     from milvus_hubness.quari.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param"))
-    checkpoint.save(out)
-    facts = {**_facts(checkpoint), "network": str(out)}
-    show_result(as_json, {"quari": facts}, lambda: show_facts(f"Imported {weights}", _in_words(facts)))
+    Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param")).save(out)
+    show(out, as_json)
 
 
 def show(network: NetworkFile, as_json: AsJson = False) -> None:

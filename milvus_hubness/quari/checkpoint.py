@@ -152,8 +152,8 @@ class Checkpoint:
     def load_published(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Checkpoint:
         """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors are loaded.
 
-        options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the authors'. Weights under "state_dict", and with the prefix "hypernetwork.", are found as well. Raises
-        UnreadableFile, InvalidParameter.
+        options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the authors'. Weights
+        under "state_dict", and with the prefix "hypernetwork.", are found too. Raises UnreadableFile, InvalidParameter.
         """
         if unknown := options.keys() - set(NOT_IN_WEIGHTS):
             names = ", ".join(NOT_IN_WEIGHTS)
@@ -164,7 +164,7 @@ class Checkpoint:
             width, dim = weights["query_encoder.0.weight"].shape
             rank = len(weights["pos_emb"]) // 2
             layers = len({name.split(".")[2] for name in weights if name.startswith("transformer.layers.")})
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError) as error:
             raise UnreadableFile(f"{path} does not have the weights of the authors' QuARI: {error}") from None
         config = QuariConfig.published(dim, **{"rank": rank, "width": width, "layers": layers, **options})
         named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
