@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from milvus_hubness.migration.plan import plan_migration as plan_migration
     from milvus_hubness.quality.collections import diagnose as diagnose
     from milvus_hubness.quality.collections import tune as tune
+    from milvus_hubness.quari.reranker import LinearMaps as LinearMaps
     from milvus_hubness.quari.reranker import QuariReranker as QuariReranker
     from milvus_hubness.refresh.plan import RefreshOptions as RefreshOptions
     from milvus_hubness.refresh.run import RefreshResult as RefreshResult
@@ -68,7 +69,7 @@ _NAMES = {
     "migration.migrator": "cutover migrate resume rollback",
     "migration.plan": "MigrationOptions plan_migration",
     "quality.collections": "diagnose tune",
-    "quari.reranker": "QuariReranker",
+    "quari.reranker": "LinearMaps QuariReranker",
     "refresh.plan": "RefreshOptions",
     "refresh.run": "RefreshResult refresh",
     "refresh.status": "status",
