@@ -74,6 +74,21 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
     assert ran
 
 
+CHECKED = {
+    "python": "this file",
+    "sh": "test_shell_blocks.py",
+    "toml": "test_reference.py",
+    "javascript": "../proxy/test_node.py",
+    "dockerfile": "../docker/test_docker.py",
+    "text": "output of commands, which are in sh",
+}
+"""Where the blocks of a language are run or checked."""
+
+
+def test_every_block_is_of_a_language_that_a_test_checks():
+    assert {block.language for page in pages.PAGES for block in pages.blocks(page)} <= CHECKED.keys()
+
+
 SHOWN_ELSEWHERE = {"Correction", "Estimator", "FittedBias", "Layout", "RefreshResult"}
 """Names for those who build on the package."""
 
