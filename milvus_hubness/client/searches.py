@@ -113,7 +113,7 @@ class Searches:
         parts = rewrite.apart(question)
         for part in parts:
             how = part.rerank
-            search_request = ranking.adapted(rewrite, part, how) if isinstance(how, Adaptive) else rewrite.ask(part)
+            search_request = rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
             answer = yield from self._answered(collection, cached, state, filter, search_request, further)
             if results is None:
                 results = answer
