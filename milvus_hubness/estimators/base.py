@@ -287,6 +287,14 @@ class FittedBias:
         """
         return self._evaluated(self.new_formula or self.formula, vectors)
 
+    def of_products(self, products: Vectors, *, are_new: bool) -> Vectors:
+        """Return what `new_bias`, if are_new, or else `bias` returns, from inner products (n, |bank|) of the items and
+        the bank, float32 (n,). The estimator needs no target bank."""
+        potentials = np.broadcast_to(self.potentials, (len(products), *self.potentials.shape))
+        means = products.mean(1, dtype=np.float64) if self.estimator.needs.mean else np.empty(0)
+        whole = Nearest(products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True)
+        return self.estimator.from_nearest(whole).biases.astype(np.float32)
+
     def _evaluated(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")

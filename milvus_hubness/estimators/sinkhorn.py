@@ -26,7 +26,7 @@ from milvus_hubness.estimators.nearest import (
     Nearest,
     Needs,
     bounded_logsumexp,
-    own_room,
+    logsumexp_with_room,
 )
 from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.on_numpy import cached_logsumexp
@@ -192,12 +192,13 @@ class Sinkhorn(Estimator, alias="sn"):
         return self._with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        """Return the log-sum-exp over the nearest, less the room of a new item."""
-        bounded = bounded_logsumexp(queries, self.tau_of())
+        """Return the log-sum-exp over the nearest, with room for new items."""
         if not queries.are_new:
-            return bounded
+            return bounded_logsumexp(queries, self.tau_of())
         size = queries.scores.shape[1] + queries.rest
-        return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
+        biases = logsumexp_with_room(queries, self.tau_of(), size / self._fitted_on)
+        errors = bounded_logsumexp(queries, self.tau_of()).errors if queries.rest else np.zeros(len(biases))
+        return Bounded(biases, errors)
 
     def _steps(self, bank: QueryBank, items: Vectors) -> tuple[Scores, tuple[Step, Step]]:
         """Return how the scores of bank and items are provided, and the steps over all of them."""
