@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,9 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
         width than the collection state names.
         """
+        unread: list[Any] | None = getattr(rows, "_lazy_field_data", None)
+        if unread is not None and self._columns_out(unread, list(list.__iter__(cast("list[Row]", rows))), fields):
+            return
         rows = list(rows)
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
@@ -90,10 +93,41 @@ class Reading:
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
         """Convert the rows of hits to the user's form, in place."""
+        if results and not any(getattr(hits, "has_materialized", True) for hits in results):
+            rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
+            if self._columns_out(results[0].lazy_field_data, rows, fields):
+                return results
         for hits in results:  # all hits of one query have the same fields
             if hits and not self._changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
+
+    def _columns_out(self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest) -> bool:
+        """Convert rows whose vectors are still in columns of the answer: pymilvus takes them out of these when a row is
+        read. Returns False, and leaves all as it is, if some have been read, or are not those of the columns, or if a
+        column is of a hidden field or not of float32."""
+        by_name = {column.field_name: column for column in unread}
+        columns = []
+        if not by_name.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
+            return False
+        for codec in self._codecs:
+            column = None if codec.leaves_vectors else by_name.get(codec.field)
+            if column is None:
+                continue
+            is_float = column.vectors.WhichOneof("data") == "float_vector"
+            if not is_float or any(row.get(codec.field) is not None for row in rows):
+                return False
+            stored = floats_in(column.vectors.float_vector).reshape(-1, column.vectors.dim)
+            if len(stored) != len(rows):
+                return False
+            columns.append((column, codec.decode_rows(codec.columns(codec.unpack(stored), rows))))
+        for column, vectors in columns:
+            column.vectors.dim = vectors.shape[1]
+            put_floats(column.vectors.float_vector, vectors)
+        for name in fields.hidden:
+            for row in rows:
+                row.pop(name, None)
+        return True
 
     @cached_property
     def _codecs(self) -> tuple[RowCodec, ...]:
@@ -283,7 +317,7 @@ class Rewrite:
         if self._scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
-            products = [[hit["distance"] for hit in hits]]
+            products = [[hit["distance"] for hit in list.__iter__(hits)]]
             scores = self.codec.decode_scores(products, query[None, :], strength)[0]
             rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
@@ -292,6 +326,23 @@ class Rewrite:
 
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
         return self.codec.vectors_of([hit["entity"] for hit in hits])
+
+
+def floats_in(array: Any) -> Floats:
+    """Return the numbers of a FloatArray of Milvus's protocol, which has them packed as they are in memory."""
+    array.DiscardUnknownFields()
+    message = array.SerializeToString()
+    return np.frombuffer(message, "<f4", offset=len(message) - 4 * len(array.data))
+
+
+def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
+    """Set the numbers of a FloatArray."""
+    packed = np.ascontiguousarray(numbers, "<f4")
+    size, length = packed.nbytes, bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    array.ParseFromString(b"".join([b"\n", length, bytes([size]), packed.data]))
 
 
 def keep(hits: Any, chosen: list[Any]) -> None:
