@@ -22,16 +22,13 @@ from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
 from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.base import TargetBank
-from milvus_hubness.estimators.nearest import Nearest
+from milvus_hubness.estimators.nearest import MOST_PRODUCTS, Nearest
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.primitives import prefer_torch, resolve_device, uses_numpy
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.protocols import BankSearch, Rows, Store, capability
 
 Biases = npt.NDArray[np.floating[Any]]
-
-MOST_PRODUCTS = 1 << 24
-"""Largest number of inner products of new rows and their bank that are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class Correction:
         valid = ~self.layout.invalid(rows)
         hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
         if hints.size and valid.any():
-            landmarks, coordinates = self._landmarks
+            landmarks, coordinates, _ = self._landmarks
             near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
             hints[valid] = columns(coordinates[np.asarray(near.indices)], self.layout.reach)
         return hints
@@ -110,24 +107,21 @@ class Correction:
         valid = ~self.layout.invalid(vectors)
         if valid.any():
             products = self.layout.reduce_items(vectors[valid]) @ bank.T
-            biases[valid] = self.fitted.of_products(products, are_new=are_new) - np.float32(self.mean_bias)
+            nearest = self.fitted.nearest(products, are_new=are_new)
+            biases[valid] = self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
             if hints.size:
-                scores = products[:, :: step_of(bank)] / self._lengths
-                near = np.argpartition(scores, -min(NEAR, scores.shape[1]), axis=1)[:, -NEAR:]
-                hints[valid] = columns(self._landmarks[1][near], self.layout.reach)
+                _, coordinates, lengths = self._landmarks
+                scores = products[:, :: step_of(bank)] / lengths
+                near = np.argpartition(scores, -min(NEAR, len(lengths)), axis=1)[:, -NEAR:]
+                hints[valid] = columns(coordinates[near], self.layout.reach)
         return biases, hints
 
     @cached_property
-    def _landmarks(self) -> tuple[Floats, Floats]:
-        """Queries of the bank, and their coordinates in the locality hint columns."""
-        landmarks = evenly(self.fitted.bank.vectors)
-        return landmarks, coordinates(landmarks, self.layout.locality_directions)
-
-    @cached_property
-    def _lengths(self) -> Floats:
-        """The lengths of those queries, 1 for zeros."""
-        lengths = lengths_of(self.fitted.bank.vectors[:: step_of(self.fitted.bank.vectors)])
-        return np.where(lengths == 0, 1, lengths).astype(np.float32)
+    def _landmarks(self) -> tuple[Floats, Floats, Floats]:
+        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
+        bank = self.fitted.bank.vectors
+        landmarks, lengths = evenly(bank), lengths_of(bank[:: step_of(bank)]).astype(np.float32)
+        return landmarks, coordinates(landmarks, self.layout.locality_directions), np.where(lengths == 0, 1, lengths)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""

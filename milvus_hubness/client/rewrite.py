@@ -74,10 +74,9 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
         width than the collection state names.
         """
-        unread: list[Any] | None = getattr(rows, "_lazy_field_data", None)
-        if unread is not None and self._columns_out(unread, list(list.__iter__(cast("list[Row]", rows))), fields):
-            return
-        rows = list(rows)
+        unread: Any = getattr(rows, "_lazy_field_data", None)
+        raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
+        rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
@@ -96,6 +95,7 @@ class Reading:
         if results and not any(getattr(hits, "has_materialized", True) for hits in results):
             rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
             if self._columns_out(results[0].lazy_field_data, rows, fields):
+                self.rows_out(rows, fields)
                 return results
         for hits in results:  # all hits of one query have the same fields
             if hits and not self._changed.isdisjoint(hits[0]["entity"]):
@@ -103,30 +103,21 @@ class Reading:
         return results
 
     def _columns_out(self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest) -> bool:
-        """Convert rows whose vectors are still in columns of the answer: pymilvus takes them out of these when a row is
-        read. Returns False, and leaves all as it is, if some have been read, or are not those of the columns, or if a
-        column is of a hidden field or not of float32."""
-        by_name = {column.field_name: column for column in unread}
-        columns = []
-        if not by_name.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
+        """Decode vectors of rows that are still in columns of the answer: pymilvus takes them out of these when a row
+        is read. Returns False, and leaves all as it is, if the columns are not those of float32 vectors of all rows."""
+        columns = {column.field_name: column.vectors for column in unread}
+        codecs = [codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors]
+        if not columns.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
             return False
-        for codec in self._codecs:
-            column = None if codec.leaves_vectors else by_name.get(codec.field)
-            if column is None:
-                continue
-            is_float = column.vectors.WhichOneof("data") == "float_vector"
-            if not is_float or any(row.get(codec.field) is not None for row in rows):
+        for codec in codecs:
+            count = len(columns[codec.field].float_vector.data)
+            if count != len(rows) * columns[codec.field].dim or any(row.get(codec.field) is not None for row in rows):
                 return False
-            stored = floats_in(column.vectors.float_vector).reshape(-1, column.vectors.dim)
-            if len(stored) != len(rows):
-                return False
-            columns.append((column, codec.decode_rows(codec.columns(codec.unpack(stored), rows))))
-        for column, vectors in columns:
-            column.vectors.dim = vectors.shape[1]
-            put_floats(column.vectors.float_vector, vectors)
-        for name in fields.hidden:
-            for row in rows:
-                row.pop(name, None)
+        for codec in codecs:
+            column = columns[codec.field]
+            stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
+            put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
+            column.dim = codec.layout.dim
         return True
 
     @cached_property

@@ -207,22 +207,15 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
         as_stored = state.layout.rows(rounded_vectors(vectors, state))
     except InvalidInput:
         for i, vector in enumerate(vectors):
-            if (shape := _shape(vector)) != (state.dim,):
-                raise DimensionMismatch(
-                    f"row {i}: {state.field!r} must be a list of {state.dim} numbers, "
-                    f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
-                ) from None
+            try:
+                got = f"shape {np.shape(vector)}"
+            except ValueError:
+                got = "lists of several lengths"
+            if got != f"shape {(state.dim,)}":
+                message = f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
+                raise DimensionMismatch(message) from None
         raise
     return state.require_storable(as_stored) if valid else as_stored
-
-
-def _shape(vector: Any) -> tuple[int, ...] | None:
-    """Return the shape of a vector; None if it has lists of several lengths."""
-    try:
-        shape: tuple[int, ...] = np.shape(vector)
-    except ValueError:
-        return None
-    return shape
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:

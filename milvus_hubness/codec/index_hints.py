@@ -40,7 +40,7 @@ MOST_NUMBERS = 15_360
 NEAR = 32
 FEWEST_QUERIES = 4 * NEAR
 """Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
-LANDMARKS = 2_048
+LANDMARKS = 4_096
 """Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
 REACH = 0.5
 """`reach`, in lengths of an item."""

@@ -32,5 +32,4 @@ class CSLS(Estimator, alias="csls"):
         return self._fitted(bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device))
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        means = largest(queries.scores, self.k).mean(1, dtype=np.float64)
-        return Bounded(0.5 * means, np.zeros(len(means)))
+        return Bounded(0.5 * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

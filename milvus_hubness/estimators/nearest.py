@@ -24,6 +24,8 @@ Numbers = npt.NDArray[np.floating[Any]]
 
 LEADING = 64
 """Number of terms of a log-sum-exp that are requested first."""
+MOST_PRODUCTS = 1 << 24
+"""Largest number of inner products of new items and the whole bank that are in memory at once."""
 ROUNDS = 5
 """Number of rounds in which the room and the biases of new items are computed from one another."""
 ROUNDING = 1e-9
@@ -87,12 +89,12 @@ def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt
     return joined
 
 
-def largest(scores: Numbers, k: int) -> Numbers:
+def largest(scores: Numbers, k: int) -> Doubles:
     """Return the k largest of each row of scores (m, N), in any order, (m, k). Raises BankTooSmall if N < k."""
     seen = scores.shape[1]
     if seen < k:
         raise BankTooSmall(f"the {k} nearest bank rows are needed, and the search returned {seen}")
-    return np.partition(scores, seen - k, axis=1)[:, seen - k :]
+    return np.partition(scores, seen - k, axis=1)[:, seen - k :].astype(np.float64)
 
 
 def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
@@ -111,18 +113,23 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
         return Bounded(biases, tau * np.logaddexp(0, excess))
 
 
-def logsumexp_with_room(nearest: Nearest, tau: float, share: float) -> Doubles:
-    """Return biases (m,) of items that came after the fit; see `sinkhorn.with_room`. Their share of the unseen rows is
-    negligible. share: rows of the bank over items of the fit."""
+def logsumexp_with_room(nearest: Nearest, tau: float, items: int) -> Doubles:
+    """Return biases (m,) of items that came after a fit on `items`, under which they leave room for each other.
+
+    Those items take e^(−f_i/τ) · items / |bank| of a query, the new ones Σ_j e^((s_ij − b_j)/τ), next to nothing of the
+    unseen rows. A refit would also lower the biases of the fitted items, on average as much as the potentials. Here
+    these biases stay, and so does the mean of the potentials.
+    """
     highest, terms = _terms(nearest.scores + nearest.potentials[..., 0], tau)
     together, tiny = nearest.is_whole, np.finfo(terms.dtype).tiny
+    size = terms.shape[1] + nearest.rest
     left = np.ones(terms.shape[1] if together else terms.shape, terms.dtype)  # e^((room_i − f_i)/τ)
     for number in range(ROUNDS + 1):
         sums = terms @ left if together else (terms * left).sum(1)
         if number < ROUNDS:
             taken = (1 / sums) @ terms if together else terms / sums[:, None]
-            left = np.maximum(1 / (1 + share * taken), tiny)
-    mean = np.log(left).sum(-1, dtype=np.float64) / (terms.shape[1] + nearest.rest)
+            left = np.maximum(1 / (1 + size / items * taken), tiny)
+    mean = np.log(left).sum(-1, dtype=np.float64) / size
     return np.asarray(highest + tau * (np.log(sums, dtype=np.float64) - mean), np.float64)
 
 

@@ -81,5 +81,4 @@ class NNN(Estimator, alias="nnn"):
         )
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        means = largest(queries.scores, self.k).mean(1, dtype=np.float64)
-        return Bounded(self.alpha * means, np.zeros(len(means)))
+        return Bounded(self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

@@ -72,7 +72,7 @@ class RelativeNNN(Estimator, alias="relative"):
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return means of the largest relative scores seen, and by how much others can raise them."""
         relative = largest(queries.scores + queries.potentials[..., 0], self.k)
-        means = relative.mean(1, dtype=np.float64)
+        means = relative.mean(1)
         if not queries.rest:
             return Bounded(means, np.zeros(len(means)))
         highest = queries.scores[:, -1:] + queries.masses[0]

@@ -6,10 +6,8 @@ there are too many even for that, an estimator uses the nearest pairs only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +19,7 @@ from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, che
 from milvus_hubness.estimators.nearest import (
     ACCURACY,
     LEADING,
-    ROUNDS,
+    MOST_PRODUCTS,
     Bounded,
     Nearest,
     Needs,
@@ -88,20 +86,6 @@ def balance(steps: tuple[Step, Step], g: Potentials, tau: float, iterations: int
     """Balance by the steps to f and to g, from the potentials g (n,) of the items."""
     bank_step, item_step = steps
     return iterate(lambda f: bank_step(item_step(f)), bank_step(g), tau, len(g), iterations, tol)
-
-
-def with_room(bank_step: Step, item_step: Step, f: Potentials, tau: float, share: float) -> Potentials:
-    """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
-
-    bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
-    take e^(−f_i/τ) / share of a query, the new ones Σ_j e^((s_ij − b_j)/τ). A refit would also lower the biases of the
-    fitted items, on average as much as the potentials. Here these biases stay, and so does the mean of the potentials.
-    """
-    room = f
-    for _ in range(ROUNDS):
-        taken = math.log(share) - bank_step(item_step(room)) / tau
-        room = -tau * np.logaddexp(-f / tau, taken)
-    return np.asarray(room - (room - f).mean(), np.float32)
 
 
 NEIGHBORS = 64
@@ -195,8 +179,7 @@ class Sinkhorn(Estimator, alias="sn"):
         """Return the log-sum-exp over the nearest, with room for new items."""
         if not queries.are_new:
             return bounded_logsumexp(queries, self.tau_of())
-        size = queries.scores.shape[1] + queries.rest
-        biases = logsumexp_with_room(queries, self.tau_of(), size / self._fitted_on)
+        biases = logsumexp_with_room(queries, self.tau_of(), self._fitted_on)
         errors = bounded_logsumexp(queries, self.tau_of()).errors if queries.rest else np.zeros(len(biases))
         return Bounded(biases, errors)
 
@@ -226,15 +209,16 @@ class Sinkhorn(Estimator, alias="sn"):
     def _with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
         tau = self.tau_of()
 
-        def biases(items: Vectors, f: Vectors) -> npt.NDArray[np.float32]:
-            return logsumexp(items, bank.vectors, tau, f, device=self.device)
+        def formula(items: Vectors) -> npt.NDArray[np.float32]:
+            return logsumexp(items, bank.vectors, tau, potentials[:, 0], device=self.device)
 
-        def new_formula(items: Vectors) -> npt.NDArray[np.float32]:
-            _, steps = replace(self, neighbors=None)._steps(bank, items)
-            return biases(items, with_room(*steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
+        def new_formula(items: Vectors) -> npt.NDArray[np.float64]:
+            parts = np.array_split(items, -(-len(items) * len(bank) // MOST_PRODUCTS))
+            whole = (fitted.nearest(part @ bank.vectors.T, are_new=True) for part in parts)
+            return np.concatenate([self._from_nearest(nearest, None).biases for nearest in whole])
 
-        formula = partial(biases, f=potentials[:, 0])
-        return FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
+        fitted = FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
+        return fitted
 
 
 @dataclass(frozen=True)
