@@ -86,6 +86,24 @@ def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
     np.testing.assert_allclose(unevenness(outcome.of(some), 50), unevenness(apart, 50))
 
 
+@pytest.mark.parametrize("n_items", [3, 50, 500])
+def test_outcomes_under_many_unlike_biases_are_those_of_a_full_sort(n_items):
+    rng = np.random.default_rng(n_items)
+    gallery, queries = (rng.standard_normal((n, 16)).astype(np.float32) for n in (n_items, 30))
+    gallery[-2:], queries[3] = gallery[0], 0
+    spreads = np.array([0, 0, 1e-6, *np.linspace(0.1, 30, 60), 1e4], np.float32)
+    biases = [spread * rng.standard_normal(n_items).astype(np.float32) + 5 * spread for spread in spreads]
+    biases[5][0] = 1e3
+    positives = [rng.choice(n_items, 2, replace=False) for _ in queries]
+    outcome = assess(queries, gallery, biases, positives)
+    for row, bias in enumerate(biases):
+        corrected = queries @ gallery.T - bias
+        found = np.take_along_axis(corrected, outcome.retrieved[row], 1)
+        np.testing.assert_allclose(found, -np.sort(-corrected, 1)[:, :10], atol=1e-5)
+        assert all(len(set(items)) == min(10, n_items) for items in outcome.retrieved[row].tolist())
+        np.testing.assert_array_equal(outcome.ranks[row], ranks(queries, gallery, positives, bias).best)
+
+
 def test_a_mix_is_the_mean_of_its_trials(space):
     bank, gallery, _ = space
     fits = [(NNN(4, 0.75), 1.0), (Sinkhorn(0.5), 0.5), (Sinkhorn(0.5), 1.0)]
