@@ -18,6 +18,7 @@ from milvus_hubness.errors import InvalidInput, naming_extras
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, RelativeNNN, Sinkhorn
 from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank, score_spread
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
+from milvus_hubness.estimators.steps import AllScores
 from milvus_hubness.kernels import logsumexp, topk
 from milvus_hubness.kernels.primitives import finite_number
 
@@ -51,6 +52,12 @@ def shard_sums(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, dev
     if f is not None:
         g = -logsumexp(items, bank.vectors, tau, f, device=device)
     return Sums(len(items), logsumexp(bank.vectors, items, tau, g, device=device).astype(np.float64))
+
+
+def shard_shares(shard: Shard, bank: QueryBank, f: Vectors, tau: float, device: str) -> Doubles:
+    """Return the shares of the bank (1, m) over the items of a shard, as `Steps` has them."""
+    _, shares = AllScores(bank.vectors, shard_items(shard, bank), device).from_bank(f, np.array([tau]))
+    return shares.astype(np.float64)
 
 
 def joined(sums: Sequence[Sums], tau: float) -> Doubles:
@@ -149,20 +156,20 @@ class RayGallery:
         if estimator.needs_target_bank:
             shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
         remote_bank, tau = self._ray.put(bank), estimator.tau_of()
-        run = self._remote(shard_sums)
 
-        def sums(f: Vectors | None) -> list[Sums]:
-            done: list[Sums] = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
+        def on_shards(function: Any, f: Vectors | None) -> list[Any]:
+            run = self._remote(function)
+            done: list[Any] = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
             return done
 
-        def step(f: Vectors) -> npt.NDArray[np.float64]:
-            return joined(sums(f.astype(np.float32)), tau)
-
-        first = sums(None if start is None else check_potentials(bank, start, 1)[:, 0])
+        first = on_shards(shard_sums, None if start is None else check_potentials(bank, start, 1)[:, 0])
         items = sum(part.items for part in first)
-        result = iterate(step, joined(first, tau), tau, items, estimator.iterations, estimator.tol)
+        [result] = iterate(
+            lambda f, _: (f, np.sum(on_shards(shard_shares, f.astype(np.float32)), axis=0)),
+            joined(first, tau)[None], np.array([tau]), items, estimator.iterations, estimator.tol,
+        )  # fmt: skip
         fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
-        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[1:], "recomputed")
+        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[2:], "recomputed")
         return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:

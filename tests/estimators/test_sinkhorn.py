@@ -10,8 +10,8 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
 from milvus_hubness.estimators.sinkhorn import NEIGHBORS, scores_for
+from milvus_hubness.estimators.steps import AllScores, NearestPairs
 from milvus_hubness.kernels.primitives import kernel_policy
-from milvus_hubness.kernels.steps import sparse_steps
 from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)
@@ -72,17 +72,27 @@ def test_all_neighbors_are_the_dense_problem():
         assert sparse.diagnostics.iterations == dense.diagnostics.iterations
 
 
-def test_sparse_steps_are_log_sum_exps_over_the_nearest_pairs():
-    tau, near = 0.1, 3
+@pytest.mark.parametrize("near", [3, None])
+def test_steps_are_log_sum_exps_for_several_temperatures_at_once(near):
+    """Over the nearest pairs, or over all. The shares are those of the bank's marginal."""
+    taus = np.array([0.05, 0.1, 1.0])
     scores = BANK.vectors.astype(np.float64) @ GALLERY.T
-    kept = np.zeros_like(scores, bool)
-    np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
-    np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
-    scores[~kept] = -np.inf
-    bank_step, item_step = sparse_steps(BANK.vectors, GALLERY, tau, near, "cpu")
-    f, g = RNG.standard_normal(60).astype(np.float32), RNG.standard_normal(45).astype(np.float32)
-    np.testing.assert_allclose(bank_step(g), -tau * np.log(np.exp((scores + g) / tau).sum(1)), atol=1e-5)
-    np.testing.assert_allclose(item_step(f), -tau * np.log(np.exp((scores + f[:, None]) / tau).sum(0)), atol=1e-5)
+    steps = AllScores(BANK.vectors, GALLERY) if near is None else NearestPairs(BANK.vectors, GALLERY, near)
+    if near is not None:
+        kept = np.zeros_like(scores, bool)
+        np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
+        np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
+        scores[~kept] = -np.inf
+    g = RNG.standard_normal((3, 45)).astype(np.float32)
+    f = steps.from_items(g, taus)
+    following, shares = steps.from_bank(f, taus)
+    for which, tau in enumerate(taus):
+        np.testing.assert_allclose(f[which], -tau * np.log(np.exp((scores + g[which]) / tau).sum(1)), atol=1e-5)
+        weighted = scores + f[which][:, None]
+        np.testing.assert_allclose(following[which], -tau * np.log(np.exp(weighted / tau).sum(0)), atol=1e-5)
+        plan = np.exp((weighted + following[which]) / tau)
+        np.testing.assert_allclose(shares[which], plan.sum(1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(shares.sum(1), 45, rtol=1e-5)
 
 
 @pytest.mark.parametrize("neighbors", [None, 1, 5])
