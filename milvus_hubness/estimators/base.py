@@ -249,7 +249,7 @@ def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
     return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
 
 
-def halves(size: int) -> list[npt.NDArray[np.int64]]:
+def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
     """Return the numbers of the queries in two random halves of a bank of this size."""
     return np.split(np.random.default_rng(0).permutation(size), [size // 2])
 
@@ -309,7 +309,7 @@ class FittedBias:
         sample, agreement = items[_places(items, ITEMS)], 0.0
         if middle := len(self.bank) // 2:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in halves(len(self.bank)))
+            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in split_in_half(len(self.bank)))
             biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
             agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))

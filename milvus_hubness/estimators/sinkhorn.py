@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,29 +28,11 @@ from milvus_hubness.estimators.nearest import (
     bounded_logsumexp,
     own_room,
 )
-from milvus_hubness.estimators.steps import AllScores, NearestPairs, Potentials, Steps, Taus, free_memory
-from milvus_hubness.kernels import logsumexp
-from milvus_hubness.kernels.primitives import POLICY, TopK, uses_numpy
+from milvus_hubness.estimators.steps import AllScores, NearestPairs, Potentials, Scores, Taus
+from milvus_hubness.kernels import logsumexp, topk
+from milvus_hubness.kernels.primitives import TopK
 
 Step: TypeAlias = Callable[[Potentials, Taus], tuple[Potentials, Potentials]]
-Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
-
-CUDA_SHARE, MOST_ON_CUDA = 0.6, 2e12
-
-
-def scores_for(m: int, n: int, free: float | None = None) -> Scores:
-    """Return how to provide the scores of m × n pairs.
-
-    They are stored in float32 or else float16 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device;
-    else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
-    free: bytes of memory of the CUDA device, if there is one.
-    """
-    memory, most = POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
-    if 4 * m * n <= memory:
-        return "float32"
-    if 2 * m * n <= memory:
-        return "float16"
-    return "recomputed" if m * n <= most else "sparse"
 
 
 class Balance(NamedTuple):
@@ -69,9 +51,9 @@ class Balance(NamedTuple):
 def iterate(step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float) -> list[Balance]:
     """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals of bank and items.
 
-    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank, as `Steps.from_bank`
-    has them. So the items' marginal is exact, and the bank's has the reported error. Ends for a tau when that is at
-    most `tol`, or after `iterations`.
+    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank, as in `AllScores`.
+    So the items' marginal is exact, and the bank's has the reported error. Ends for a tau when that is at most `tol`,
+    or after `iterations`.
     """
     balances, active = {}, np.arange(len(taus))
     for done in range(1, iterations + 1):
@@ -87,7 +69,7 @@ def iterate(step: Step, f: Potentials, taus: Taus, items: int, iterations: int, 
     return [balances[which] for which in range(len(taus))]
 
 
-def with_room(steps: Steps, f: Potentials, tau: float, share: float) -> Potentials:
+def with_room(steps: AllScores, f: Potentials, tau: float, share: float) -> Potentials:
     """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
     steps: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
@@ -160,7 +142,7 @@ class Sinkhorn(Estimator, alias="sn"):
         return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        return fit_together([self], bank, inputs)[0].fitted
+        return fit_together([self], bank, inputs)[0][0]
 
     def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         bank = QueryBank.of(bank)
@@ -175,16 +157,6 @@ class Sinkhorn(Estimator, alias="sn"):
         size = queries.scores.shape[1] + queries.rest
         return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
-    def steps(self, bank: QueryBank, items: Vectors) -> tuple[Scores, Steps]:
-        """Return how the scores of bank and items are provided, and the steps over all of them."""
-        on_numpy = uses_numpy(bank.vectors.size * len(items), self.device)
-        scores: Scores = "sparse"
-        if not self.neighbors:
-            scores = scores_for(len(bank), len(items), None if on_numpy else free_memory(self.device))
-        if on_numpy and scores == "float16":
-            scores = "recomputed"
-        return scores, AllScores(bank.vectors, items, self.device, scores)
-
     @property
     def _fitted_on(self) -> int:
         if self.items is None:
@@ -198,7 +170,7 @@ class Sinkhorn(Estimator, alias="sn"):
             return logsumexp(items, bank.vectors, tau, f, device=self.device)
 
         def new_formula(items: Vectors) -> npt.NDArray[np.float32]:
-            _, steps = replace(self, neighbors=None).steps(bank, items)
+            steps = AllScores(bank.vectors, items, self.device)
             return biases(items, with_room(steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
 
         formula = partial(biases, f=potentials[:, 0])
@@ -217,37 +189,32 @@ class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
         return True
 
 
-class Fit(NamedTuple):
-    """A fit, and its biases (n,) of the items of the iteration: the gallery, then the target bank if it is needed."""
-
-    fitted: FittedBias
-    biases: Vectors
-
-
 def fit_together(
     estimators: Sequence[Sinkhorn], bank: QueryBank, inputs: FitInputs, nearest: tuple[TopK, TopK] | None = None
-) -> list[Fit]:
-    """Return the fits of estimators that differ in tau and temperature only, which look at the scores together.
-
-    nearest: of items and queries, as `NearestPairs` has them.
-    """
+) -> list[tuple[FittedBias, Vectors]]:
+    """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
+    then target bank if it is needed. Each pass over the scores serves all. nearest: as `NearestPairs` has them; by
+    default computed."""
     one, items = estimators[0], np.asarray(inputs.gallery, np.float32)
     if one.needs_target_bank:
         items = np.concatenate([items, require_target_bank(bank, inputs.target_bank, type(one).__name__)])
-    taus, ahead = np.array([estimator.tau_of() for estimator in estimators]), [0] * len(estimators)
-    scores, steps = one.steps(bank, items)
-    g = np.zeros((len(taus), len(items)), np.float32)
+    taus, iterations = np.array([estimator.tau_of() for estimator in estimators]), one.iterations
+    steps = AllScores(bank.vectors, items, one.device, "sparse" if one.neighbors else None)
+    g, ahead = np.zeros((len(taus), len(items)), np.float32), [0] * len(taus)
     if inputs.start is not None:
         g, _ = steps.from_bank(np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus)
-    iterations = one.iterations
-    if scores == "sparse" and iterations > 1:
-        near = NearestPairs(bank.vectors, items, one.neighbors or NEIGHBORS, one.device, nearest)
+    if steps.scores == "sparse" and iterations > 1:
+        ks = (min(one.neighbors or NEIGHBORS, size) for size in (len(bank), len(items)))
+        pairs = zip((items, bank.vectors), (bank.vectors, items), ks, strict=True)
+        near = NearestPairs(*(nearest or (topk(*pair, device=one.device) for pair in pairs)))
         firsts = iterate(near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol)
         g, ahead, iterations = np.stack([first.g for first in firsts]), [first.iterations for first in firsts], 1
     balances = iterate(steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol)
     fits = []
     for estimator, before, (f, own_g, done, error, converged) in zip(estimators, ahead, balances, strict=True):
-        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, len(items), before + done, error, converged, scores)
-        fitted = replace(estimator, items=len(items)).with_potentials(bank, f[:, None], diagnostics)
-        fits.append(Fit(fitted, -own_g))
+        diagnostics = SinkhornDiagnostics(
+            len(bank), bank.dim, len(items), before + done, error, converged, steps.scores
+        )  # fmt: skip
+        fitted = replace(estimator, items=len(items))
+        fits.append((fitted.with_potentials(bank, f[:, None], diagnostics), -own_g))
     return fits

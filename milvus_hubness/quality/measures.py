@@ -13,8 +13,9 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
+from milvus_hubness.estimators.steps import score_tiles
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import POLICY, uses_numpy, whole_number
+from milvus_hubness.kernels.primitives import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +213,7 @@ def ranks(
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
     places = np.empty(len(items), np.int64)
-    for part, scores in score_tiles(query_vectors, stored):
+    for part, scores in score_tensors(query_vectors, stored):
         margin = MARGIN * scores.abs().amax(1)
         first, last = starts[:-1][part], starts[1:][part]
         for nth in range(int((last - first).max())):
@@ -225,23 +226,11 @@ def ranks(
     return PositiveRanks(_in_order(places, starts), starts)
 
 
-def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
+def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     import torch
 
-    from milvus_hubness.kernels.operands import Operands, full_precision
-
-    if uses_numpy(queries.size * len(gallery)):
-        size = max(1, POLICY.get().tile_size_of("cpu") // len(gallery))
-        for start in range(0, len(queries), size):
-            part = slice(start, start + size)
-            yield part, torch.from_numpy(queries[part] @ gallery.T)
-        return
-    operands = Operands.of(queries, gallery, "auto")
-    rows, _ = operands.tile_shape(columns=len(gallery))
-    with full_precision(operands.device):
-        for part, tile in operands.rows(rows):
-            yield part, tile @ operands.bank.T
+    return ((part, torch.as_tensor(scores)) for part, scores in score_tiles(queries, gallery))
 
 
 class Outcome(NamedTuple):
@@ -289,7 +278,7 @@ def assess(
     answers = None if positives is None else torch.from_numpy(_padded(positives))
     stacked = np.stack(biases)
     alike = np.array_split(np.argsort(stacked.std(1), kind="stable"), -(-len(biases) // TOGETHER))
-    for part, scores in score_tiles(queries, gallery):
+    for part, scores in score_tensors(queries, gallery):
         own_answers = None if answers is None else answers[part].to(scores.device)
         for group in alike:
             some = torch.from_numpy(stacked[group]).to(scores)

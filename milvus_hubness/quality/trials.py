@@ -23,13 +23,13 @@ from milvus_hubness.estimators import (
     RelativeNNN,
     Sinkhorn,
 )
-from milvus_hubness.estimators.base import FitInputs, correlation, halves, require_target_bank, score_spread
+from milvus_hubness.estimators.base import FitInputs, correlation, require_target_bank, score_spread, split_in_half
 from milvus_hubness.estimators.sinkhorn import fit_together
 from milvus_hubness.estimators.steps import AllScores
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.primitives import TopK
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tiles
+from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tensors
 from milvus_hubness.rerank import DynamicGate
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
@@ -41,7 +41,7 @@ def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray
     Memory: a tile of at least one row of scores."""
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
-    for part, scores in score_tiles(queries, items):
+    for part, scores in score_tensors(queries, items):
         corrected = scores - scores.new_tensor(biases)
         own = scores.gather(1, corrected.topk(depth, dim=1).indices)
         for rank, column in enumerate(own.T):
@@ -139,82 +139,27 @@ def activated_by(
 
 def _by_method(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, best: TopK, unit: float
-) -> Iterator[Sequence[Trial]]:
+) -> Iterator[list[Trial]]:
     """Yield the trials of each of `METHODS` kinds. best: the nearest items of each bank query. unit: the spread of
     scores. An agreement is that of the biases from two halves of the bank, as `FittedBias.with_agreement` has it."""
     m, ks = len(bank), [k for k in KS if k <= len(bank)] or [1]
     nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
-    yield _from_means(nearest.values, ks)
-    parts = halves(m) if m > 1 else []
+    means = nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
+    kinds = [(CSLS(k) if alpha == 0.5 else NNN(k, alpha), alpha * mean)
+             for k, mean in zip(ks, means, strict=True) for alpha in ALPHAS]  # fmt: skip
+    yield [Trial(kind, 1.0, bias.astype(np.float32)) for kind, bias in kinds]
+
+    parts = split_in_half(m) if m > 1 else []
     banks = [bank, *(QueryBank(bank.vectors[part]) for part in parts)]
     bests = [best, *(TopK(best.values[part], best.indices[part]) for part in parts)]
     relative = [_relative_biases(*part, gallery) for part in zip(banks, bests, strict=True)]
-    kinds = [RelativeNNN(k, spread=unit).clamped(m) for k in RELATIVE_KS]
-    yield [
-        _agreed(replace(kind, strength="agreement"), biases, (1.0,))[0]
-        for kind, *biases in zip(kinds, *relative, strict=True)
-    ]
-    yield _from_sums(bank, gallery, target_bank, unit)
-    flat = [DistributionNormalization(lam).fit(bank) for lam in LAMS]
-    yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
+    own = [RelativeNNN(k, spread=unit).clamped(m) for k in RELATIVE_KS]
+    several = zip(own, *relative, strict=True)
+    yield [_agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several]
 
-    blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
-    inputs = FitInputs(gallery, target_bank, None)
-    several = [replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)]
-    nearest = TopK(*(part[:, :NEIGHBORS] for part in nearest))
-    *fits, whole = fit_together(several, bank, inputs, (nearest, best))
-    if target_bank is not None:
-        neighbors = _neighbors(m * (len(gallery) + len(target_bank)))
-        duals = [DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors) for one in TEMPERATURES]
-        fits = [fit for pair in zip(fits, fit_together(duals, bank, inputs), strict=True) for fit in pair]
-    yield [trial for fit in fits for trial in _at(fit.fitted.estimator, fit.biases[: len(gallery)], STRENGTHS)]
-    wholes = [whole]
-    for half, near in zip(banks[1:], bests[1:], strict=True):
-        own = topk(gallery, half.vectors, min(NEIGHBORS, len(half))), near
-        wholes += fit_together([blended.measured(half, gallery)], half, inputs, own)
-    mixes = [np.float32(0.5) * (biases[0] + fit.biases) for biases, fit in zip(relative, wholes, strict=True)]
-    yield _agreed(Blend((kinds[0], whole.fitted.estimator)), mixes, STRENGTHS)
-
-
-def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:
-    return [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
-
-
-def _agreed(estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]) -> list[Trial]:
-    """Return trials of the agreement of an estimator. biases: from the bank, then, if it has several queries, from its
-    halves."""
-    agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
-    return _at(replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths)
-
-
-def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
-    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
-    one = RelativeNNN()
-    f = -one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)
-    rows = np.hstack([gallery, np.ones((len(gallery), 1), np.float32)])
-    relative = np.hstack([bank.vectors, f[:, None].astype(np.float32)])
-    values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
-    return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
-
-
-def _from_means(values: Vectors, ks: Sequence[int]) -> list[Trial]:
-    """Return trials of means of the first k of an item's scores (n, ≥ k), which fall."""
-    sums, trials = values.cumsum(1, dtype=np.float64), []
-    for k in ks:
-        for alpha in ALPHAS:
-            same: Estimator = CSLS(k) if alpha == 0.5 else NNN(k, alpha)
-            trials.append(Trial(same, 1.0, (alpha * sums[:, k - 1] / k).astype(np.float32)))
-    return trials
-
-
-def _from_sums(bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, unit: float) -> list[Trial]:
-    """Return the inverted softmaxes from one log-sum-exp for each temperature. unit: the spread of scores."""
     sums = _logsumexps(gallery, bank.vectors, TEMPERATURES, unit)
-    trials = [
-        trial
-        for one, bias in sums.items()
-        for trial in _at(InvertedSoftmax(one * unit, temperature=one), bias, STRENGTHS)
-    ]
+    softmaxes = [(InvertedSoftmax(one * unit, temperature=one), bias) for one, bias in sums.items()]
+    trials = [trial for softmax, bias in softmaxes for trial in _at(softmax, bias, STRENGTHS)]
     if target_bank is not None:
         targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
         for other, of_targets in _logsumexps(gallery, targets, TARGET_TEMPERATURES, unit).items():
@@ -222,14 +167,50 @@ def _from_sums(bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None,
                 share = np.float32(other / (one + other))
                 dual = DualInvertedSoftmax(one * unit, other * unit, one, other)
                 trials.append(Trial(dual, 1.0, share * of_queries + (1 - share) * of_targets))
-    return trials
+    yield trials
+    flat = [DistributionNormalization(lam).fit(bank) for lam in LAMS]
+    yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
+
+    blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
+    inputs, near = FitInputs(gallery, target_bank, None), TopK(*(part[:, :NEIGHBORS] for part in nearest))
+    sinkhorns = [replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)]
+    *fits, whole = fit_together(sinkhorns, bank, inputs, (near, best))
+    if target_bank is not None:
+        neighbors = _neighbors(m * (len(gallery) + len(target_bank)))
+        duals = [DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors) for one in TEMPERATURES]
+        fits = [fit for pair in zip(fits, fit_together(duals, bank, inputs), strict=True) for fit in pair]
+    yield [trial for fit, bias in fits for trial in _at(fit.estimator, bias[: len(gallery)], STRENGTHS)]
+    fits = [whole]
+    for half, its_best in zip(banks[1:], bests[1:], strict=True):
+        near = topk(gallery, half.vectors, min(NEIGHBORS, len(half)))
+        fits += fit_together([blended.measured(half, gallery)], half, inputs, (near, its_best))
+    mixes = [np.float32(0.5) * (biases[0] + bias) for biases, (_, bias) in zip(relative, fits, strict=True)]
+    yield _agreed(Blend((own[0], whole[0].estimator)), mixes, STRENGTHS)
+
+
+def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:
+    return [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
+
+
+def _agreed(estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]) -> list[Trial]:
+    """Return trials of biases times their agreement. biases: of the whole bank, then of its halves if it has any."""
+    agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
+    return _at(replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths)
+
+
+def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
+    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
+    one = RelativeNNN()
+    f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
+    rows, relative = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1), np.hstack([bank.vectors, f[:, None]])
+    values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
+    return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
 
 def _logsumexps(gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float) -> dict[float, Vectors]:
     """Return the log-sum-exp of each item's scores for each temperature, in one pass over the scores."""
-    taus = unit * np.array(temperatures)
-    nothing = np.zeros((len(taus), len(queries)), np.float32)
-    return dict(zip(temperatures, -AllScores(gallery, queries).from_items(nothing, taus), strict=True))
+    steps, weights = AllScores(gallery, queries, scores="recomputed"), np.zeros((len(temperatures), len(queries)))
+    return dict(zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True))
 
 
 def _neighbors(scores: int) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -60,6 +61,25 @@ def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(s
     assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 2
     assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, RelativeNNN)) == 5
     assert {trial.strength for trial in trials} == {*STRENGTHS}
+
+
+def test_trials_share_their_passes_over_the_scores(space):
+    """A pass is a call of a kernel or a walk over tiles of scores; without sharing, each estimator takes several."""
+    bank, gallery, queries = space
+    passes = set()
+
+    def count(frame, event, _):
+        if event == "call" and frame.f_code.co_name in ("topk", "topk_mean", "logsumexp", "score_tiles"):
+            passes.add(frame)
+
+    sys.setprofile(count)
+    try:
+        trials = sweep(bank, gallery, QueryBank(queries))
+    finally:
+        sys.setprofile(None)
+    calls = [frame for frame in passes if "/kernels/on_numpy" not in frame.f_code.co_filename]
+    assert len({trial.estimator for trial in trials}) > 60
+    assert 10 < len(calls) < 25
 
 
 def test_temperatures_follow_the_scale_of_the_scores(space):
