@@ -18,6 +18,7 @@ from milvus_hubness.kernels.primitives import POLICY, TopK, is_tensor, resolve_d
 
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Taus: TypeAlias = npt.NDArray[np.float64]
+Numbers: TypeAlias = npt.NDArray[np.integer[Any]]
 TINY = float(np.finfo(np.float32).tiny)
 
 Scores: TypeAlias = Literal["float32", "recomputed", "sparse"]
@@ -104,21 +105,24 @@ def _array(values: Any) -> Potentials:
     return np.asarray(values.cpu() if is_tensor(values) else values)
 
 
-class NearestPairs:
-    """Steps over each item's and each query's nearest only, by NumPy, in O((m + n) · neighbors) memory.
+class Pairs:
+    """Steps over some pairs of items and queries only, by their numbers (p,) and scores (p,), by NumPy in the dtype of
+    scores and potentials. Each item and each query has a pair."""
 
-    of_items, of_queries: the scores and numbers of the nearest of each, (n, k) and (m, k), as `topk` has them.
-    """
+    def __init__(self, items: Numbers, queries: Numbers, scores: Potentials) -> None:
+        order = np.argsort(items, kind="stable")
+        self._item, self._query, self._scores = items[order], queries[order], scores[order]
+        self._by_query = np.argsort(self._query, kind="stable")
+        self._of_item, self._of_query = np.bincount(items), np.bincount(queries)
 
-    def __init__(self, of_items: TopK, of_queries: TopK) -> None:
+    @classmethod
+    def nearest(cls, of_items: TopK, of_queries: TopK) -> Pairs:
+        """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n, k) and (m, k)."""
         m, n = len(of_queries.values), len(of_items.values)
         pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),
                                 np.ravel(of_queries.indices * m + np.arange(m)[:, None])])  # fmt: skip
         pairs, first = np.unique(pairs, return_index=True)
-        self._scores = np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])[first]
-        self._item, self._query = np.divmod(pairs, m)
-        self._by_query = np.argsort(self._query, kind="stable")
-        self._of_item, self._of_query = np.bincount(self._item), np.bincount(self._query)
+        return cls(*np.divmod(pairs, m), np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])[first])
 
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
         values = (self._scores + g[:, self._item])[:, self._by_query]
@@ -130,11 +134,11 @@ class NearestPairs:
         return np.stack(g), np.stack([np.bincount(self._query, part) for part in parts])
 
 
-def _grouped(values: Potentials, tau: float, counts: npt.NDArray[np.int64]) -> tuple[Potentials, Potentials]:
+def _grouped(values: Potentials, tau: float, counts: Numbers) -> tuple[Potentials, Potentials]:
     """Return −tau · log Σ exp(value / tau) of each group, of so many values in turn, and each value's share of it."""
     starts = np.cumsum(counts) - counts
     largest = np.maximum.reduceat(values, starts)
     with np.errstate(over="ignore"):
-        terms = np.exp((values - np.repeat(largest, counts)) / np.float32(max(tau, TINY)))
+        terms = np.exp((values - np.repeat(largest, counts)) / values.dtype.type(max(tau, TINY)))
     totals = np.add.reduceat(terms, starts, dtype=np.float64)
-    return (-largest - tau * np.log(totals)).astype(np.float32), terms / np.repeat(totals, counts)
+    return (-largest - tau * np.log(totals)).astype(values.dtype), terms / np.repeat(totals, counts)
