@@ -28,7 +28,7 @@ from milvus_hubness.estimators.nearest import (
     bounded_logsumexp,
     own_room,
 )
-from milvus_hubness.estimators.steps import AllScores, Pairs, Potentials, Scores, Taus
+from milvus_hubness.estimators.steps import AllScores, PairSteps, Potentials, Scores, Taus
 from milvus_hubness.kernels import logsumexp, topk
 from milvus_hubness.kernels.primitives import TopK
 
@@ -193,7 +193,7 @@ def fit_together(
     estimators: Sequence[Sinkhorn], bank: QueryBank, inputs: FitInputs, nearest: tuple[TopK, TopK] | None = None
 ) -> list[tuple[FittedBias, Vectors]]:
     """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
-    then target bank if it is needed. Each pass over the scores serves all. nearest: as `Pairs` has them; by
+    then target bank if it is needed. Each pass over the scores serves all. nearest: as `PairSteps` has them; by
     default computed."""
     one, items = estimators[0], np.asarray(inputs.gallery, np.float32)
     if one.needs_target_bank:
@@ -205,7 +205,7 @@ def fit_together(
         g, _ = steps.from_bank(np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus)
     if steps.scores == "sparse" and iterations > 1:
         k, sides = one.neighbors or NEIGHBORS, (items, bank.vectors)
-        near = Pairs.nearest(*(nearest or (
+        near = PairSteps.nearest(*(nearest or (
             topk(rows, columns, min(k, len(columns)), device=one.device) for rows, columns in (sides, sides[::-1])
         )))  # fmt: skip
         firsts = iterate(near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol)

@@ -105,7 +105,7 @@ def _array(values: Any) -> Potentials:
     return np.asarray(values.cpu() if is_tensor(values) else values)
 
 
-class Pairs:
+class PairSteps:
     """Steps over some pairs of items and queries only, by their numbers (p,) and scores (p,), by NumPy in the dtype of
     scores and potentials. Each item and each query has a pair."""
 
@@ -116,7 +116,7 @@ class Pairs:
         self._of_item, self._of_query = np.bincount(items), np.bincount(queries)
 
     @classmethod
-    def nearest(cls, of_items: TopK, of_queries: TopK) -> Pairs:
+    def nearest(cls, of_items: TopK, of_queries: TopK) -> PairSteps:
         """Return the pairs of the nearest of each item and of each query, as `topk` has them, (n, k) and (m, k)."""
         m, n = len(of_queries.values), len(of_items.values)
         pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),

@@ -10,7 +10,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
 from milvus_hubness.estimators.sinkhorn import NEIGHBORS
-from milvus_hubness.estimators.steps import AllScores, Pairs, scores_for
+from milvus_hubness.estimators.steps import AllScores, PairSteps, scores_for
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.primitives import kernel_policy
 from tests.real_data import load_task, needs_real_data
@@ -80,7 +80,7 @@ def test_steps_are_log_sum_exps_for_several_temperatures_at_once(near):
     scores = BANK.vectors.astype(np.float64) @ GALLERY.T
     steps = AllScores(BANK.vectors, GALLERY)
     if near is not None:
-        steps = Pairs.nearest(topk(GALLERY, BANK.vectors, near), topk(BANK.vectors, GALLERY, near))
+        steps = PairSteps.nearest(topk(GALLERY, BANK.vectors, near), topk(BANK.vectors, GALLERY, near))
         kept = np.zeros_like(scores, bool)
         np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
         np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
