@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, time, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -20,16 +20,8 @@ WIDTH = 440
 TIMELINE_SIZE, CURVES_SIZE = (440, 200), (640, 420)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
-MOST_TICKS = 4
 CHARACTER = 8
 """Width of a character of a label, at the size that narrow screens show."""
-STEPS = (
-    *(timedelta(seconds=count) for count in (5, 15, 30)),
-    *(timedelta(minutes=count) for count in (1, 2, 5, 10, 15, 30)),
-    *(timedelta(hours=count) for count in (1, 2, 3, 6, 12)),
-    *(timedelta(days=count) for count in (1, 2, 7, 14, 28, 91, 364)),
-)
-_EPOCH = datetime(2024, 1, 1, tzinfo=timezone.utc)
 _CURVES_STYLE = Markup("""<style>
 svg{font:13px system-ui,sans-serif;background:#fff} text{fill:#222} .soft{fill:#666}
 .grid{stroke:#e3e3e3} .loss{stroke:#b4531a} .mrr{stroke:#1a6fb4} .r1{stroke:#6a9f2d}
@@ -40,7 +32,7 @@ text.r1{fill:#4c7a17;stroke:none} .best{stroke:#222;stroke-dasharray:4 3}
 Box = tuple[float, float, float, float]
 Label = Callable[[float], str]
 Interval = tuple[float, float, float]
-"""An estimate and the bounds of its confidence interval, as shares."""
+"""An estimate and the bounds of its confidence interval."""
 Bin = tuple[int, int, int, int]
 """low, high, and the numbers of items with low ≤ N_k ≤ high before and after correction."""
 Epoch = tuple[int, float | None, float, float]
@@ -215,43 +207,6 @@ def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement:
     return drawing.svg()
 
 
-def bars(title: str, before: int, after: int, whole: int) -> Markup:
-    """Draw two horizontal bars on the same scale."""
-    drawing = _Drawing(f"{title}: {number(before)} before, {number(after)} after", 310, 36)
-    for top, name, count in ((0, "before", before), (20, "after", after)):
-        drawing.bar("track", 52, top, 200, 14, 3)
-        drawing.bar(name, 52, top, 200 * count / max(whole, 1), 14, 3)
-        drawing.text(46, top + 12, name, "end")
-        drawing.text(258, top + 12, number(count), "start", name)
-    return drawing.svg()
-
-
-def share(title: str, reached: float, by_chance: float) -> Markup:
-    """Draw one bar as a share of a whole, with a mark at the value of chance."""
-    x, drawing = WIDTH * by_chance, _Drawing(title, WIDTH, 48)
-    drawing.bar("track", 0, 0, WIDTH, 22, 4)
-    drawing.bar("after", 0, 0, WIDTH * reached, 22, 4)
-    drawing.line("now", x, x, 0, 28)
-    anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
-    drawing.text(x, 42, f"by chance: {100 * by_chance:.1f}%", anchor)
-    return drawing.svg()
-
-
-def whisker(interval: Interval, measure: str) -> Markup:
-    """Draw an interval against zero, with shares shown as points."""
-    drawing = _Drawing(f"Change of {measure}: {points(interval)}", WIDTH, 50)
-    most = 1.15 * max(0.001, *map(abs, interval))
-    middle, low, high = (WIDTH / 2 * (1 + value / most) for value in interval)
-    drawing.line("axis", 0, WIDTH, 18, 18)
-    drawing.line("axis", WIDTH / 2, WIDTH / 2, 6, 30)
-    drawing.bar("tone", low, 15, high - low, 6, 3)
-    drawing.dot("tone", middle, 18, 7)
-    drawing.text(WIDTH / 2, 44, "no change", "middle")
-    drawing.text(0, 44, "worse")
-    drawing.text(WIDTH, 44, "better", "end")
-    return drawing.svg()
-
-
 def timeline(
     title: str, lines: Sequence[Line], since: datetime, until: datetime, shown: Label, marks: Sequence[Mark] = ()
 ) -> Markup:
@@ -270,7 +225,9 @@ def timeline(
         tooltip = f"{mark.at:%Y-%m-%d %H:%M:%S} UTC, {mark.label}"
         drawing.dot(mark.kind, x(mark.at), plot.y(mark.value), radius, tooltip)
 
-    for at, name in time_ticks(start, until):
+    within_a_day = "%H:%M" if until - start >= timedelta(minutes=10) else "%H:%M:%S"
+    for at in (start, start + (until - start) / 2, until):
+        name = f"{at:{within_a_day if until - start < timedelta(days=1) else '%d %b %H:%M'}}"
         drawing.text(x(at), height - 6, name, "middle")
     for line in lines:
         plot.draw("polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points])
@@ -299,18 +256,6 @@ def apart(heights: Sequence[float], lowest: float) -> list[float]:
         moved[index] = min(moved[index], lowest)
         lowest = moved[index] - LABEL_HEIGHT
     return moved
-
-
-def time_ticks(start: datetime, until: datetime) -> list[tuple[datetime, str]]:
-    """Return at most five round moments and their labels: midnight as the date."""
-    step = next((step for step in STEPS if (until - start) / step <= MOST_TICKS), STEPS[-1])
-    within_a_day = "%H:%M" if step >= timedelta(minutes=1) else "%H:%M:%S"
-    at = _EPOCH + -(-(start - _EPOCH) // step) * step
-    ticks = []
-    while at <= until:
-        ticks.append((at, f"{at:%d %b}" if at.time() == time.min else f"{at:{within_a_day}}"))
-        at += step
-    return ticks
 
 
 def round_ticks(low: float, high: float) -> list[float]:

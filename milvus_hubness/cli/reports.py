@@ -113,7 +113,7 @@ def diagnose(
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
-        str | None, "Scalar field with the path or URL of an image of the row; the page embeds local ones."
+        str | None, "Scalar field with the path or URL of an image of the row; the page embeds small local ones."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
     group_by: Annotated[

@@ -14,7 +14,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.defaults import MAP_EPOCHS, QUERY_COLUMN
+from milvus_hubness.defaults import MEMORY, QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.operands import as_tensor, full_precision
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
@@ -115,9 +115,10 @@ class QuariReranker:
 
 
 class LinearMaps(QuariReranker):
-    """A re-ranker by cos(W q, S r), with one linear map of all queries and one of all items, and no hypernetwork.
+    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of all queries, moved
+    by the remembered pairs near q (`quari.model`).
 
-    On this project's data QuARI ties with it. Its file is that of a network; `load` and `QuariReranker.load` read it.
+    On this project's data no network ranks better. `load` and `QuariReranker.load` read its file.
     """
 
     @classmethod
@@ -126,17 +127,16 @@ class LinearMaps(QuariReranker):
         pairs: Pairs,
         settings: TrainingSettings | None = None,
         *,
-        memory: int = 0,
+        memory: int = MEMORY,
         path: str | os.PathLike[str] | None = None,
         encoder: str | None = None,
         **options: Any,
     ) -> Self:
-        """Learn the maps from labelled pairs, as `train` does in its anchor epochs; 16 of them without settings.
+        """Learn the maps from labelled pairs, as `train` does, by default with `TrainingSettings.linear`.
 
-        memory: number of remembered pairs. path: the file to write. encoder: its encoder. options: the other fields of
-        the re-ranker, by name. Raises as `train` does."""
-        settings = settings or TrainingSettings(epochs=MAP_EPOCHS)
-        config = QuariConfig(pairs.dim, form="linear", memory=memory)
+        memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder. options: the other
+        fields of the re-ranker, by name. Raises as `train` does."""
+        config, settings = QuariConfig(pairs.dim, memory=memory), settings or TrainingSettings.linear()
         return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
 
 

@@ -4,11 +4,10 @@ import base64
 import hashlib
 import re
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 
 import pytest
 
-from milvus_hubness.charts import apart, time_ticks
+from milvus_hubness.charts import apart
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.reconcile import Course, Reconciliation
@@ -156,19 +155,16 @@ def test_labels_do_not_cover_each_other():
 
 
 @pytest.mark.parametrize(
-    ("span", "first", "last"),
+    ("every", "times"),
     [
-        (timedelta(minutes=1), "11:59:00", "12:00:00"),
-        (timedelta(hours=7), "06:00", "12:00"),
-        (timedelta(days=3), "27 Mar", "29 Mar"),
-        (timedelta(days=90), "26 Jan", "23 Mar"),
+        (timedelta(seconds=1), ["11:59:00", "11:59:30", "12:00:00"]),
+        (timedelta(minutes=7), ["05:00", "08:30", "12:00"]),
+        (timedelta(days=1), ["28 Jan 12:00", "27 Feb 12:00", "29 Mar 12:00"]),
     ],
 )
-def test_times_are_written_at_round_moments(span, first, last):
-    names = [name for _, name in time_ticks(AT - span, AT)]
-    assert 3 <= len(names) <= 5
-    assert (names[0], names[-1]) == (first, last)
-    assert all(name != following for name, following in pairwise(names))
+def test_a_chart_names_its_first_middle_and_last_time(every, times):
+    page = shown(collection(kept=outcomes(every=every)))
+    assert re.findall(r'text-anchor="middle" class="soft">([^<]*)<', page) == times * 2
 
 
 MEASURE = """<script>
