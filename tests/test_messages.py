@@ -153,9 +153,6 @@ COMMANDS = {
         "dropping the source needs it to be 'switched' or 'finished'"
     ),
     "migrate clean songs --drop songs_hubness": "Invalid value: not confirmed: add --yes",
-    "migrate set-rate --control control.json": (
-        "Invalid value: no limit to change: pass one of --rows-per-second, --bytes-per-second, --chunk-seconds"
-    ),
     "proxy --upstream nowhere": "the upstream must be HOST:PORT, not 'nowhere'",
 }
 

@@ -133,7 +133,7 @@ def test_every_command_and_option_is_explained():
     from milvus_hubness.cli import app
 
     found = dict(commands(get_command(app)))
-    assert "milvus-hubness migrate set-rate" in found
+    assert "milvus-hubness quari import-weights" in found
     for name, command in found.items():
         assert command.help, name
         for parameter in command.params:

@@ -26,7 +26,6 @@ PairsFile = Annotated[
 Collection = Annotated[str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
-VALIDATION = 0.1
 RANKS = ("MdR", "MnR")
 
 
@@ -80,12 +79,10 @@ def train(
     check_writable(curves)
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
-        learned, held_out = labelled.split(VALIDATION, settings.seed)
         network = train(
-            learned,
-            config_of(learned.dim, **sizes),
+            labelled,
+            config_of(labelled.dim, **sizes),
             settings,
-            validation=held_out,
             path=out,
             resume=resume,
             encoder=encoder,
@@ -93,7 +90,7 @@ def train(
         )
     write_page(curves, learning_curves(network.history, network.best_epoch))
     facts = {**_facts(network), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
-    title = f"Trained on {network.pairs} pairs, judged on {len(held_out)}"
+    title = f"Trained on {network.pairs} pairs, judged on {len(labelled) - network.pairs}"
     show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
 

@@ -12,7 +12,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.messages import QUICK_FORM, Bias, Deletion, Question, Write
 from milvus_hubness.client.steps import Ask, ClientPolicy, Effect, Operation, PlainConnection, Step, as_milvus, refusing
 from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.errors import HubnessError
+from milvus_hubness.errors import HubnessError, InvalidParameter
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.stores.milvus_server import EscapedKeys
 
@@ -86,15 +86,19 @@ class Methods(EscapedKeys):
         strength: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
-        sample_queries: float | None = None,
+        sample_queries: bool = True,
         **kwargs: Any,
     ) -> None:
         # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
         from milvus_hubness.client.operations import Operations
-        from milvus_hubness.client.query_samples import sampler_for
+        from milvus_hubness.client.query_samples import Sampler
 
         with refusing():
-            self._sampler = sampler_for(sample_queries, self._put_samples)
+            if not isinstance(sample_queries, bool):
+                raise InvalidParameter(
+                    f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
+                )
+            self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +64,6 @@ class QuariReranker:
             trained = repr(checkpoint.encoder) if checkpoint.encoder else "an encoder that it does not name"
             raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
         return cls(checkpoint.network(), **options)
-
-    @classmethod
-    def load_published(
-        cls, path: str | os.PathLike[str], sizes: Mapping[str, Any] | None = None, **options: Any
-    ) -> Self:
-        """Return a re-ranker with weights of the authors' code. sizes: the options of `Checkpoint.load_published`, such
-        as heads. options: the other fields, by name. Raises UnreadableFile, InvalidParameter."""
-        return cls(Checkpoint.load_published(path, **(sizes or {})).network(), **options)
 
     @property
     def dim(self) -> int:

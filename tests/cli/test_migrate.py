@@ -262,16 +262,3 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
     assert "s3cret" not in str(Ledger(ledger).migrations())
     console.report_error(ValueError("refused: s3cret-token"), as_json=True)
     assert "s3cret" not in "".join(capsys.readouterr())
-
-
-def test_a_control_file_is_written(run, tmp_path):
-    path = str(tmp_path / "control.json")
-    assert run("migrate", "pause", "--control", path).returncode == 0
-    rates = run("migrate", "set-rate", "--control", path, "--rows-per-second", "500", "--bytes-per-second", "0")
-    assert "rows_per_second 500.0, bytes_per_second free" in rates.stdout
-    assert run("migrate", "resume", "--control", path).returncode == 0
-    told = json.loads(run("migrate", "release", "--control", path, "--json").stdout)["control"]
-    assert told == {"paused": False, "rows_per_second": 500.0, "bytes_per_second": None, "cutover": "now"}
-    (tmp_path / "control.json").write_text("{")
-    assert_fails(run("migrate", "pause", "--control", path), 1, "control.json", "not JSON")
-    assert run("migrate", "set-rate", "--control", path, "--rows-per-second", "0").returncode == 1

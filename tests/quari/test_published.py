@@ -96,7 +96,7 @@ def test_weights_of_the_authors_give_their_scores(reference, tmp_path, kind):
         wanted = [reference.scores(query, torch.from_numpy(items)).numpy() for query in torch.from_numpy(queries)]
     raw = queries @ items.T
     assert np.abs(raw - wanted).max() > 0.1
-    reranker = QuariReranker.load_published(path, {"heads": HEADS, "steps": STEPS})
+    reranker = QuariReranker(Checkpoint.load_published(path, heads=HEADS, steps=STEPS).network())
     np.testing.assert_allclose(reranker.scores(queries, [items] * 5), wanted, atol=1e-5)
     Checkpoint.load_published(path, encoder="clip", heads=HEADS, steps=STEPS).save(tmp_path / "ours.safetensors")
     saved = QuariReranker.load(tmp_path / "ours.safetensors", encoder="clip")
