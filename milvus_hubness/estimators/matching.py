@@ -1,0 +1,142 @@
+"""Batch matching: Sinkhorn Normalization between a batch of queries and the gallery (Pan et al., ACM Multimedia 2025).
+
+The queries themselves are the bank. The iteration runs on pairs only: the items nearest to each query, and the queries
+nearest to each item, so that neither hubs nor anti-hubs lack pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.estimators.sinkhorn import balance
+
+Numbers = npt.NDArray[np.int64]
+Scores = npt.NDArray[np.float32]
+
+TEMPERATURE = 0.2
+ITERATIONS, TOLERANCE = 30, 1e-3
+FEW_QUERIES = 0.1
+"""Share of the items; with fewer queries, matching gained nothing on real data: see benchmarks/matching.py."""
+LARGEST_BIAS_SPREAD, LARGEST_GAP = 1.1, 1.0
+"""In units of the spread of the scores; above either, matching mostly hurt: see benchmarks/matching.py."""
+
+
+class Pairs(NamedTuple):
+    """Pairs of queries and items by their numbers (p,), sorted by query, and their scores (p,), higher is better."""
+
+    queries: Numbers
+    items: Numbers
+    scores: Scores
+
+    @classmethod
+    def union(cls, queries: Numbers, items: Numbers, scores: Scores) -> Pairs:
+        """Return each pair once, with its first score."""
+        _, first = np.unique(queries * (1 + items.max(initial=0)) + items, return_index=True)
+        return cls(queries[first], items[first], scores[first])
+
+    def of_first(self, queries: int) -> Pairs:
+        """Return the pairs of the first queries."""
+        end = int(np.searchsorted(self.queries, queries))
+        return Pairs(self.queries[:end], self.items[:end], self.scores[:end])
+
+    def ranks(self, scores: Scores) -> Numbers:
+        """Return the rank, from 1, of each pair among those of its query, by scores (p,)."""
+        order = np.lexsort((-scores, self.queries))
+        ranks = np.empty(len(order), np.int64)
+        starts = np.searchsorted(self.queries, self.queries)
+        ranks[order] = 1 + np.arange(len(order)) - starts
+        return ranks
+
+
+class Balanced(NamedTuple):
+    """biases: (n,), less their mean. warnings: why matching may be worse than the raw ranking here. facts: the
+    measurements that they rest on, ready for JSON."""
+
+    biases: Scores
+    warnings: list[str]
+    facts: dict[str, float]
+
+
+def balanced(
+    pairs: Pairs, items: int, spread: float, *, temperature: float = TEMPERATURE, iterations: int = ITERATIONS
+) -> Balanced:
+    """Balance the queries against the items, each of which has a pair. spread: of a query's scores over the items.
+    temperature: in units of the spread."""
+    from milvus_hubness.kernels.steps import pair_steps
+
+    if not items:
+        return Balanced(np.empty(0, np.float32), [], dict.fromkeys(("queries", "items", "pairs"), 0))
+    present, queries = np.unique(pairs.queries, return_inverse=True)
+    tau, count = temperature * spread, len(present)
+    steps = pair_steps(queries, pairs.items, pairs.scores, count, items, tau)
+    result = balance(steps, np.zeros(items, np.float32), tau, iterations, TOLERANCE)
+    biases = -steps[1](result.f)
+    biases -= biases.mean(dtype=np.float64).astype(np.float32)
+    of_item = np.full(items, -np.inf, np.float32)
+    np.maximum.at(of_item, pairs.items, pairs.scores)
+    of_query = np.maximum.reduceat(pairs.scores, np.flatnonzero(np.diff(queries, prepend=-1)))
+    gap = float(of_query.mean(dtype=np.float64) - of_item.mean(dtype=np.float64)) / spread
+    uneven = float(biases.std(dtype=np.float64)) / spread
+    warnings = []
+    if count < FEW_QUERIES * items:
+        warnings.append(
+            f"there are {count:,} queries for {items:,} items, fewer than one for {1 / FEW_QUERIES:.0f}: most items "
+            "have no query of their own, and matching may put them in front of right answers"
+        )
+    if uneven > LARGEST_BIAS_SPREAD or gap > LARGEST_GAP:
+        warnings.append(
+            "the queries seem to ask for some of the items only, as if they were of one topic, and matching may put "
+            f"items that nobody asks for in front of right answers: biases spread {uneven:.2f} times as far as scores "
+            f"(usually at most {LARGEST_BIAS_SPREAD:g}), and the best score of a query is {gap:.2f} spreads above that "
+            f"of an item (usually at most {LARGEST_GAP:g})"
+        )
+    facts = {
+        "queries": count,
+        "items": items,
+        "pairs": len(queries),
+        "tau": tau,
+        "bias_spread": uneven,
+        "best_score_gap": gap,
+        "iterations": result.iterations,
+        "marginal_error": result.marginal_error,
+    }
+    return Balanced(biases, warnings, facts)
+
+
+def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_]:
+    """Return which pairs (p,) the best assignment takes: an item for as many queries as possible, each item at most
+    once, with the largest sum of `scores` (p,). Queries that are left over have none of the pairs."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import min_weight_full_bipartite_matching
+
+    present, queries = np.unique(pairs.queries, return_inverse=True)
+    m = len(present)
+    taken = np.zeros(len(scores), np.bool_)
+    if not m:
+        return taken
+    # SciPy needs a full matching, so each query gets an item of its own that costs more than any other assignment.
+    costs = 1.0 + scores.max() - scores.astype(np.float64)
+    rows, columns = np.r_[queries, np.arange(m)], np.r_[pairs.items, items + np.arange(m)]
+    weights = np.r_[costs, np.full(m, (m + 1) * costs.max())]
+    _, chosen = min_weight_full_bipartite_matching(coo_array((weights, (rows, columns)), shape=(m, items + m)).tocsr())
+    taken[np.flatnonzero(chosen[queries] == pairs.items)] = True
+    return taken
+
+
+def moments(scores: Scores) -> npt.NDArray[np.float64]:
+    """Return the number of items and the sums of their scores (b, q) and of the squares of these, by query, (3, q)."""
+    exact = scores.astype(np.float64)
+    return np.stack([np.full(exact.shape[1], float(len(exact))), exact.sum(0), np.square(exact).sum(0)])
+
+
+def spread_of(total: npt.NDArray[np.float64]) -> float:
+    """Return the standard deviation of a query's scores over all items, from the sum of their `moments` (3, q), as
+    `estimators.base.score_spread` measures it."""
+    count, sums, squares = total
+    means, sizes = sums / np.maximum(count, 1), squares / np.maximum(count, 1)
+    variance, size = float(np.mean(sizes - np.square(means))), float(np.mean(sizes))
+    return math.sqrt(variance if variance > 1e-12 * size else size) or 1.0
