@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,25 +44,15 @@ def match(
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")
     console.check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
-    store = connection.open()
-    bank = read_bank(store, queries)
-    token = options.read_token(connection.token_file)
-    client = HubnessClient(connection.uri, token=token, db_name=connection.db)
+    bank = read_bank(connection.open(), queries)
+    client = HubnessClient(connection.uri, token=options.read_token(connection.token_file), db_name=connection.db)
+    choice: dict[str, Any] = {"candidates": candidates, "with_bank": with_bank, "one_to_one": one_to_one}
     with console.progress_bars() as progress:
         matches = client.match(
-            collection,
-            bank,
-            filter,
-            limit,
-            anns_field=field,
-            candidates=candidates,
-            with_bank=with_bank,
-            one_to_one=one_to_one,
-            folder=folder,
-            progress=progress,
+            collection, bank, limit, filter, anns_field=field, folder=folder, progress=progress, **choice
         )
     client.close()
-    _write(out, matches)
+    _write(matches, folder / f"unfinished{out.suffix}", out)
     shutil.rmtree(folder)
     result = {
         "collection": collection,
@@ -69,26 +60,25 @@ def match(
         "queries": len(matches),
         "matches": len(matches.columns["query"]),
         "unmatched": matches.unmatched,
-        "changed": matches.changed,
         "warnings": matches.warnings,
         **matches.facts,
     }
     console.show_result(as_json, {"match": result}, lambda: _show(matches, collection, out))
 
 
-def _write(out: Path, matches: Matches) -> None:
-    """Write the columns of the matches. Raises UnreadableFile."""
+def _write(matches: Matches, part: Path, out: Path) -> None:
+    """Write the columns of the matches to a part, and move it to `out`. Raises UnreadableFile."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
+    columns: dict[str, Any] = dict(matches.columns)
     try:
         if out.suffix == ".parquet":
-            parquet.write_table(pa.table(dict(matches.columns)), out)
+            parquet.write_table(pa.table(columns), part)
         else:
-            texts_or_numbers = np.array(matches.columns["id"].tolist())
-            columns: dict[str, Any] = {**matches.columns, "id": texts_or_numbers}
-            np.savez(out, **columns)
+            np.savez(part, **{**columns, "id": np.array(columns["id"].tolist())})
+        os.replace(part, out)
     except OSError as error:
         raise UnreadableFile(f"cannot write {out}: {error.strerror}") from None
 
@@ -97,7 +87,6 @@ def _show(matches: Matches, collection: str, out: Path) -> None:
     facts = {
         "queries": f"{len(matches):,} against {matches.facts['items']:,} rows",
         "candidates": f"{matches.facts['pairs']:,} pairs",
-        "first row changed": f"{matches.changed:.1%} of the queries",
         "without a row": f"{len(matches.unmatched):,} queries" if matches.unmatched else None,
         "written": f"{len(matches.columns['query']):,} matches to {out}",
     }

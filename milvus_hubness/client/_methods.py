@@ -215,10 +215,9 @@ class Methods(EscapedKeys):
     def match(
         self,
         collection_name: str,
-        data: Any,
-        filter: str = "",
+        queries: Any,
         limit: int = 10,
-        output_fields: list[str] | None = None,
+        filter: str = "",
         search_params: dict[str, Any] | None = None,
         timeout: float | None = None,
         partition_names: list[str] | None = None,
@@ -233,18 +232,21 @@ class Methods(EscapedKeys):
     ) -> Any:
         """Match a batch of queries with rows: each row gets a bias that balances the queries against all rows.
 
-        data: (m, d) queries. candidates: rows that the index finds for each query, by raw score. with_bank: the stored
-        bank joins the queries, which helps if these ask for some of the rows only. one_to_one: each row goes to at most
-        one query, and limit has no effect. folder: for parts, from which an interrupted call with the same arguments
+        queries: (m, d). candidates: rows that the index finds for each query, by raw score. with_bank: the stored bank
+        joins the queries, which helps if these ask for some of the rows only. one_to_one: each row goes to at most one
+        query, and limit has no effect. folder: for parts, from which an interrupted call with the same arguments
         continues. progress: called with the step, and the done and total numbers. Returns `Matches`. Raises
         MissingExtra without milvus-hubness[jobs], UnreadableFile for parts that cannot be used, and as `search` does.
         """
-        from milvus_hubness.client.matching import MatchOptions, match
+        from milvus_hubness.client.matching import match
 
-        search: dict[str, Any] = {"output_fields": output_fields, "search_params": search_params, "timeout": timeout}
-        search |= {"partition_names": partition_names, "anns_field": anns_field, **kwargs}
-        how = MatchOptions(limit, candidates, with_bank, one_to_one, Path(folder) if folder else None, progress)
-        return self._run(match(self._operations, collection_name, data, filter, search, how))
+        search = {"search_params": search_params, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        operation = match(
+            self._operations, collection_name, queries, limit, filter, {**search, "anns_field": anns_field},
+            candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
+            folder=Path(folder) if folder else None, progress=progress,
+        )  # fmt: skip
+        return self._run(operation)
 
     def query(
         self,

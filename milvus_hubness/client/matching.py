@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, UnreadableFile, naming_extras
 from milvus_hubness.estimators.matching import Pairs, balanced, moments, one_to_one, spread_of
 from milvus_hubness.kernels.primitives import topk, whole_number
-from milvus_hubness.stores.milvus_server import is_one_of
 
 if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Progress
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 MOST_CANDIDATES = 16_384
-HITS_PER_REQUEST, ROWS_PER_PAGE, KEYS_PER_REQUEST = 100_000, 2_000, 8_000
+HITS_PER_REQUEST, ROWS_PER_PAGE = 100_000, 2_000
 QUERIES_PER_ITEM = 64
 """Number of nearest queries of each item that are its candidates."""
 SAMPLED_QUERIES = 1_000
@@ -46,27 +45,20 @@ class Matches:
     """The rows matched to queries: `matches[i]` is the list of the hits of query i, best first.
 
     A hit has id, score (the raw one) and matched_score in the metric of the field, raw_rank and rank, from 1 among the
-    candidates, and entity with the output fields. columns: all this of all hits but the entities, after the number of
-    the `query`, as arrays (r,). warnings: why the raw ranking may be better. facts: the measurements behind them.
+    candidates. columns: all this as arrays (r,), after the number of the `query`. warnings: why the raw ranking may be
+    better. facts: the measurements behind them.
     """
 
     queries: int
     columns: Mapping[str, Array] = field(repr=False)
     warnings: list[str]
     facts: Mapping[str, float]
-    entities: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def unmatched(self) -> list[int]:
         """The numbers of the queries without a hit."""
         numbers: list[int] = np.setdiff1d(np.arange(self.queries), self.columns["query"]).tolist()
         return numbers
-
-    @property
-    def changed(self) -> float:
-        """The share of the queries whose first hit is not the first by raw score."""
-        _, first = np.unique(self.columns["query"], return_index=True)
-        return float((self.columns["raw_rank"][first] > 1).sum() / self.queries)
 
     def __len__(self) -> int:
         return self.queries
@@ -76,7 +68,7 @@ class Matches:
         own = slice(*np.searchsorted(self.columns["query"], [number, number + 1]))
         names = [name for name in self.columns if name != "query"]
         hits = zip(*(self.columns[name][own].tolist() for name in names), strict=True)
-        return [{**dict(zip(names, hit, strict=True)), "entity": dict(self.entities.get(hit[0], {}))} for hit in hits]
+        return [dict(zip(names, hit, strict=True)) for hit in hits]
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         return map(self.__getitem__, range(self.queries))
@@ -89,10 +81,10 @@ class Candidates:
     def __init__(self, inputs: Mapping[str, Any], folder: Path | None) -> None:
         self.searched, self.scanned = 0, 0
         self.last: Key | None = None
-        self.moments: Array = np.zeros((3, 1))
-        self.numbers: dict[Key, int] = {}
-        self._parts: list[tuple[Array, Array, Array]] = []
-        self._folder, self._files = folder, 0
+        self._moments: Array = np.zeros((3, 1))
+        self._numbers: dict[Key, int] = {}
+        self._parts: list[Pairs] = []
+        self._folder = folder
         if folder is None:
             return
         about = folder / "inputs.json"
@@ -102,47 +94,46 @@ class Candidates:
                 about.write_text(json.dumps(inputs))
             elif json.loads(about.read_text()) != inputs:
                 raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")
-            for path in sorted(folder.glob("*.npz")):
+            for path in sorted(folder.glob("[0-9]*.npz")):
                 with np.load(path, allow_pickle=False) as part:
                     self._take(part)
-                self._files += 1
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UnreadableFile(f"cannot use the parts in {folder} ({error}): remove the folder") from None
 
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
         """Add pairs: numbers of queries and scores (p,), and a key for each pair or for as many pairs as another key.
         further: `searched`, the number of queries that were searched, or of items: `scanned`, `last` and `moments`."""
-        part = {"queries": queries, "keys": np.array(keys), "scores": np.asarray(scores, np.float32), **further}
+        part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:
-            path = self._folder / f"{self._files:08}.npz"
+            path = self._folder / f"{len(self._parts):08}.npz"
             with path.with_suffix(".unfinished").open("wb") as file:
                 np.savez(file, **part)
             os.replace(path.with_suffix(".unfinished"), path)
-            self._files += 1
         self._take(part)
 
     def _take(self, part: Mapping[str, Any]) -> None:
-        keys = part["keys"].tolist()
-        numbers = np.array([self.numbers.setdefault(key, len(self.numbers)) for key in keys], np.int64)
-        queries = np.asarray(part["queries"], np.int64)
-        self._parts.append((queries, np.repeat(numbers, len(queries) // max(1, len(keys))), part["scores"]))
+        keys, queries = part["keys"].tolist(), part["queries"].astype(np.int32)
+        items = np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32)
+        items = np.repeat(items, len(queries) // max(1, len(keys)))
+        self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
         if "searched" in part:
             self.searched += int(part["searched"])
         else:
             self.scanned += int(part["scanned"])
             self.last = np.asarray(part["last"]).item()
-            self.moments = self.moments + part["moments"]
+            self._moments = self._moments + part["moments"]
 
     def matches(self, queries: int, limit: int, metric: str, *, assign: bool) -> Matches:
         """Return the matches of the first `queries` queries; further ones only take part in the balance."""
-        pairs, items = Pairs.union(*(np.concatenate(column) for column in zip(*self._parts, strict=True))), self.numbers
-        biases, warnings, facts = balanced(pairs, len(items), spread_of(self.moments))
+        items = len(self._numbers)
+        pairs = Pairs.union(self._parts, items)
+        biases, warnings, facts = balanced(pairs, items, spread_of(self._moments))
         pairs = pairs.of_first(queries)
         matched = pairs.scores - biases[pairs.items]
         ranks, raw_ranks = pairs.ranks(matched), pairs.ranks(pairs.scores)
-        chosen = np.flatnonzero(one_to_one(pairs, matched, len(items)) if assign else ranks <= limit)
+        chosen = np.flatnonzero(one_to_one(pairs, matched, items) if assign else ranks <= limit)
         chosen = chosen[np.lexsort((ranks[chosen], pairs.queries[chosen]))]
-        keys = np.array(list(items), np.int64 if all(type(key) is int for key in items) else object)
+        keys = np.array(list(self._numbers), np.int64 if all(type(key) is int for key in self._numbers) else object)
         sign = np.float32(-2 if metric == "L2" else 1)
         columns = {
             "query": pairs.queries[chosen],
@@ -155,72 +146,70 @@ class Candidates:
         return Matches(queries, columns, warnings, facts)
 
 
-class MatchOptions(NamedTuple):
-    """Options of `match`; see `HubnessClient.match`."""
-
-    limit: int
-    candidates: int
-    with_bank: bool
-    one_to_one: bool
-    folder: Path | None
-    progress: Progress | None
-
-
 def match(
-    operations: Operations, collection: str, data: BankLike, filter: str, search: Mapping[str, Any], how: MatchOptions
+    operations: Operations,
+    collection: str,
+    queries: BankLike,
+    limit: int,
+    filter: str,
+    search: Mapping[str, Any],
+    *,
+    candidates: int,
+    with_bank: bool,
+    one_to_one: bool,
+    folder: Path | None,
+    progress: Progress | None,
 ) -> Operation[Matches]:
-    """Match queries with the rows of a collection. search: the other arguments of a search, by name. Raises
-    InvalidInput, InvalidParameter, UnreadableFile, DimensionMismatch, MissingExtra."""
+    """Match queries with the rows of a collection; see `HubnessClient.match`. search: further arguments of a search, by
+    name. Raises InvalidInput, InvalidParameter, UnreadableFile, DimensionMismatch, MissingExtra."""
     with naming_extras():
-        from milvus_hubness.kernels import steps  # noqa: F401  (a missing extra is reported before any search)
         from milvus_hubness.operations.inputs import only_field
         from milvus_hubness.operations.progress import silent
-    candidates = whole_number("candidates", how.candidates, at_most=MOST_CANDIDATES)
-    limit = whole_number("limit", how.limit, at_most=candidates)
-    search, report = dict(search), how.progress or silent
-    output_fields, params, field = search.pop("output_fields"), search.pop("search_params"), search.pop("anns_field")
-    bank = QueryBank.of(data)
+    candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
+    limit = whole_number("limit", limit, at_most=candidates)
+    report, search = progress or silent, dict(search)
+    params, partitions = search.pop("search_params"), search["partition_names"]
+    bank = QueryBank.of(queries)
+    count = len(bank)
     info = yield InStore(lambda store: store.info(collection))
-    field = field or only_field(info)
-    state = info.state_of(field)
-    vector = info.vector_fields[field]
+    field = search["anns_field"] = search["anns_field"] or only_field(info)
+    state, vector = info.state_of(field), info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
     bank.expect_dim(layout.dim, "the field")
-    if how.with_bank:
+    if with_bank:
         if state is None:
             raise InvalidInput(f"{info.name!r} is not corrected and has no bank: match without it")
         stored = yield from operations.biases.bank(info.name, state, state.profile)
         bank = replace(bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None)
-    inputs = {"collection": info.name, "field": field, "filter": filter, "partitions": search["partition_names"]}
-    pool = Candidates({**inputs, "candidates": candidates, "queries": bank.fingerprint}, how.folder)
+    inputs = {
+        "collection": info.name,
+        "field": field,
+        "filter": filter,
+        "partitions": partitions,
+        "search": str(params),
+    }
+    pool = Candidates({**inputs, "candidates": candidates, "queries": bank.fingerprint}, folder)
+    # Without a sampler: a batch does not stand for the queries of users.
     searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
     while pool.searched < len(bank):
         report("searching the queries", pool.searched, len(bank))
         part = bank.vectors[pool.searched :][: max(1, HITS_PER_REQUEST // candidates)]
         vectors, fields = encode(part, vector.dtype), [info.key_field]
         question = Question(vectors, candidates, search_params=params, output_fields=fields, strength=0.0)
-        answers = yield from searches.search(info.name, question, filter, {**search, "anns_field": field})
+        answers = yield from searches.search(info.name, question, filter, search)
         numbers = pool.searched + np.repeat(np.arange(len(part)), [len(hits) for hits in answers])
         scores = np.concatenate([hits.distances for hits in answers]) * (-0.5 if layout.metric == "L2" else 1.0)
         pool.add(numbers, [key for hits in answers for key in hits.ids], scores, searched=len(part))
-    queries, pages = layout.reduce_queries(bank.vectors), operations.pages
-    rows = Ask("query", (info.name,), {"filter": filter, **{k: search[k] for k in ("partition_names", "timeout")}})
-    rows, key_field = yield from pages.begin(rows)
+    reduced, pages = layout.reduce_queries(bank.vectors), operations.pages
+    options = {"filter": filter, "partition_names": partitions, "timeout": search["timeout"]}
+    rows, key_field = yield from pages.begin(Ask("query", (info.name,), options))
     while page := (yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])):
         report("searching the rows", pool.scanned, info.rows)
         keys, vectors = [row[key_field] for row in page], [row[field] for row in page]
-        yield Compute(partial(_scan, pool, keys, vectors, vector, layout, queries))
-    count = len(QueryBank.of(data)) if how.with_bank else len(bank)
-    matches: Matches = yield Compute(lambda: pool.matches(count, limit, layout.metric, assign=how.one_to_one))
-    entities: dict[Key, Mapping[str, Any]] = {}
-    keys = list(dict.fromkeys(matches.columns["id"].tolist())) if output_fields else []
-    for start in range(0, len(keys), KEYS_PER_REQUEST):
-        where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-        options = {"output_fields": [key_field, *output_fields], "timeout": search["timeout"]}
-        entities |= {
-            row[key_field]: row for row in (yield from operations.reads.read(Ask("query", (info.name, where), options)))
-        }
-    return replace(matches, entities=entities)
+        yield Compute(partial(_scan, pool, keys, vectors, vector, layout, reduced))
+    report("balancing", 0, 1)
+    matches: Matches = yield Compute(lambda: pool.matches(count, limit, layout.metric, assign=one_to_one))
+    return matches
 
 
 def _scan(

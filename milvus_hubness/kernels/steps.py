@@ -61,25 +61,10 @@ def sparse_steps(bank: Vectors, items: Vectors, tau: float, neighbors: int, devi
     first = torch.ones_like(pairs, dtype=torch.bool)
     first[1:] = pairs[1:] != pairs[:-1]
     pairs, scores = pairs[first], scores[order][first]
-    return _paired(pairs // n, pairs % n, scores, m, n, tau)
-
-
-def pair_steps(
-    queries: npt.NDArray[np.int64], items: npt.NDArray[np.int64], scores: Vectors, m: int, n: int, tau: float
-) -> tuple[Step, Step]:
-    """Return the two steps over some pairs of m queries and n items, by their numbers and scores (p,); every query and
-    every item has a pair."""
-    place = resolve_device()
-    query, item = torch.from_numpy(queries).to(place), torch.from_numpy(items).to(place)
-    return _paired(query, item, as_tensor(scores, torch.float32, place), m, n, tau)
-
-
-def _paired(
-    query: torch.Tensor, item: torch.Tensor, scores: torch.Tensor, m: int, n: int, tau: float
-) -> tuple[Step, Step]:
+    query, item = pairs // n, pairs % n
     return (
-        _on_device(lambda g: _grouped_logsumexp(scores + g[item], query, m, tau), scores.device),
-        _on_device(lambda f: _grouped_logsumexp(scores + f[query], item, n, tau), scores.device),
+        _on_device(lambda g: _grouped_logsumexp(scores + g[item], query, m, tau), place),
+        _on_device(lambda f: _grouped_logsumexp(scores + f[query], item, n, tau), place),
     )
 
 

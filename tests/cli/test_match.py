@@ -1,6 +1,7 @@
 """`match` writes what the client matches, continues where it stopped, and says where it may hurt."""
 
 import json
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 
 from milvus_hubness import HubnessClient
 from tests.cli.conftest import assert_fails
+from tests.galleries import vectors
 
 OPTIONS = ("--queries", "bank.npy", "--limit", "3")
 
@@ -25,17 +27,47 @@ def test_a_file_has_the_matches_of_the_client(files, run, out):
     np.testing.assert_allclose(np.array(rows), np.array(expected), rtol=0, atol=1e-6)
     report = json.loads(done.stdout)["match"]
     assert (report["queries"], report["items"], report["matches"], report["unmatched"]) == (40, 60, 120, [])
-    assert report["changed"] == np.mean([hits[0]["raw_rank"] > 1 for hits in matches]) > 0
     assert not list(files.glob("*.parts"))
 
 
-def test_it_prints_what_changed_and_warns(files, run):
+def test_it_prints_the_numbers_and_warns(files, run):
     np.save("few.npy", np.load("bank.npy")[:3])
     done = run("match", "products", "--queries", "few.npy", "--out", "few.npz", "--one-to-one", "--filter", "id < 50")
     assert done.returncode == 0, done.stderr
     assert "3 against 50 rows" in done.stdout
     assert "3 matches to few.npz" in done.stdout
     assert "milvus-hubness: warning: there are 3 queries for 50 items" in done.stderr
+
+
+@pytest.mark.long
+def test_a_killed_run_continues_to_the_same_file(files, started, run):
+    """The first run is killed between two parts; the second one keeps what the first has searched."""
+    queries = vectors(np.random.default_rng(6), 1_500, 8)
+    np.save("many.npy", queries)
+    command = ("match", "many", "--queries", "many.npy", "--limit", "2", "--out")
+    process = started(*command, "killed.npz")
+    parts = files / "killed.npz.parts"
+    while not (parts / "00000000.npz").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    kept = {path.name: path.stat().st_mtime_ns for path in parts.glob("[0-9]*.npz")}
+    assert 1 <= len(kept) < 4
+    assert not (files / "killed.npz").exists()
+    seen = {}
+
+    def stop(step, done, total):
+        seen.setdefault(step, done)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        HubnessClient("shop.db").match("many", queries, 2, folder=parts, progress=stop)
+    assert seen == {"searching the queries" if len(kept) < 3 else "searching the rows": 500 * len(kept) % 1_500}
+    for out in ("killed.npz", "whole.npz"):
+        assert run(*command, out).returncode == 0
+    assert (files / "killed.npz").read_bytes() == (files / "whole.npz").read_bytes()
+    assert not list(files.glob("*.parts"))
 
 
 def test_bad_options_are_one_line(files, run):

@@ -59,9 +59,8 @@ def test_plain(backend, metric):
     items, queries, name = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM), backend.name()
     plain_collection(backend.client(), name, items, metric)
     client = backend.hubness_client()
-    matches = client.match(name, queries, limit=5, output_fields=["note"])
+    matches = client.match(name, queries, 5)
     assert_matched(matches, queries, items, metric, 5)
-    assert all(hit["entity"]["note"] == f"n{hit['id']}" for hits in matches for hit in hits)
 
 
 @pytest.mark.parametrize("metric", ["COSINE", "L2"])
@@ -87,7 +86,7 @@ def gallery(shared_backend):
 def test_a_filter_and_few_candidates(gallery):
     backend, name, items, queries = gallery
     of_group = np.arange(ITEMS) % 5 == 2
-    matches = backend.hubness_client().match(name, queries, "group == 2", 4, candidates=4)
+    matches = backend.hubness_client().match(name, queries, 4, "group == 2", candidates=4)
     raw, keys = similarity(queries, items[of_group], "COSINE"), np.flatnonzero(of_group)
     near = np.argsort(-raw, axis=1)[:, :4]
     assert {hit["id"] for hits in matches for hit in hits} <= set(keys.tolist())
@@ -95,7 +94,7 @@ def test_a_filter_and_few_candidates(gallery):
         by_raw_rank = {hit["raw_rank"]: hit["id"] for hit in hits if hit["raw_rank"] <= 4}
         assert all(keys[near[number, rank - 1]] == key for rank, key in by_raw_rank.items())
     assert matches.facts["pairs"] == QUERIES * len(keys), "each of these few rows has all queries as candidates"
-    assert len(backend.hubness_client().match(name, queries, "group == 9")) == QUERIES
+    assert len(backend.hubness_client().match(name, queries, filter="group == 9")) == QUERIES
 
 
 def test_the_asynchronous_client_matches_alike(gallery):
@@ -113,7 +112,7 @@ def test_the_asynchronous_client_matches_alike(gallery):
 def test_one_to_one_is_the_best_assignment(gallery, rows):
     backend, name, items, queries = gallery
     client = backend.hubness_client()
-    matches = client.match(name, queries, f"id < {rows}", one_to_one=True)
+    matches = client.match(name, queries, filter=f"id < {rows}", one_to_one=True)
     raw = similarity(queries, items[:rows], "COSINE")
     matched = raw - sinkhorn(raw, 0.2 * np.sqrt(raw.var(1).mean()))
     best = matched[linear_sum_assignment(-matched)].sum()
