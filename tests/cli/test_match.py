@@ -52,8 +52,8 @@ def test_a_killed_run_continues_to_the_same_file(files, started, run):
         time.sleep(0.005)
     process.kill()
     process.wait()
-    kept = {path.name: path.stat().st_mtime_ns for path in parts.glob("[0-9]*.npz")}
-    assert 1 <= len(kept) < 4
+    kept = list(parts.glob("[0-9]*.npz"))
+    assert len(kept) < 3, "it was killed too late"
     assert not (files / "killed.npz").exists()
     seen = {}
 
@@ -63,7 +63,7 @@ def test_a_killed_run_continues_to_the_same_file(files, started, run):
 
     with pytest.raises(KeyboardInterrupt):
         HubnessClient("shop.db").match("many", queries, 2, folder=parts, progress=stop)
-    assert seen == {"searching the queries" if len(kept) < 3 else "searching the rows": 500 * len(kept) % 1_500}
+    assert seen == {"searching the queries": 500 * len(kept)}
     for out in ("killed.npz", "whole.npz"):
         assert run(*command, out).returncode == 0
     assert (files / "killed.npz").read_bytes() == (files / "whole.npz").read_bytes()
