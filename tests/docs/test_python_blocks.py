@@ -74,7 +74,7 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
     assert ran
 
 
-SHOWN_ELSEWHERE = {"Correction", "DualDynamicGate", "Estimator", "FittedBias", "Layout", "Matches", "RefreshResult"}
+SHOWN_ELSEWHERE = {"Correction", "DualDynamicGate", "Estimator", "FittedBias", "Layout", "RefreshResult"}
 """Names for those who build on the package."""
 
 
