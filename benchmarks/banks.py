@@ -8,7 +8,10 @@ picked to crowd few items: of at most 3,000) on galleries of at most 2,000 items
 each, the task's own bank at that size. Vectors of another data set are brought to the mean length of the own bank's, as
 COSINE does, unless said. `tune` is told nothing, or one half of the queries (at most 500), or these with their right
 items; what comes of following it is measured on the other half, and the other way round. It gets no target bank, and
-one sweep serves all that it is told beside the bank. Exits with 1 where a bound does not hold; only a full run is kept.
+one sweep serves all that it is told beside the bank, with trials of a gate and once without them. The banks that
+QB-Norm's table 2 compares are also tried with IS (τ = 0.05), NNN(16, 0.75) and the default, Blend(), with a gate and
+without. In the other tables Blend is ½ of each of its methods, without ρ. Exits with 1 where a bound does not hold;
+only a full run is kept.
 """
 
 from __future__ import annotations
@@ -25,17 +28,18 @@ from sklearn.cluster import KMeans
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.estimators import Blend
+from milvus_hubness.estimators import NNN, Blend, Estimator, InvertedSoftmax
 from milvus_hubness.quality.measures import Outcome, assess, k_occurrence, nearest, paired_difference, skewness
-from milvus_hubness.quality.trials import sweep
+from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
 from milvus_hubness.quality.verdict import examine, findings
+from milvus_hubness.rerank import DynamicGate
 from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
 Numbers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
-METHODS = ("NNN 16, .85", "SN", "Blend")
+METHODS = ("RelativeNNN 8", "SN .375σ", "Blend")
 SIZES = (30, 100, 300, 1000, 3000, 10_000, 40_000)
 DRAWS = 5
 SHARES = (0.5, 0.9, 0.99)
@@ -71,9 +75,17 @@ ORIGINS = (
     OWN, SAMPLE, FARTHEST, ONE_TOPIC, OTHER_TOPICS, DILUTED, ITEM_SIDE, GALLERY, FOREIGN, LENGTHS, RANDOM,
 )  # fmt: skip
 CROWDING = tuple(f"own: the {share:.0%} that crowd the fewest items" for share in CROWDED)
-TOLD = ("nothing", "queries", "pairs")
+TOLD = ("nothing", "queries", "pairs", "pairs, no gate")
+DOMAINS = {
+    "in domain": OWN,
+    "far: another data set and encoder": FOREIGN,
+    "adversarial: the quarter that crowds the fewest items": CROWDING[0],
+    "adversarial: other items of the gallery's kind": ITEM_SIDE,
+}
+QUERYBANK_METHODS: dict[str, Estimator] = {"IS": InvertedSoftmax(0.05), "NNN": NNN(16, 0.75), "default": Blend()}
+QUERYBANK_NAMES = ("IS", "DIS", "NNN", "NNN, gated", "default", "default, gated")
 ALWAYS_SUSPECTED = (FOREIGN, LENGTHS, *CROWDING[:2])
-BELOW_RAW = 1.0
+BELOW_RAW, BELOW_NO_GATE = 1.0, 0.3
 
 
 class SearchRequest(NamedTuple):
@@ -86,13 +98,14 @@ class SearchRequest(NamedTuple):
 class Decision(NamedTuple):
     """What `tune` says of a bank, told one of TOLD.
 
-    suspected: the names of the findings that fail. bias: (n_items,) what it applies. measured: the queries to ask.
+    suspected: the names of the findings that fail. applied: what it applies; None for the raw search. measured: the
+    queries to ask.
     """
 
     told: str
     verdict: str
     suspected: list[str]
-    bias: Vectors
+    applied: Trial | None
     measured: Numbers
 
 
@@ -265,6 +278,8 @@ class Comparison:
         cells = {}
         for origin, asked in origins(self.name, self.task):
             cell = cells[origin] = self.worth(asked) | {"tune": self.followed(asked)}
+            if origin in DOMAINS.values():
+                cell["by_method"] = self.by_method(asked)
             said = {result: one["verdicts"] for result, one in cell["tune"].items()}
             print(self.name, "|", origin, {kind: f"{r1:.2f}" for kind, r1 in cell["r1"].items()}, said)
             sys.stdout.flush()
@@ -312,25 +327,45 @@ class Comparison:
             these = [decision for decision in decided if decision.told == result]
             means, verdicts = Means(2, len(self.task.query)), [decision.verdict for decision in these]
             for decision in these:
-                means.add(decision.measured, *outcome_of(self.task, decision.measured, decision.bias).hits)
+                hits = self.searched([decision.applied] if decision.applied else [], decision.measured).hits
+                means.add(decision.measured, hits[0], hits[-1])
             cells[result] = {
                 "runs": len(these),
                 "suspected": sum(bool(decision.suspected) for decision in these),
                 "suspicions": sorted({kind for decision in these for kind in decision.suspected}),
                 "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+                "gated": sum(bool(decision.applied and decision.applied.gate) for decision in these),
                 "gain": paired_difference(*means.each, resamples=1000)._asdict(),
             }
         return cells
 
+    def searched(self, trials: Sequence[Trial], queries: Numbers) -> Outcome:
+        """Of the raw search and then of each trial."""
+        task = self.task
+        return search(trials, task.query[queries], task.gallery, list(task.positives[queries, None]))
+
+    def by_method(self, search_request: Sequence[SearchRequest]) -> dict[str, float]:
+        """Gain in R@1 of each of QUERYBANK_NAMES: IS, NNN and the default, each without a gate and with it."""
+        gains = []
+        for bank, queries in search_request:
+            activated = DynamicGate().activated(bank, self.task.gallery)
+            trials = []
+            for estimator in QUERYBANK_METHODS.values():
+                fitted = estimator.clamped(len(bank)).fit(QueryBank(bank), gallery=self.task.gallery)
+                plain = Trial(estimator, 1.0, fitted.bias(self.task.gallery))
+                trials += [plain, plain._replace(gate=1, activated=activated)]
+            hits = 100 * self.searched(trials, queries).hits.mean(1)
+            gains.append(hits[1:] - hits[0])
+        return dict(zip(QUERYBANK_NAMES, np.mean(gains, 0).tolist(), strict=True))
+
     def decisions(self, bank: Vectors, queries: Numbers) -> Iterator[Decision]:
         """One told nothing; for each half of the queries, one told these and one told their items too."""
-        task, none = self.task, np.zeros(len(self.task.gallery), np.float32)
+        task, applied = self.task, None
         free = tune(bank, task.gallery)
-        bias = none
         if free.choice is not None:
             fitted = free.choice.fit(QueryBank(bank), gallery=task.gallery)
-            bias = np.float32(free.strength) * fitted.bias(task.gallery)
-        yield Decision("nothing", free.verdict, [one.name for one in free.findings if one.fails], bias, queries)
+            applied = Trial(free.choice, free.strength, np.float32(free.strength) * fitted.bias(task.gallery))
+        yield Decision("nothing", free.verdict, [one.name for one in free.findings if one.fails], applied, queries)
 
         trials = sweep(QueryBank(bank), task.gallery)
         halves = np.array_split(np.random.default_rng(0).permutation(queries), 2)
@@ -339,20 +374,29 @@ class Comparison:
             seen = examine(bank, task.gallery, default_biases, queries=task.query[result])
             found = [one.name for one in findings(seen) if one.fails]
             judged = judge_unlabelled(seen)
-            yield Decision("queries", judged.verdict, found, np.float32(judged.strength) * trials[-1].bias, measured)
-            outcome = outcome_of(task, result, *(trial.bias for trial in trials))
+            yield Decision("queries", judged.verdict, found, at_strength(trials[-1], judged.strength), measured)
             labels = list(task.positives[result, None])
-            chosen, judged = decide(trials, outcome, task.query[result], task.gallery, labels)
-            bias = np.float32(judged.strength / chosen.strength) * chosen.bias
-            yield Decision("pairs", judged.verdict, found, bias, measured)
+            for told, tried in zip(TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True):
+                outcome = self.searched(tried, result)
+                chosen, judged = decide(tried, outcome, task.query[result], task.gallery, labels)
+                yield Decision(told, judged.verdict, found, at_strength(chosen, judged.strength), measured)
 
 
-def broken(sizes: dict[str, Any], means: dict[str, Any]) -> list[str]:
+def at_strength(trial: Trial, strength: float) -> Trial | None:
+    """The trial at another strength; None at 0."""
+    return trial._replace(bias=np.float32(strength / trial.strength) * trial.bias) if strength else None
+
+
+def broken(sizes: dict[str, Any], tasks: dict[str, Any], means: dict[str, Any]) -> list[str]:
     """The bounds that do not hold, and by how much."""
     found = []
     for name, row in sizes.items():
         if row["Blend"]["whole"]["estimate"] <= 0:
             found.append(f"{name}: the whole bank gains {row['Blend']['whole']['estimate']:+.2f}")
+    for name, origin, cell in ((name, *one) for name, cells in tasks.items() for one in cells.items()):
+        with_gate, without = (cell["tune"][result]["gain"]["estimate"] for result in TOLD[2:])
+        if with_gate < without - BELOW_NO_GATE:
+            found.append(f"{name}, {origin}: following tune gains {with_gate:+.2f}, without a gate {without:+.2f}")
     for origin, row in means.items():
         for result, said in row["tune"].items():
             if origin == OWN and said["suspected"]:
@@ -410,6 +454,7 @@ def summary(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
                     "runs": sum(one["runs"] for one in said),
                     "suspected": sum(one["suspected"] for one in said),
                     "applied": sum(map(applied, said)),
+                    "gated": sum(one["gated"] for one in said),
                     "gain": float(np.mean([one["gain"]["estimate"] for one in said])),
                     "lowest": float(min(one["gain"]["estimate"] for one in said)),
                 }
@@ -432,15 +477,27 @@ def worth_table(rows: dict[str, Any]) -> str:
 
 def tune_table(rows: dict[str, Any]) -> str:
     head = ["bank", *(f"suspected, told {result}" for result in TOLD[:2])]
-    head += [f"told {result}: {what}" for result in TOLD for what in ("applied", "gain", "lowest task")]
+    head += [f"told {result}: {what}" for result in TOLD for what in ("applied (gated)", "gain", "lowest task")]
     lines = []
     for origin, row in rows.items():
         line = [origin]
         line += [f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}" for result in TOLD[:2]]
         for said in row["tune"].values():
-            line += [f"{said['applied']} of {said['runs']}", f"{said['gain']:+.1f}", f"{said['lowest']:+.1f}"]
+            line.append(f"{said['applied']} ({said['gated']}) of {said['runs']}")
+            line += [f"{said['gain']:+.1f}", f"{said['lowest']:+.1f}"]
         lines.append(line)
     return table(head, lines)
+
+
+def domain_table(tasks: dict[str, dict[str, Any]]) -> str:
+    """QB-Norm's table 2 in shape: banks in the domain, far from it, and adversarial ones."""
+    lines = []
+    for domain, origin in DOMAINS.items():
+        rows = [cells[origin]["by_method"] for cells in tasks.values() if origin in cells]
+        if rows:
+            gains = [[row[name] for row in rows] for name in QUERYBANK_NAMES]
+            lines.append([domain, str(len(rows)), *(f"{np.mean(own):+.1f} ({min(own):+.1f})" for own in gains)])
+    return table(["bank", "tasks", *QUERYBANK_NAMES], lines)
 
 
 def every_table(tasks: dict[str, dict[str, Any]]) -> tuple[str, str]:
@@ -479,8 +536,11 @@ def markdown(sizes: dict[str, Any], tasks: dict[str, Any], means: dict[str, Any]
         f"items: the share of at most {CROWDED_FROM:,}), on at most {ITEMS:,} items. Unreached: share of "
         "the raw search's first ten answers that no bank query has among its own first ten.",
         worth_table(means),
+        "Gain of methods in the shape of QB-Norm's table 2, mean over tasks and in brackets the lowest. A gate "
+        "corrects only queries whose raw best item is that of a bank query; DIS is IS with it.",
+        domain_table(tasks),
         "What `tune` makes of them, told nothing but the bank, queries that are asked, or these with their "
-        "right items.",
+        "right items, and these without trials of a gate.",
         tune_table(means),
         "## Origin, every task",
         "R@1 (%), and the gain with its 95% bootstrap interval over the queries.",
@@ -507,7 +567,7 @@ def main() -> int:
     means = summary(tasks)
     text = markdown(sizes, tasks, means)
     print(text)
-    faults = broken(sizes, means)
+    faults = broken(sizes, tasks, means)
     print("\n".join(faults) or "all bounds hold")
     if not given:
         kept = {"environment": environment(started), "limits": LIMITS, "broken": faults}

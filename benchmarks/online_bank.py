@@ -77,7 +77,7 @@ def static_banks(name: str, own: Vectors, size: int, seed: int) -> Iterator[tupl
 
 def online_bank(bank: Vectors, samples_collection: Vectors, share: float, seed: int) -> tuple[Vectors, float]:
     """The bank when traffic has taken that share of its places, and the share it really has."""
-    terms = Terms(len(bank), 1 - share, DAY, 0.99, seed)
+    terms = Terms(size=len(bank), seed_share=1 - share, half_life_seconds=DAY, duplicate_cosine=0.99, seed=seed)
     seeds = Origins.seeds(len(bank), 0)
     sampled = Origins(np.arange(len(samples_collection)), np.full(len(samples_collection), 60 * DAY))
     merged = merge(QueryBank(bank), seeds, samples_collection, sampled, terms)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.baselines import BASELINES
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import (
@@ -29,7 +30,7 @@ from milvus_hubness.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.quality.measures import assess, confidence_interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
@@ -58,9 +59,10 @@ METHODS: dict[str, Estimator | None] = {
 }
 GATES = {
     "DIS .05": lambda task: DynamicGate().activated(task.bank, task.gallery),
-    "DualDIS .05": lambda task: DualDynamicGate().activated(task.bank, task.gallery, task.target_bank),
+    "DualDIS .05": lambda task: DynamicGate(1, 1).activated(task.bank, task.gallery, task.target_bank),
 }
 GATES["DualDIS"] = GATES["DualDIS .05"]
+ALL = [*METHODS, *BASELINES]
 SHORT_BANK = ("Blend", "NNN 16, .75", "SN .03", "SN")
 IN_REFERENCE = {
     "raw": "raw",
@@ -90,17 +92,24 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         started = time.monotonic()
         biases.append(bias_of(task, estimator, BANK_OF_BLEND if method in SHORT_BANK else None))
         seconds[method] = time.monotonic() - started
-    outcome = assess(task.query, task.gallery, biases, list(task.positives[:, None]))
+    positives = list(task.positives[:, None])
+    outcome = assess(task.query, task.gallery, biases, positives)
     hits = dict(zip(methods, outcome.hits, strict=True))
     found = dict(zip(methods, outcome.retrieved, strict=True))
+    for method, baseline in BASELINES.items():
+        started = time.monotonic()
+        changed, bias = baseline(task)
+        seconds[method] = time.monotonic() - started
+        outcome = assess(changed.query, changed.gallery, [bias], positives)
+        hits[method], found[method] = outcome.hits[0], outcome.retrieved[0]
     for method in GATES.keys() & methods.keys():
         gate = GATES[method](task)[found["raw"][:, 0]]
         hits[method] = np.where(gate, hits[method], hits["raw"])
         found[method] = np.where(gate[:, None], found[method], found["raw"])
-    locality_hints = {}
-    for method in methods:
+    cells = {}
+    for method in hits:
         recall = confidence_interval(100 * hits[method], resamples=1000)
-        locality_hints[method] = {
+        cells[method] = {
             "r1": recall.estimate,
             "low": recall.low,
             "high": recall.high,
@@ -109,9 +118,9 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         }
         if method != "raw":
             gain = paired_difference(100 * hits["raw"], 100 * hits[method], resamples=1000)
-            locality_hints[method]["gain"] = gain._asdict()
-    print(name, {method: f"{cell['r1']:.2f}" for method, cell in locality_hints.items()}, flush=True)
-    return locality_hints
+            cells[method]["gain"] = gain._asdict()
+    print(name, {method: f"{cell['r1']:.2f}" for method, cell in cells.items()}, flush=True)
+    return cells
 
 
 def bias_of(task: Task, estimator: Estimator | None, bank_size: int | None) -> Any:
@@ -139,7 +148,7 @@ def differences(results: dict[str, dict[str, dict[str, Any]]]) -> tuple[int, lis
 
 def markdown(results: dict[str, dict[str, dict[str, Any]]], means: dict[str, float]) -> str:
     rows = []
-    for method in METHODS:
+    for method in ALL:
         cells = [results[name].get(method) for name in results]
         shown = [f"{c['r1']:.1f} ({c['low']:.1f}–{c['high']:.1f})" if c else "–" for c in cells]
         rows.append([method, *shown, f"{means[method]:.1f}" if method in means else "–"])
@@ -161,7 +170,7 @@ def main() -> int:
     embeddings = [name for name in EMBEDDING_TASKS if name in results]
     means = {
         method: float(np.mean([results[name][method]["r1"] for name in embeddings]))
-        for method in METHODS
+        for method in ALL
         if len(embeddings) == len(EMBEDDING_TASKS) and all(method in results[name] for name in embeddings)
     }
     compared, off = differences(results)

@@ -1,6 +1,6 @@
 """What a QuARI network adds to the corrected search, where it learned from a few thousand pairs.
 
-    python -m benchmarks.quari [--again] [--speed] [--ablations] [world …]
+    python -m benchmarks.quari [--again] [--speed] [--parts] [world …]
 
 docstring_code: the networks learn from 6,000 of the bank's 7,000 pairs; the other 1,000, the validation
 pairs, choose everything that is chosen: the epoch, the settings, and how the bias and the network are
@@ -21,7 +21,8 @@ of this Python, is split alike: half of its test pairs to learn from, a tenth of
 
 Trained networks are kept in the cache folder of this user under a digest of all that decides the training, so that the
 judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times re-ranking only,
---ablations trains with pieces turned off only. Each part replaces its own in results/quari.json and .md; the curves go
+--parts trains what each part of the published network brings (benchmarks.quari_parts),
+saved after each run and taken up there. Each part replaces its own in results/quari.json and .md; the curves go
 to results/quari_*.svg. Exits with 1 where re-ranking 1,000 candidates of 512-d at batch 16 takes more than 5 ms a query
 on all threads, or where QuARI's R@1 on docstring_code is not above raw and both maps by intervals that exclude 0.
 """
@@ -41,6 +42,7 @@ import numpy as np
 import torch
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
+from benchmarks.quari_parts import parts, parts_table, summary
 from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, speed
 from milvus_hubness.charts import learning_curves
@@ -59,16 +61,8 @@ SEEN = (
     "a memory; everything here was chosen on the validation pairs."
 )
 
-ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "as it is": ({}, {}),
-    "no memory": ({"memory": 0}, {}),
-    "static maps only": ({"memory": 0}, {"epochs": 16}),
-    "residual: no static maps": ({"form": "residual"}, {"anchor_epochs": 0, "epochs": 10}),
-    "residual, no memory": ({"form": "residual", "memory": 0}, {"anchor_epochs": 0, "epochs": 10}),
-    "published: T = Σ u vᵀ": ({"form": "published", "memory": 0}, {"anchor_epochs": 0, "epochs": 10}),
-    "no semi-positives": ({}, {"semi_positives": 0}),
-    "no noise": ({}, {"noise": 0.0}),
-}
+NETWORKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {"as it is": ({}, {}), "no memory": ({"memory": 0}, {})}
+PART_TASKS = ("docstring_code", "caption_translation", "caption_document")
 
 
 def docstring_code() -> World:
@@ -89,9 +83,9 @@ WORLDS = {"docstring_code": docstring_code, "standard_library": standard_library
 
 
 def trained(world: World, name: str, anew: bool) -> Checkpoint:
-    """One of the ablations: from the cache as far as its training came, and on from there."""
+    """One of NETWORKS: from the cache as far as its training came, and on from there."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    sizes, changed = ABLATIONS[name]
+    sizes, changed = NETWORKS[name]
     config = QuariConfig(world.learned.dim, **{**SIZES, "memory": len(world.learned), **sizes})
     settings = dataclasses.replace(COMMON, **changed)
     decisive = [
@@ -165,13 +159,8 @@ def markdown(results: dict[str, Any]) -> str:
     ]
     result = f"1,000 candidates of 512-d, batches of 16, {SPEED_REPEATS} batches."
     parts.append(f"## Cost\n\n{result}\n\n{table(head, rows)}")
-    if results.get("ablations"):
-        head = ["on docstring_code's validation pairs", "kept epoch", "R@1", "MRR"]
-        rows = [
-            [name, str(each["epoch"]), f"{100 * each['r1']:.1f}", f"{100 * each['mrr']:.1f}"]
-            for name, each in results["ablations"].items()
-        ]
-        parts.append(f"## Ablations\n\n{table(head, rows)}")
+    if results.get("parts"):
+        parts.append(f"## What each part of the published network brings\n\n{parts_table(results['parts'])}")
     return "\n\n".join(parts)
 
 
@@ -180,15 +169,6 @@ def _gain(interval: dict[str, float] | None) -> str:
         return ""
     low, middle, high = (f"{100 * interval[one]:+.1f}" for one in ("low", "estimate", "high"))
     return f"{middle} ({low} … {high})"
-
-
-def ablated(anew: bool) -> dict[str, Any]:
-    """The best epoch on docstring_code's validation pairs with a piece turned off."""
-    world, found = docstring_code(), {}
-    for name in ABLATIONS:
-        kept = trained(world, name, anew)
-        found[name] = kept.history[kept.best_epoch]._asdict()
-    return {"untrained": kept.history[0]._asdict(), **found}
 
 
 def faults(results: dict[str, Any]) -> list[str]:
@@ -211,13 +191,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="train anew")
     parser.add_argument("--speed", action="store_true", help="only time re-ranking")
-    parser.add_argument("--ablations", action="store_true", help="only train with pieces turned off")
+    parser.add_argument(
+        "--parts", action="store_true", help="only train what each part of the published network brings"
+    )
     parser.add_argument("worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given")
     given = parser.parse_args()
-    everything = not (given.speed or given.ablations or given.worlds)
+    everything = not (given.speed or given.parts or given.worlds)
     kept = RESULTS / "quari.json"
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-    results = {"environment": {}, "speed": [], "worlds": {}, "ablations": {}, **results, "test pairs": SEEN}
+    results = {"environment": {}, "speed": [], "worlds": {}, "parts": {}, **results, "test pairs": SEEN}
     if given.speed or everything:
         results["speed"] = speed()
         results["environment"]["speed"] = environment(started)
@@ -227,9 +209,16 @@ def main() -> int:
         results["worlds"][world.name] = judged(world, network, trained(world, "no memory", given.again))
         (RESULTS / f"quari_{name}.svg").write_text(learning_curves(network.history, network.best_epoch))
         results["environment"][world.name] = environment(started)
-    if given.ablations or everything:
-        results["ablations"] = ablated(given.again)
-        results["environment"]["ablations"] = environment(started)
+    for name in PART_TASKS if given.parts or everything else ():
+        task = {} if given.again else results["parts"].get(name, {})
+        results["parts"][name] = task
+
+        def finished() -> None:
+            save("quari", results, markdown(results))
+
+        parts(name, task, finished)
+        task["summary"] = summary(task)
+        results["environment"]["parts"] = environment(started)
     text = markdown(results)
     print(text)
     missed = faults(results)

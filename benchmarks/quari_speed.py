@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from benchmarks.quari_rivals import CANDIDATES, SIZES
-from milvus_hubness.quari.model import INSIDE, Quari
+from milvus_hubness.quari.hypernetwork import INSIDE
+from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.reranker import QuariReranker
 from milvus_hubness.quari.settings import QuariConfig
 
@@ -21,6 +22,8 @@ REMEMBERED = 6000
 
 def products(config: QuariConfig) -> int:
     """Multiplications of one query and its candidates, of the matrix products alone."""
+    if config.form == "linear":
+        return 2 * config.dim**2 + CANDIDATES * (1 + min(config.anchors, config.dim)) * config.dim
     tokens, width, inside = 1 + 2 * config.rank, config.width, INSIDE * config.width
     a_layer = tokens * width * (4 + 2 * INSIDE) * width + 2 * tokens**2 * width
     decoders = tokens * inside * (width + config.dim)
@@ -51,7 +54,11 @@ def timed(threads: int) -> list[dict[str, Any]]:
     queries = rng.normal(size=(16, 512)).astype(np.float32)
     items = list(rng.normal(size=(16, CANDIDATES, 512)).astype(np.float32))
     left, right = torch.randn(1024, 512), torch.randn(512, 1024)
-    for name, sizes in (("default", {}), ("as trained here", {**SIZES, "memory": REMEMBERED})):
+    for name, sizes in (
+        ("default", {}),
+        ("as trained here", {**SIZES, "memory": REMEMBERED}),
+        ("linear maps", {"form": "linear"}),
+    ):
         reranker = QuariReranker(Quari(QuariConfig(512, **sizes)), candidates=CANDIDATES)
         config = reranker.network.config
 

@@ -5,7 +5,8 @@
 Each split halves a task's labelled pairs into validation and test; the gallery stays whole. With labels, tune
 chooses on the validation half; without, it sees the bank and the gallery only, once on the large tasks and
 with three seeds on the small ones. caption_translation is cut to 4,000 of its 14,085 pairs. The scores of a
-task are swept once and shared by its splits, which is what `tune` does with each. Exits with 1 where a bound
+task are swept once and shared by its splits, which is what `tune` does with each. Every split is also decided without
+the trials that have a gate. Exits with 1 where a bound
 does not hold; only a full run of 20 splits is kept.
 """
 
@@ -20,8 +21,8 @@ import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.quality.measures import assess
-from milvus_hubness.quality.trials import sweep
+from milvus_hubness.quality.measures import Outcome, assess
+from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
@@ -31,6 +32,7 @@ FEW_QUERIES = 1000
 PAIRS = {"caption_translation": 4000}
 BELOW_RAW = 0.3
 BELOW_HINDSIGHT = 1.0
+BELOW_NO_GATE = 0.3
 ALONE = 0.9
 
 
@@ -53,22 +55,28 @@ def run(name: str, splits: int) -> dict[str, Any]:
     n = len(task.query)
     bank, positives = QueryBank(task.bank, name), task.positives[:, None]
     trials = sweep(bank, task.gallery, task.target_bank)
-    raw = np.zeros(len(task.gallery), np.float32)
-    outcome = assess(task.query, task.gallery, [raw, *(trial.bias for trial in trials)], list(positives))
+    outcome = search(trials, task.query, task.gallery, list(positives))
     hits = outcome.hits
+    plain = np.array([trial.gate is None for trial in trials])
+    without = [trial for trial in trials if trial.gate is None]
     fixed = np.mean([hits[:, split(n, seed)[1]].mean(1) for seed in range(splits)], 0)
     best = int(fixed.argmax())
     swept = time.monotonic() - started
 
     free = [label_free(task, bank, seed) for seed in range(LABEL_FREE_SEEDS if n <= FEW_QUERIES else 1)]
-    labelled, unlabelled, verdicts, intervals, agreed = [], [], [], [], 0
+    labelled, ungated, unlabelled, verdicts, intervals, agreed, gated = [], [], [], [], [], 0, 0
     for seed in range(splits):
         validation, test = split(n, seed)
         asked, wanted = task.query[validation], list(positives[validation])
-        chosen, judged = decide(trials, outcome.of(validation), asked, task.gallery, wanted, seed=seed)
-        bias = np.float32(judged.strength / chosen.strength) * chosen.bias
-        after = assess(task.query[test], task.gallery, [bias], list(positives[test]))
-        labelled.append(after.hits.mean())
+        seen = outcome.of(validation)
+        for tried, known, means in (
+            (without, Outcome(*(part[[True, *plain]] for part in seen)), ungated),
+            (trials, seen, labelled),
+        ):
+            chosen, judged = decide(tried, known, asked, task.gallery, wanted, seed=seed)
+            applied = chosen._replace(bias=np.float32(judged.strength / chosen.strength) * chosen.bias)
+            means.append(search([applied], task.query[test], task.gallery, list(positives[test])).hits[1].mean())
+        gated += chosen.gate is not None and judged.verdict != "leave it alone"
         verdicts.append(judged.verdict)
         intervals.append(judged.interval)
         verdict, found = free[seed % len(free)]
@@ -82,8 +90,10 @@ def run(name: str, splits: int) -> dict[str, Any]:
         "raw": 100 * float(fixed[0]),
         "default": 100 * float(fixed[-1]),
         "hindsight": 100 * float(fixed[best]),
-        "hindsight_choice": "raw" if best == 0 else f"{trials[best - 1].estimator!r} × {trials[best - 1].strength:g}",
+        "hindsight_choice": "raw" if best == 0 else name_of(trials[best - 1]),
         "labelled": 100 * float(np.mean(labelled)),
+        "without_gate": 100 * float(np.mean(ungated)),
+        "gated": gated,
         "label_free": 100 * float(np.mean(unlabelled)),
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
         "label_free_verdicts": [verdict for verdict, _ in free],
@@ -94,6 +104,11 @@ def run(name: str, splits: int) -> dict[str, Any]:
     row["broken"] = broken(name, row)
     print(name, {key: value for key, value in row.items() if key != "hindsight_choice"}, flush=True)
     return row
+
+
+def name_of(trial: Trial) -> str:
+    gate = "" if trial.gate is None else f", gates {trial.form}"
+    return f"{trial.estimator!r} × {trial.strength:g}{gate}"
 
 
 def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
@@ -113,6 +128,8 @@ def broken(name: str, row: dict[str, Any]) -> list[str]:
         found.append(f"labelled is {row['raw'] - row['labelled']:.2f} below raw")
     if row["labelled"] < row["hindsight"] - BELOW_HINDSIGHT:
         found.append(f"labelled is {row['hindsight'] - row['labelled']:.2f} below the best in hindsight")
+    if row["labelled"] < row["without_gate"] - BELOW_NO_GATE:
+        found.append(f"labelled is {row['without_gate'] - row['labelled']:.2f} below what it is without a gate")
     if name in EMBEDDING_TASKS and row["label_free"] < row["raw"] - BELOW_RAW:
         found.append(f"label-free is {row['raw'] - row['label_free']:.2f} below raw")
     alone = row["verdicts"].get("leave it alone", 0) / sum(row["verdicts"].values())
@@ -122,16 +139,18 @@ def broken(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
-    head = ["task", "raw", "Blend", "best fixed in hindsight", "tune, labels", "verdicts (labels)"]
+    head = ["task", "raw", "Blend", "best fixed in hindsight", "tune, labels", "without a gate", "gated"]
+    head += ["verdicts (labels)"]
     head += ["tune, no labels", "verdicts (no labels)", "agreement", "lost without labels"]
     lines = []
     for name, row in rows.items():
-        numbers = [row["raw"], row["default"], row["hindsight"], row["labelled"]]
+        numbers = [row["raw"], row["default"], row["hindsight"], row["labelled"], row["without_gate"]]
         counts = ", ".join(f"{count} {verdict}" for verdict, count in row["verdicts"].items())
         lines.append(
             [
                 name,
                 *(f"{number:.2f}" for number in numbers),
+                str(row["gated"]),
                 counts,
                 f"{row['label_free']:.2f}",
                 ", ".join(row["label_free_verdicts"]),

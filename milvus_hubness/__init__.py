@@ -38,17 +38,16 @@ if TYPE_CHECKING:
     from milvus_hubness.migration.migrator import migrate as migrate
     from milvus_hubness.migration.migrator import resume as resume
     from milvus_hubness.migration.migrator import rollback as rollback
-    from milvus_hubness.migration.plan import BulkTarget as BulkTarget
     from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
     from milvus_hubness.migration.plan import plan_migration as plan_migration
     from milvus_hubness.quality.collections import diagnose as diagnose
     from milvus_hubness.quality.collections import tune as tune
+    from milvus_hubness.quari.reranker import LinearMaps as LinearMaps
     from milvus_hubness.quari.reranker import QuariReranker as QuariReranker
     from milvus_hubness.refresh.plan import RefreshOptions as RefreshOptions
     from milvus_hubness.refresh.run import RefreshResult as RefreshResult
     from milvus_hubness.refresh.run import refresh as refresh
     from milvus_hubness.refresh.status import status as status
-    from milvus_hubness.rerank import DualDynamicGate as DualDynamicGate
     from milvus_hubness.rerank import DynamicGate as DynamicGate
     from milvus_hubness.rerank import GloballyCorrected as GloballyCorrected
     from milvus_hubness.stores.milvus import MilvusStore as MilvusStore
@@ -70,13 +69,13 @@ _NAMES = {
     ),
     "migration.clean": "clean",
     "migration.migrator": "cutover migrate resume rollback",
-    "migration.plan": "BulkTarget MigrationOptions plan_migration",
+    "migration.plan": "MigrationOptions plan_migration",
     "quality.collections": "diagnose tune",
-    "quari.reranker": "QuariReranker",
+    "quari.reranker": "LinearMaps QuariReranker",
     "refresh.plan": "RefreshOptions",
     "refresh.run": "RefreshResult refresh",
     "refresh.status": "status",
-    "rerank": "DualDynamicGate DynamicGate GloballyCorrected",
+    "rerank": "DynamicGate GloballyCorrected",
     "stores.milvus": "MilvusStore",
     "stores.milvus_server": "connect",
 }

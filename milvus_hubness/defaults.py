@@ -35,7 +35,7 @@ PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 195
 """Of a proxy; see `proxy.ProxyOptions`."""
 
 FORM: Literal["residual"] = "residual"
-MEMORY, EPOCHS, ANCHOR_EPOCHS = 0, 100, 0
+MEMORY, EPOCHS, ANCHOR_EPOCHS, MAP_EPOCHS = 0, 100, 0, 16
 """Of a network for QuARI; see `quari.settings`."""
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 EXTRAS = {
     **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
     **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
-    **dict.fromkeys(("apscheduler", "cronsim", "starlette", "tomli", "uvicorn"), "serve"),
+    **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
     "milvus_lite": "lite",
     "ray": "ray",
 }

@@ -68,6 +68,11 @@ class BankReference(FrozenModel):
     count: int = Field(ge=1)
     nearest: str = ""
 
+    @property
+    def rows(self) -> tuple[str, str]:
+        """What identifies the generation's rows: two references differ if only one names nearest items."""
+        return self.collection, self.generation
+
 
 class Former(FrozenModel):
     """The former source of a profile's biases, from which a refresh that goes back computes them again."""
@@ -75,6 +80,8 @@ class Former(FrozenModel):
     estimator: dict[str, Any]
     mean_bias: float
     strength: float
+    gate: int | None = Field(default=None, ge=1)
+    gate_targets: int | None = Field(default=None, ge=1)
     bank: BankReference
 
 
@@ -211,13 +218,6 @@ class CollectionState(FrozenModel):
     def allowed_miss_rate(self) -> float | None:
         """The upper limit of `miss_rate` in the choice of the number of candidates."""
         return None if self.reranking is None else self.reranking.allowed
-
-    def with_candidates(self, candidates: int, missed: float, queries: int) -> CollectionState:
-        """Return this state with a new measurement of the candidates that a search fetches."""
-        if self.reranking is None:
-            return self
-        measured = {"candidates": candidates, "missed": missed, "queries": queries}
-        return self.model_copy(update={"reranking": self.reranking.model_copy(update=measured)})
 
     @property
     def profile(self) -> Profile:

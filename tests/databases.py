@@ -17,6 +17,7 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
@@ -168,7 +169,8 @@ class OnMilvus(Held):
         return {hit["id"]: hit["distance"] for hit in hits}
 
     def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        store._create_copy(source, target, state)
+        schema, properties = milvus_schema.copy_schema(source, state), milvus_schema.copy_properties(source, state)
+        store.client.create_collection(target, schema=schema, properties=properties)
 
     def served(self, name: str) -> Any:
         client = self.database.client

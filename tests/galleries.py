@@ -31,6 +31,28 @@ def nnn(bank, items, metric, k, alpha):
     return alpha * scores[-k:].mean(axis=0)
 
 
+def half_known():
+    """A bank (300, 16), items (200, 16), and a query for each item, float32.
+
+    The bank asks for items of the first half only, whose queries are all drawn along axis 0: some items there are hubs.
+    For the second half, axis 0 is content, and the bank's biases are wrong.
+    """
+    rng = np.random.default_rng(0)
+    items = rng.standard_normal((200, 16))
+    items[:100, 2] += 2
+    items[100:, 2] -= 2
+    items[:100, 0] = 2 * rng.gamma(1, 1, 100)
+    items[100:, 0] = rng.permutation(np.linspace(-3, 3, 100))
+
+    def ask(which):
+        queries = items[which] + rng.standard_normal((len(which), 16))
+        queries[which < 100, 0] = 2
+        return queries.astype(np.float32)
+
+    queries = ask(np.arange(200))
+    return ask(np.repeat(np.arange(100), 3)), items.astype(np.float32), queries
+
+
 def as_distance(scores, metric):
     """Similarities as Milvus reports them."""
     return -2 * scores if metric == "L2" else scores

@@ -15,7 +15,9 @@ DRAWS = 1_500
 
 
 def terms(size, *, seed_share=0.0, half_life=1.0, duplicate_cosine=0.99, seed=0):
-    return Terms(size, seed_share, half_life, duplicate_cosine, seed)
+    return Terms(
+        size=size, seed_share=seed_share, half_life_seconds=half_life, duplicate_cosine=duplicate_cosine, seed=seed
+    )
 
 
 def sampled(numbers, at):

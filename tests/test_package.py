@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "proxy": {"client", "codec", "errors", "state", "stores"},
     "quality": {
         "banks", "charts", "codec", "correction", "errors", "estimators", "kernels",
-        "operations", "state", "stores",
+        "operations", "rerank", "state", "stores",
     },
     "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {

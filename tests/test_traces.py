@@ -1,5 +1,6 @@
 """How many files of the package a reader has to open to follow a search, a migration and a refresh."""
 
+import inspect
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +22,8 @@ def files_of(call):
 
     def profile(frame, event, _):
         code = frame.f_code
-        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(PACKAGE):
+        is_function = code.co_flags & inspect.CO_OPTIMIZED  # Modules and class bodies run once, when they are imported.
+        if event == "call" and is_function and code.co_filename.startswith(PACKAGE):
             files.add(code.co_filename.removeprefix(PACKAGE))
 
     threading.setprofile(profile)

@@ -20,7 +20,7 @@ SERVERS = {
     "qdrant-server": servers.QdrantServer,
 }
 IN_EVERY_TIER = "server-2.3.5"
-USES_THE_SERVER = ("[server-2.3.5", "test_bulk.py", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
+USES_THE_SERVER = ("[server-2.3.5", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
 LONGEST_FIRST = (*ALONE, "test_migrate.py", "test_copy_index", "demo", "/distributed/", "/kernels/")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -157,20 +157,12 @@ class BankGenerations(ABC):
     database: str
     bank_field: str
 
-    @abstractmethod
-    def exists(self, collection: str) -> bool: ...
-
-    @abstractmethod
-    def count(self, collection: str) -> int: ...
-
-    @abstractmethod
-    def drop(self, collection: str) -> None: ...
-
-    @abstractmethod
-    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
-
-    @abstractmethod
-    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None: ...
+    # Methods of `stores.protocols.Collections` and `Rows`.
+    exists: Callable[[str], bool]
+    count: Callable[[str], int]
+    drop: Callable[[str], None]
+    upsert: Callable[..., None]
+    delete: Callable[..., None]
 
     @abstractmethod
     def _make_bank(self, collection: str, dim: int) -> None:
@@ -212,7 +204,7 @@ class BankGenerations(ABC):
                 self._write_generation(reference, bank, stored.keys)
         except BaseException:
             if writes:
-                self.drop_bank_generation(reference)
+                self.drop_bank_generations([reference])
             if created and not self.count(collection):
                 self.drop(collection)
             raise
@@ -234,16 +226,20 @@ class BankGenerations(ABC):
         self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
         return reference.model_copy(update={"nearest": part})
 
-    def drop_bank_generation(self, reference: BankReference) -> None:
-        self._expect_bank(reference.collection)
-        if self._is_used(reference):
-            return
-        before = self._read_bank_rows(reference)
-        self._delete_bank_rows(reference)
-        # A job may have named the generation in a collection state between the check and the deletion. A job that does
-        # so later finds that the rows are gone.
-        if self._is_used(reference):
-            self._write_rows(reference.collection, before)
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
+        collections = {collection for collection in {bank.collection for bank in references} if self.exists(collection)}
+        for collection in collections:
+            self._expect_bank(collection)
+        spare = self._unused([bank for bank in references if bank.collection in collections])
+        before = [self._read_bank_rows(bank) for bank in spare]
+        for bank in spare:
+            self._delete_bank_rows(bank)
+        # A job may have named a generation in a collection state between the check and the deletion. A job that does so
+        # later finds that the rows are gone.
+        unused = self._unused(spare)
+        for bank, rows in zip(spare, before, strict=True):
+            if bank not in unused:
+                self._write_rows(bank.collection, rows)
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
         """Create the bank collection if it does not exist, and return whether it was created."""
@@ -277,12 +273,12 @@ class BankGenerations(ABC):
         except EmptyBank:
             return False
 
-    def _is_used(self, reference: BankReference) -> bool:
-        return any(
-            (bank.collection, bank.generation) == (reference.collection, reference.generation)
-            for state in self._all_states()
-            for bank in state.banks
-        )
+    def _unused(self, references: list[BankReference]) -> list[BankReference]:
+        """Return the references to generations that no collection state names; the search describes each collection."""
+        if not references:
+            return []
+        used = {bank.rows for state in self._all_states() for bank in state.banks}
+        return [bank for bank in references if bank.rows not in used]
 
     def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
         """Write the queries and targets, and delete the other `stored` rows."""

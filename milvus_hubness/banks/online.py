@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from milvus_hubness.banks.bank import Origins, QueryBank, Vectors
+from milvus_hubness.state import FrozenModel
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -22,20 +24,19 @@ Flags = npt.NDArray[np.bool_]
 BLOCK = 256
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(FrozenModel):
     """Settings of the reservoir.
 
     size: capacity of the bank. seed_share: the share of it that is reserved for queries that the bank started with.
     half_life_seconds: the age at which a query has half the weight. duplicate_cosine: two queries with a cosine
-    above it are duplicates. seed: of the random draws.
+    above it are duplicates. seed: of the random draws; it is not stored.
     """
 
-    size: int
-    seed_share: float
-    half_life_seconds: float
-    duplicate_cosine: float
-    seed: int = 0
+    size: int = Field(ge=1)
+    seed_share: float = Field(ge=0, le=1)
+    half_life_seconds: float = Field(gt=0, allow_inf_nan=False)
+    duplicate_cosine: float = Field(gt=0, le=1)
+    seed: int = Field(default=0, exclude=True)
 
     @property
     def seed_places(self) -> int:

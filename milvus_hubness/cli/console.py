@@ -96,6 +96,7 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
         "estimator": f"{estimator}, strength {plan['strength']:g}",
         "agreement": agreement_sentence(plan["estimator"]),
         "gate": plan["gate"],
+        "gate over targets": plan["gate_targets"],
     }
 
 

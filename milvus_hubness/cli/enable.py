@@ -22,6 +22,7 @@ def enable(
     queries: Annotated[str | None, "Queries that measure the miss rate. [default: some of the bank]"] = None,
     field: options.Field = None,
     gate: options.Gate = None,
+    gate_targets: options.GateTargets = None,
     where: Annotated[
         Where,
         "Bias location. fields: fields of the collection. side: a side collection with the same "
@@ -58,6 +59,7 @@ def enable(
             bank_collection=bank_name,
             max_miss_rate=max_miss_rate,
             gate=gate,
+            gate_targets=gate_targets,
             force=force,
             progress=progress,
         )

@@ -33,7 +33,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 Field = Annotated[str | None, "Vector field, required if the collection has several to choose from."]
 TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for dualis and dbsn."]
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
-Gate = Annotated[int | None, "Correct only queries whose raw best item is among the GATE nearest of a bank query."]
+Gate = Annotated[
+    int | None,
+    "Correct only queries whose raw best item is among the GATE nearest of a bank query; 0: all. "
+    "[default: as tune chose, else 0]",
+]
+GateTargets = Annotated[
+    int | None,
+    "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a --target-bank item.",
+]
 Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
 QueryText = Annotated[str | None, "Column with the texts of the queries, in the file or collection that holds these."]
 ClientTtl = Annotated[

@@ -1,4 +1,4 @@
-"""The commands milvus-hubness quari train, eval and show."""
+"""The commands milvus-hubness quari train, import-weights, show and eval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
-from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
+from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MAP_EPOCHS, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.texts import points
 
@@ -38,9 +38,11 @@ def train(
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[str, "Form of the network: published, residual or anchored."] = FORM,
+    form: Annotated[
+        str, "linear (two linear maps), residual, anchored or published (the authors' network, loss and noise)."
+    ] = FORM,
     memory: Annotated[int, "Training pairs that the network remembers; 0 for none."] = MEMORY,
-    epochs: Annotated[int, "Maximum number of epochs."] = EPOCHS,
+    epochs: Annotated[int | None, f"Maximum number of epochs. [default: {EPOCHS}; linear {MAP_EPOCHS}]"] = None,
     anchor_epochs: Annotated[int, "First epochs, in which only the maps of the anchored form learn."] = ANCHOR_EPOCHS,
     param: Annotated[
         list[str] | None, "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable."
@@ -61,14 +63,18 @@ def train(
 
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
+    epochs = epochs if epochs is not None else MAP_EPOCHS if form == "linear" else EPOCHS
     options: dict[str, Any] = {"form": form, "memory": memory, "epochs": epochs, "anchor_epochs": anchor_epochs}
     options |= pairs_of(param, "--param")
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    settings = TrainingSettings(**{name: value for name, value in options.items() if name in of_training})
-    QuariConfig(dim=1, **sizes)
+    is_published = form == "published"
+    config_of: Any = QuariConfig.published if is_published else QuariConfig
+    settings_of: Any = TrainingSettings.published if is_published else TrainingSettings
+    settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
+    config_of(dim=1, **sizes)
     curves = out.with_suffix(".svg")
     check_writable(curves)
     with progress_bars() as progress:
@@ -76,7 +82,7 @@ def train(
         learned, held_out = labelled.split(VALIDATION, settings.seed)
         network = train(
             learned,
-            QuariConfig(learned.dim, **sizes),
+            config_of(learned.dim, **sizes),
             settings,
             validation=held_out,
             path=out,
@@ -93,25 +99,52 @@ def train(
 def _facts(network: Checkpoint) -> dict[str, Any]:
     """Return the facts about a network, with its first and best epochs."""
     facts = network.facts()
-    [best] = [epoch for epoch in facts["history"] if epoch["epoch"] == network.best_epoch]
-    parameters = sum(weight.numel() for weight in network.weights.values())
-    return {**facts, "parameters": parameters, "before": facts["history"][0], "best": best}
+    facts["parameters"] = sum(weight.numel() for weight in network.weights.values())
+    if facts["history"]:
+        facts |= {"before": facts["history"][0], "best": facts["history"][network.best_epoch]}
+    return facts
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, object]:
-    before, best, sizes = facts["before"], facts["best"], facts["config"]
+    sizes, judged = facts["config"], {}
     form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(**sizes)
+    if sizes["form"] == "linear":
+        form = "d {dim}, two linear maps".format(**sizes)
+    if facts["history"]:
+        before, best = facts["before"], facts["best"]
+        judged = {
+            "epochs": f"{facts['history'][-1]['epoch']} of {facts['settings']['epochs']}, best {best['epoch']}",
+            "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
+            "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
+        }
     return {
         "network": facts["network"],
         "curves": facts.get("curves"),
         "encoder": facts["encoder"],
         "sizes": f"{form}; {facts['parameters']:,} parameters",
         "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
-        "epochs": f"{facts['history'][-1]['epoch']} of {facts['settings']['epochs']}, best {best['epoch']}",
-        "validation R@1": f"{before['r1']:.1%} → {best['r1']:.1%}",
-        "validation MRR": f"{before['mrr']:.1%} → {best['mrr']:.1%}",
+        **judged,
         "left out": f"{facts['left_out']} pairs without a direction" if facts.get("left_out") else None,
     }
+
+
+def import_weights(
+    weights: Annotated[Path, typer.Argument(help="Weights of the authors' code: .safetensors, or a file of torch.")],
+    out: Annotated[Path, "Network file to write."],
+    encoder: Encoder = None,
+    param: Annotated[list[str] | None, "NAME=VALUE, if not the authors': heads=8, steps=4; repeatable."] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a network of weights that the authors' code has trained.
+
+    Of a file of torch, only tensors are loaded, never other objects.
+
+    Example: milvus-hubness quari import-weights model_weights.pt --out network.safetensors --encoder clip-vit-b-16
+    """
+    from milvus_hubness.quari.checkpoint import Checkpoint
+
+    Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param")).save(out)
+    show(out, as_json)
 
 
 def show(network: NetworkFile, as_json: AsJson = False) -> None:
@@ -123,7 +156,7 @@ def show(network: NetworkFile, as_json: AsJson = False) -> None:
 
     checkpoint = Checkpoint.load(network)
     facts = {**_facts(checkpoint), "network": str(network)}
-    title = f"Trained on {checkpoint.pairs} pairs"
+    title = f"Trained on {checkpoint.pairs} pairs" if checkpoint.history else "The authors' weights"
     show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
 
@@ -169,6 +202,7 @@ app = command_line(
     "Train and evaluate a network that re-ranks corrected candidates for each query."
     "\n\nExample: milvus-hubness quari train --pairs pairs.npz --out network.safetensors",
     train,
+    import_weights,
     show,
     eval=evaluate,
 )

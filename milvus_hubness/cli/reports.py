@@ -12,11 +12,16 @@ from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
 
 if TYPE_CHECKING:
+    from milvus_hubness.quality.measures import Interval
     from milvus_hubness.quality.report import Diagnosis
     from milvus_hubness.refresh.status import Status
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
+GATED = (
+    "only queries whose raw best item is the nearest of some bank query{} are corrected, as with --gate 1{}; migrate, "
+    "enable and refresh follow, and --gate 0 corrects all"
+)
 BANK_ALONE = (
     "Measured on the bank alone: this does not notice a bank of items instead of queries, or of one topic. "
     "Pass --queries or --pairs to be sure."
@@ -74,10 +79,13 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     rows = []
     for number, trial in enumerate(tuning["rows"]):
         method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
-        if number <= MAX_TRIALS or method in shares:
+        is_alike = (trial["gate"], trial["gate_targets"]) == (tuning["gate"], tuning["gate_targets"])
+        if number <= MAX_TRIALS or (is_alike and method in shares):
             r1, gain = trial["r1"], trial["gain"]
             gain_text = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else ""
-            share = f"{shares.pop(method)}%" if method in shares else ""
+            share = f"{shares.pop(method)}%" if is_alike and method in shares else ""
+            gate = f", gate {trial['gate']}" if trial["gate"] else ""
+            method += gate + (" over targets too" if trial["gate_targets"] else "")
             recall = "" if r1 is None else f"{100 * r1:.1f}"
             rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, f"{trial['unevenness']:.3f}", share))
     headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
@@ -86,6 +94,9 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
         typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
+    if tuning["gate"]:
+        over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
+        typer.echo(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
     typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
@@ -105,6 +116,9 @@ def diagnose(
         str | None, "Scalar field with the path or URL of an image of the row; the page embeds local ones."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
+    group_by: Annotated[
+        str | None, "Scalar field; each of its frequent values gets its share of the answers, and the share due to it."
+    ] = None,
     max_skewness: Annotated[float | None, "Exit with 3 if the skewness after correction is above this."] = None,
     min_gain: Annotated[
         float | None, "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs."
@@ -141,6 +155,7 @@ def diagnose(
             answers=answers,
             texts=texts,
             slice_by=slice_by,
+            group_by=group_by,
             progress=progress,
         )
     console.write_page(output, collections.render(diagnosis, image_field))
@@ -174,6 +189,9 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         "strength": f"{diagnosis.strength:g}",
         f"skewness of N_{diagnosis.k}": f"{before.skewness:.2f} -> {after.skewness:.2f}",
         "largest hub": f"{before.largest:,} -> {after.largest:,} of {diagnosis.n_queries:,} queries",
+        f"answers from hubs, N_{diagnosis.k} ≥ {2 * diagnosis.k}": (
+            f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
+        ),
         "excess answers taken by hubs": f"{before.robin_hood:.1%} -> {after.robin_hood:.1%}",
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
@@ -194,6 +212,22 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         ]
         headings = (str(diagnosis.slice_by), "items", "share of answers", "skewness", "gain, points", "worst hubs")
         console.show_table("\nBy value", headings, rows)
+    if diagnosis.groups:
+        table = []
+        for group in diagnosis.groups:
+            excess = group.excess_before, group.excess_after
+            right = f"{group.right.estimate:.1%}" if group.right else ""
+            first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
+            top = f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}"
+            table.append((group.name, f"{group.gallery:.1%}", right, first, top, *map(_in_points, excess)))
+        answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
+        columns = (str(diagnosis.group_by), "items", "right answers", *answers)
+        console.show_table("\nShares by value; excess of the first answers in points, 95%", columns, table)
+
+
+def _in_points(interval: Interval) -> str:
+    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
+    return f"{estimate} ({low} … {high})"
 
 
 def status(

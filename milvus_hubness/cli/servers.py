@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -80,7 +79,6 @@ def serve(
     from milvus_hubness.serve import ConfigFile, database_faults, file_faults
 
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    logging.getLogger("apscheduler").setLevel(logging.CRITICAL + 1)
     try:
         file = ConfigFile(config)
         uri, connect = _database(file)

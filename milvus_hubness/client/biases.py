@@ -11,7 +11,7 @@ import numpy as np
 
 from milvus_hubness.banks.generations import QUERIES, TARGETS, StoredBank
 from milvus_hubness.client.messages import Bias
-from milvus_hubness.client.state_cache import BankCache, Name, StateCache
+from milvus_hubness.client.state_cache import BankCache, CachedBank, Name, StateCache
 from milvus_hubness.client.steps import Ask, ClientPolicy, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import PENDING, RowBiases
@@ -177,12 +177,12 @@ class Biases:
 
     def bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         """Return the bank of a profile, from the cache or the database."""
+        return (yield from self._cached(collection, state, profile)).bank
+
+    def _cached(self, collection: str, state: CollectionState, profile: Profile) -> Operation[CachedBank]:
         name = (collection, state.field, profile.slot)
-        bank = self._banks.bank(name, profile)
-        if bank is None:
-            bank = yield LoadBank(profile.bank)
-            self._banks.keep(name, profile, bank)
-        return bank
+        cached = self._banks.get(name, profile)
+        return cached or self._banks.keep(name, profile, (yield LoadBank(profile.bank)))
 
     def of_rows(
         self,
@@ -240,9 +240,8 @@ class Biases:
         self, collection: str, state: CollectionState, profile: Profile, work: Callable[[Correction], Floats]
     ) -> Operation[Floats]:
         """Return work(the fitted estimator of a profile's bank), which fits into memory."""
-        bank = yield from self.bank(collection, state, profile)
-        name = (collection, state.field, profile.slot)
-        result: Floats = yield Compute(lambda: work(self._banks.correction(name, state, profile, bank)))
+        cached = yield from self._cached(collection, state, profile)
+        result: Floats = yield Compute(lambda: work(cached.correction(state.layout)))
         return result
 
     def _by_search(

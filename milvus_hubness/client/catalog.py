@@ -274,9 +274,7 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
         if store.exists(name) and _is_helper(store, name):
             store.drop(name)
     banks = [bank for state in whole.states for bank in state.banks]
-    for bank in banks:
-        if store.exists(bank.collection):
-            store.drop_bank_generation(bank)
+    store.drop_bank_generations(banks)
     for name in {bank.collection for bank in banks}:
         if store.exists(name) and _is_helper(store, name) and not store.count(name):
             store.drop(name)

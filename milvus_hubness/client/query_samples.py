@@ -46,11 +46,10 @@ class Sampled:
 
 class Sampler:
     """Samples live queries and stores them from one thread, which runs while samples wait. rate: the share of queries
-    to sample; None for the rates of the online banks. Samples not stored are dropped. idle_seconds: after this time
-    without a sample, the thread ends until the next sample."""
+    to sample; None for the rates of the online banks. Samples not stored are dropped."""
 
-    def __init__(self, rate: float | None, write: Write, *, idle_seconds: float = 30.0) -> None:
-        self._rate, self._write_samples, self._idle_seconds = rate, write, idle_seconds
+    def __init__(self, rate: float | None, write: Write) -> None:
+        self._rate, self._write_samples = rate, write
         self._gaps: dict[tuple[str, str, float], int] = {}
         self._resting: dict[str, float] = {}
         self._waiting: list[tuple[str, Sample]] = []
@@ -116,7 +115,7 @@ class Sampler:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
                 self._thread.start()
-            elif len(self._waiting) in (1, BATCH):
+            elif len(self._waiting) == BATCH:
                 self._changed.notify_all()
 
     def _run(self) -> None:
@@ -132,7 +131,6 @@ class Sampler:
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._waiting or self._closing, self._idle_seconds)
             if self._waiting:
                 self._changed.wait_for(lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS)
             batch, self._waiting = self._waiting, []

@@ -26,6 +26,7 @@ from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION
 from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
 
 if TYPE_CHECKING:
+    from milvus_hubness.codec.layout import Layout
     from milvus_hubness.correction import Correction
 
 Name = tuple[str, str, int]
@@ -33,15 +34,27 @@ Name = tuple[str, str, int]
 
 
 @dataclass(eq=False)
-class _CachedBank:
+class CachedBank:
+    """The bank of a profile, and its fitted estimator once that was needed."""
+
     profile: Profile
     bank: StoredBank
-    correction: Correction | None = None
+    _fitted: Correction | None = None
 
     @property
     def size(self) -> int:
         targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
         return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets
+
+    def correction(self, layout: Layout) -> Correction:
+        """Return the fitted estimator of the bank, restored once per layout."""
+        if self._fitted is None or self._fitted.layout != layout:
+            from milvus_hubness.correction import Correction
+            from milvus_hubness.estimators import from_dict
+
+            estimator = from_dict(self.profile.estimator)
+            self._fitted = Correction.restore(layout, estimator, self.bank, self.profile.mean_bias)
+        return self._fitted
 
 
 class BankCache:
@@ -49,39 +62,23 @@ class BankCache:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._cached: OrderedDict[Name, _CachedBank] = OrderedDict()
+        self._cached: OrderedDict[Name, CachedBank] = OrderedDict()
 
-    def bank(self, name: Name, profile: Profile) -> StoredBank | None:
+    def get(self, name: Name, profile: Profile) -> CachedBank | None:
         """Return the bank of exactly this profile; None if it is not in the cache."""
         cached = self._cached.get(name)
         if cached is None or cached.profile != profile:
             return None
         self._cached.pop(name, None)
         self._cached[name] = cached
-        return cached.bank
+        return cached
 
-    def keep(self, name: Name, profile: Profile, bank: StoredBank) -> None:
+    def keep(self, name: Name, profile: Profile, bank: StoredBank) -> CachedBank:
         self._cached.pop(name, None)
-        self._cached[name] = _CachedBank(profile, bank)
+        self._cached[name] = cached = CachedBank(profile, bank)
         while len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget:
             self._cached.popitem(last=False)
-
-    def correction(self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank) -> Correction:
-        """Return the fitted estimator of a bank, restored once per layout."""
-        cached = self._cached.get(name)
-        # Two successive profiles may have loaded the same bank at once.
-        if cached is not None and (cached.bank is not bank or cached.profile != profile):
-            cached = None
-        made = cached.correction if cached is not None else None
-        if made is not None and made.layout == state.layout:
-            return made
-        from milvus_hubness.correction import Correction
-        from milvus_hubness.estimators import from_dict
-
-        correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
-        if cached is not None:
-            cached.correction = correction
-        return correction
+        return cached
 
 
 T = TypeVar("T")

@@ -166,6 +166,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
         mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
+        gate_targets=plan.gate_targets,
         reranking=plan.reranking,
         second_vector=plan.second_vector,
     )

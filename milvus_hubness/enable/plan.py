@@ -46,6 +46,7 @@ class EnablePlan:
     where: Where
     adds_fields: bool
     gate: int | None
+    gate_targets: int | None
     remarks: tuple[str, ...]
     reranking: CandidateReranking | None = None
     missed: dict[int, float] | None = None
@@ -85,6 +86,7 @@ class EnablePlan:
             "estimator": to_dict(self.correction.fitted.estimator),
             "strength": self.strength,
             "gate": self.gate,
+            "gate_targets": self.gate_targets,
             "remarks": list(self.remarks),
         }
 
@@ -102,6 +104,7 @@ def plan_enable(
     bank_collection: str | None = None,
     max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
+    gate_targets: int | None = None,
     force: bool = False,
     progress: Progress = silent,
 ) -> EnablePlan:
@@ -109,12 +112,14 @@ def plan_enable(
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
     "fields" if the collection has them or the server can add them, else "side"; searches of "vectors", a second vector
-    field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate:
-    see DynamicGate. Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected,
-    CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
+    field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
+    gate_targets: as in plan_migration. Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
+    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound,
+    BankTooSmall.
     """
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
-    gate, _ = checked_gates(gate, None, None)
+    gates = (gate, gate_targets)
+    checked_gates(*gates, target_bank)
     if not 0 < max_miss_rate < 1:
         raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
     info = store.info(source)
@@ -144,14 +149,16 @@ def plan_enable(
         remarks = store.bias_remarks(info, suffix) if where == "fields" else []
     reranking = missed = None
     if unfinished is not None:
-        _require_same(unfinished, bank, estimator, target_bank, gate)
-        correction = load_correction(store, unfinished, unfinished.profile)
-        strength, bank_collection = unfinished.profile.strength, unfinished.profile.bank.collection
+        profile = unfinished.profile
+        _require_same(unfinished, bank, estimator, target_bank, gates)
+        correction = load_correction(store, unfinished, profile)
+        strength, gate, gate_targets = profile.strength, profile.gate, profile.gate_targets
+        bank_collection = profile.bank.collection
     else:
         gallery = read_gallery(store, info, field, progress=progress)
         bank.expect_dim(gallery.layout.dim, "the field")
         resolved(gallery.layout, gallery.vectors, bank, field, dtype)
-        estimator, strength = chosen(info, bank, estimator, force=force)
+        estimator, strength, gate, gate_targets = chosen(info, bank, target_bank, estimator, gates, force=force)
         banks = (estimator, bank, target_bank)
         if layout is not None:
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)
@@ -171,6 +178,7 @@ def plan_enable(
         where=where,
         adds_fields=where != "side" and presence == "can be added",
         gate=gate,
+        gate_targets=gate_targets,
         remarks=tuple(remarks),
         reranking=reranking,
         missed=missed,
@@ -184,7 +192,7 @@ def measure(
     queries: QueryBank,
     strength: float,
     max_miss_rate: float,
-    side: str | None = None,
+    side: str | None,
 ) -> tuple[CandidateReranking, dict[int, float]]:
     """Choose the number of candidates on at most 1,000 of `queries`, and return it with each number's miss rate."""
     queries.expect_dim(gallery.layout.dim, "the field")
@@ -214,13 +222,14 @@ def _require_same(
     bank: QueryBank,
     estimator: Estimator | None,
     target_bank: QueryBank | None,
-    gate: int | None,
+    gates: tuple[int | None, int | None],
 ) -> None:
     fingerprint = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
     differences = {
         "bank": fingerprint != state.profile.bank.fingerprint,
         "estimator": estimator is not None and not is_same(estimator, state.profile.estimator),
-        "gate": gate != state.profile.gate,
+        "gate": gates != (None, None)
+        and checked_gates(*gates, target_bank) != (state.profile.gate, state.profile.gate_targets),
     }
     if names := [name for name, differs in differences.items() if differs]:
         raise ResumeRefused(

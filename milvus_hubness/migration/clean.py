@@ -57,7 +57,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
-            store.drop_bank_generation(state.profile.bank)
+            store.drop_bank_generations([state.profile.bank])
         others = [other for other in ledger.migrations() if other.target != target and other.bank_collection == bank]
         unsaved = state is None and not others
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):

@@ -1,30 +1,23 @@
-"""The preparation of a migration, and the copy: by chunks of rows, or by files to import. A repeated import doubles its
-rows. The ledger therefore names the file of a chunk before its import; a later run waits until no import is running,
-and then imports only the rows that are missing."""
+"""The preparation of a migration, and the copy by chunks of rows."""
 
 from __future__ import annotations
 
-import shutil
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
 
 import numpy as np
-from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks.generations import Batch, Key, StoredBank
+from milvus_hubness.banks.generations import Batch, StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import initial_state
-from milvus_hubness.errors import StoreError
-from milvus_hubness.migration.compare import BYTES_PER_NUMBER, Pair
+from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
-from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
-from milvus_hubness.migration.survey import KEYS_PER_PAGE, scan_chunk
+from milvus_hubness.migration.plan import MigrationPlan
+from milvus_hubness.migration.survey import scan_chunk
 from milvus_hubness.operations.inputs import fit_measured
 from milvus_hubness.operations.progress import Events, Throttle
-from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability
+from milvus_hubness.stores.protocols import Rows, Store
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
@@ -173,7 +166,7 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
 
     def write(chunk: Chunk, rows: Batch) -> _Copied:
         began = time.perf_counter()
-        are_new = alone and chunk.importing is None and chunk.number > perhaps_begun
+        are_new = alone and chunk.number > perhaps_begun
         size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
         seconds = time.perf_counter() - began
         return [chunk.model_copy(update={"seconds": round(seconds, 3)})], size, seconds
@@ -195,126 +188,3 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
             writing = pool.submit(write, chunk, rows)
         if last := record_last():
             last.result()
-
-
-T = TypeVar("T")
-
-CHUNKS_PER_FILE = 500
-LONGEST_PAUSE = 2.0
-
-
-def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Throttle) -> None:
-    """Complete an earlier run: wait until no import into `target` is running, record imported chunks as done, and
-    delete the target's rows of all other chunks."""
-    imports = capability(store, BulkImport)
-    jobs = _ended(
-        lambda: imports.import_jobs(target), lambda jobs: any(job.state == "running" for job in jobs), throttle
-    )
-    imports.show_imported(target)
-    store.count(target)
-    imported = {job.file for job in jobs if job.state == "done" and job.file is not None}
-    ended = []
-    for chunk in recorder.todo:
-        if chunk.importing in imported:
-            ended.append(chunk.model_copy(update={"seconds": 0.0}))
-        else:
-            _clear(store, target, chunk)
-            ended.append(chunk.model_copy(update={"importing": None}))
-    recorder.write(ended)
-
-
-class Importer:
-    """Copies the chunks that are not recorded as done, through files; the copy shows them after `Store.show_imported`.
-    It must hold none of their rows, and no client may write to it: an import doubles present keys."""
-
-    def __init__(self, pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
-        self._pair, self._recorder = pair, recorder
-        self._imports = capability(pair.store, BulkImport)
-        self._bulk, self._throttle = bulk, throttle
-        self._target = pair.copy.collection
-        self._folder = bulk.folder / self._target
-        self._bytes_per_row = BYTES_PER_NUMBER * pair.state.codec.form.width
-
-    def run(self) -> None:
-        """Read ahead, and write a file while the one before is imported. Raises StoreError with the reason."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-        todo = self._recorder.todo
-        with ThreadPoolExecutor(2, "importing") as pool:
-            batches = _read_ahead(pool, self._pair, todo)
-            behind: Future[None] | None = None
-            for group in self._groups(todo):
-                began = time.perf_counter()
-                file, copied, rows = self._write(group, batches)
-                if behind is not None:
-                    behind.result()
-                behind = pool.submit(self._import, file, copied, rows, began)
-            if behind is not None:
-                behind.result()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        group: list[Chunk] = []
-        rows = 0
-        for chunk in chunks:
-            is_large = (rows + chunk.rows) * self._bytes_per_row > self._bulk.file_bytes
-            is_full = is_large or len(group) == CHUNKS_PER_FILE
-            if group and (is_full or chunk.partition != group[0].partition):
-                yield group
-                group, rows = [], 0
-            group.append(chunk)
-            rows += chunk.rows
-        if group:
-            yield group
-
-    def _write(self, group: list[Chunk], batches: Iterator[Batch]) -> tuple[str | None, list[Chunk], int]:
-        """Write a file for the group. Return the file, None without rows; its chunks; and the number of rows."""
-        pair = self._pair
-        copied: list[Chunk] = []
-        rows = 0
-
-        def as_copied() -> Iterator[Batch]:
-            nonlocal rows
-            for chunk in group:
-                batch = next(batches)
-                copied.append(_with_invalid(pair, chunk, batch))
-                rows += len(batch)
-                self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
-                yield pair.copy.carried(pair.origin, batch)
-
-        file = self._imports.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
-        return file, copied, rows
-
-    def _import(self, file: str | None, chunks: list[Chunk], rows: int, began: float) -> None:
-        if file is not None:
-            name = self._bulk.seen_by_database(f"{self._target}/{file}")
-            chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
-            self._recorder.write(chunks)
-            number = self._imports.bulk_import(self._target, name, partition=chunks[0].partition)
-            job = _ended(lambda: self._imports.import_job(number), lambda job: job.state == "running", self._throttle)
-            if job.state == "failed":
-                raise StoreError(f"the database could not import {name}: {job.reason or 'it gives no reason'}")
-            (self._folder / file).unlink(missing_ok=True)
-        seconds = time.perf_counter() - began
-        share = round(seconds / len(chunks), 3)
-        done = [chunk.model_copy(update={"seconds": share}) for chunk in chunks]
-        self._recorder.done(done, self._bytes_per_row * rows, seconds)
-
-
-def _ended(poll: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
-    """Call `poll` until its result is no longer running, and return that result; the throttle can end the wait."""
-    return Retrying(
-        retry=retry_if_result(is_running),
-        wait=wait_exponential(0.1, max=LONGEST_PAUSE),
-        before_sleep=lambda _: throttle.admit(0, 0),
-    )(poll)
-
-
-def _clear(store: Rows, target: str, chunk: Chunk) -> None:
-    """Delete the rows of the copy whose keys are in the chunk."""
-    after: Key | None = chunk.after
-    while page := store.scan_keys(target, after=after, limit=KEYS_PER_PAGE, partition=chunk.partition):
-        of_chunk = bisect_right(cast("list[Any]", page), chunk.upto)
-        store.delete(target, page[:of_chunk])
-        if of_chunk < len(page):
-            return
-        after = page[-1]

@@ -27,7 +27,7 @@ the source is dropped."""
 
 class Chunk(FrozenModel):
     """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
-    None until it is done. invalid: number of rows without a usable vector. importing: the file to import."""
+    None until it is done. invalid: number of rows without a usable vector."""
 
     number: int = Field(ge=0)
     partition: str | None
@@ -37,7 +37,6 @@ class Chunk(FrozenModel):
     seconds: float | None = None
     invalid: int = 0
     invalid_keys: tuple[Key, ...] = ()
-    importing: str | None = None
 
 
 class Switch(FrozenModel):

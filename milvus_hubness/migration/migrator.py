@@ -13,14 +13,14 @@ from milvus_hubness.errors import CollectionNotFound, NotCaughtUp, ResumeRefused
 from milvus_hubness.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.compare import Pair
-from milvus_hubness.migration.copy import KEYS_NAMED, Importer, Recorder, begun, copy_chunks, prepared, wait_for_imports
+from milvus_hubness.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
 from milvus_hubness.operations.row_writer import repair_rows
-from milvus_hubness.stores.protocols import BulkImport, Renaming, Store, capability
+from milvus_hubness.stores.protocols import Renaming, Store, capability
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5
@@ -181,8 +181,6 @@ class Migrator:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
             raise ResumeRefused(f"the schema of {source.name!r} has changed since the migration began: use --restart")
-        if self._options.bulk and self.migration.phase in {"preparing", "copying"}:
-            self._options.bulk.require(self._store, source)
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
@@ -199,12 +197,6 @@ class Migrator:
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
         self._lease.fence(migration.target)
-        # The imports of an earlier run must end before clients write to the copy. If this run imports files
-        # too, the copy may hold no rows of chunks that are not copied yet.
-        recorder = Recorder(self.migration, self._ledger, self._options.events)
-        are_importing = any(chunk.importing is not None for chunk in recorder.todo)
-        if are_importing or (self._options.bulk and self._store.count(migration.target)):
-            wait_for_imports(self._store, migration.target, recorder, self._options.throttle)
 
     def _copy(self, source: CollectionInfo) -> None:
         options, target = self._options, self.migration.target
@@ -212,13 +204,9 @@ class Migrator:
         self._store.count(source.name)
         pair = pair_of(self._store, self.migration, options.engine)
         recorder = Recorder(self.migration, self._ledger, options.events)
-        if options.bulk:
-            Importer(pair, recorder, options.bulk, options.throttle).run()
-            capability(self._store, BulkImport).show_imported(target)
-        else:
-            alone = options.no_writers and self.migration.announced_at is None
-            copy_chunks(pair, recorder, options.throttle, alone=alone)
-            self._store.flush(target)
+        alone = options.no_writers and self.migration.announced_at is None
+        copy_chunks(pair, recorder, options.throttle, alone=alone)
+        self._store.flush(target)
         self._report("after-copy", rows=self.migration.rows)
         keys = tuple(key for chunk in recorder.chunks for key in chunk.invalid_keys)
         invalid = sum(chunk.invalid for chunk in recorder.chunks)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
@@ -36,60 +35,24 @@ from milvus_hubness.operations.inputs import only_field
 from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import slots_for, suffix_for
-from milvus_hubness.stores.protocols import BulkImport, Store, capability
+from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
-
-
-@dataclass(frozen=True)
-class BulkTarget:
-    """A folder that this process writes to and the database reads from, as `remote` if its name differs there.
-    file_bytes: maximum bytes of stored vectors in one file: the bulk writer holds ten times as much in memory."""
-
-    folder: Path
-    remote: str | None = None
-    file_bytes: int = 32_000_000
-
-    @classmethod
-    def parse(cls, text: str) -> BulkTarget:
-        folder, equals, remote = text.partition("=")
-        return cls(Path(folder), remote if equals else None)
-
-    def seen_by_database(self, file: str) -> str:
-        """Return the path of a file in the folder, as the database names it."""
-        remote = str(self.folder.resolve()) if self.remote is None else self.remote
-        return f"{remote.rstrip('/')}/{file}" if remote else file
-
-    def require(self, store: Store, source: CollectionInfo) -> None:
-        """Raise InvalidInput if the folder does not exist, and CannotMigrate if files cannot hold rows of `source`."""
-        if not self.folder.is_dir():
-            raise InvalidInput(f"no folder {self.folder} for files to import: create it")
-        if reasons := capability(store, BulkImport).import_obstacles(source):
-            raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
 
 
 @dataclass(frozen=True)
 class MigrationOptions:
     """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
     state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
-    up meanwhile. bulk: the folder for files that the database imports, in place of upserts; only with no_writers.
-    engine: computes the biases; "server" is for NNN and CSLS. Raises InvalidParameter."""
+    up meanwhile. engine: computes the biases; "server" is for NNN and CSLS."""
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
     release: threading.Event | None = None
-    bulk: BulkTarget | None = None
     engine: Engine = "local"
-
-    def __post_init__(self) -> None:
-        if self.bulk and not self.no_writers:
-            raise InvalidParameter(
-                "imported rows do not replace rows of the same keys that clients write meanwhile: copy by files only "
-                "if no client writes, and pass --no-writers"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,16 +171,18 @@ def plan_migration(
     """Plan a migration of `source`. Read only.
 
     estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
-    tuning advises against correction. gate, gate_targets: see DynamicGate, DualDynamicGate; by default every query is
-    corrected. profiles: the minimum number of bias profiles with room in the vectors. index_type, index_params: of the
-    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure the recall that such
-    an index loses with the augmented form, in some 10 s. client_ttl: as in MigrationOptions; 0 if no client writes.
+    tuning advises against correction. gate, gate_targets: see DynamicGate; by default those of the choice of tuning,
+    if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with room in the vectors.
+    index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are the source's.
+    measure: measure the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
+    MigrationOptions; 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
     every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
-    gate, gate_targets = checked_gates(gate, gate_targets, target_bank)
+    gates = (gate, gate_targets)
+    checked_gates(*gates, target_bank)
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
@@ -243,7 +208,7 @@ def plan_migration(
     store.validate_index(vector, former)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
-    estimator, strength = chosen(info, bank, estimator, force=force)
+    estimator, strength, gate, gate_targets = chosen(info, bank, target_bank, estimator, gates, force=force)
     target = target or f"{info.name}_hubness"
     unfinished = _unfinished(store, info, target)
     if alias or rename:
@@ -302,35 +267,42 @@ def _index(
 def checked_gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
-    """Return the valid k of a DynamicGate or of a DualDynamicGate. Raises InvalidParameter, InvalidInput."""
+    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none. Raises InvalidParameter, InvalidInput."""
+    if not gate and gate_targets is None:
+        return None, None
+    if not gate:
+        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+    if gate_targets is not None and target_bank is None:
+        raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
     try:
-        if gate_targets is None:
-            return None if gate is None else DynamicGate(gate).k, None
-        if gate is None:
-            raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
-        if target_bank is None:
-            raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
-        dual = DualDynamicGate(gate, gate_targets)
-        return dual.k_query, dual.k_target
+        valid = DynamicGate(gate, gate_targets)
     except InvalidParameter as error:
         raise InvalidParameter(f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}") from None
+    return valid.k, valid.k_targets
 
 
 def chosen(
-    info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
-) -> tuple[Estimator, float]:
-    """Return the estimator to fit and the strength: `estimator` at 1; else the choice of tuning for this bank; else
-    Blend() at 1. Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`."""
-    tuning = info.tuning
-    if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
-        return estimator or Blend(), 1.0
-    if tuning.verdict == "leave it alone" and not force:
-        raise CorrectionNotRecommended(
-            f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
-        )
-    if estimator is None and tuning.choice is not None:
-        return from_dict(tuning.choice), tuning.strength
-    return estimator or Blend(), 1.0
+    info: CollectionInfo,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    estimator: Estimator | None,
+    gates: tuple[int | None, int | None],
+    *,
+    force: bool,
+) -> tuple[Estimator, float, int | None, int | None]:
+    """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of tuning for this
+    bank; else Blend() at 1. gates: the caller's, which overrule those of tuning. Raises CorrectionNotRecommended if
+    tuning advises against this bank, unless `force`, and as `checked_gates` does."""
+    tuning, strength = info.tuning, 1.0
+    if tuning is not None and tuning.bank_fingerprint == bank.fingerprint:
+        if tuning.verdict == "leave it alone" and not force:
+            raise CorrectionNotRecommended(
+                f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
+            )
+        if estimator is None and tuning.choice is not None:
+            estimator, strength = from_dict(tuning.choice), tuning.strength
+            gates = (tuning.gate, tuning.gate_targets) if gates == (None, None) else gates
+    return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
 
 
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:

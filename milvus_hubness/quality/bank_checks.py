@@ -66,6 +66,7 @@ LEVEL = 0.001
 AT_LEAST = 50
 AT_MOST = 1_000
 PERMUTATIONS = 1_999
+DIRECTIONS = 128
 
 Squares = npt.NDArray[np.float64]
 
@@ -74,7 +75,8 @@ Squares = npt.NDArray[np.float64]
 class Drift:
     """The drift between a bank and recent queries. reason: the figures, or why nothing was compared. bank, recent:
     numbers of compared queries. statistic: share of the variance that is between the two. p: probability of such a
-    statistic between two samples of one distribution. mmd2: the unbiased squared discrepancy."""
+    statistic between two samples of one distribution. mmd2: the unbiased squared discrepancy. earth_mover: the sliced
+    earth mover's distance, in standard deviations; earth_mover_by_chance: that of a random split of both together."""
 
     reason: str
     bank: int
@@ -82,6 +84,8 @@ class Drift:
     statistic: float = 0.0
     p: float = 1.0
     mmd2: float = 0.0
+    earth_mover: float = 0.0
+    earth_mover_by_chance: float = 0.0
     fired: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,12 +115,28 @@ def drift_between(
     if first.shape[1] != second.shape[1]:
         raise DimensionMismatch(f"{second.shape[1]}-d queries cannot be compared with a {first.shape[1]}-d bank")
     mmd2, statistic, p = _compared(first, second, permutations, rng)
+    both = np.concatenate([first, second])
+    moved, by_chance = (
+        _earth_mover(rows[: len(first)], rows[len(first) :], rng) for rows in (both, rng.permutation(both))
+    )
     reason = (
         f"{statistic:.2%} of the variance is between bank and recent queries (p {p:.2g}); "
-        f"{THRESHOLD:.2%} and p {LEVEL:.2g} count"
+        f"{THRESHOLD:.2%} and p {LEVEL:.2g} count. Earth mover's distance {moved:.2f}, {by_chance:.2f} by chance"
     )
     fired = statistic >= THRESHOLD and p <= LEVEL
-    return Drift(reason, len(first), len(second), statistic, p, mmd2, fired)
+    return Drift(reason, len(first), len(second), statistic, p, mmd2, moved, by_chance, fired)
+
+
+def _earth_mover(first: Vectors, second: Vectors, rng: np.random.Generator) -> float:
+    """Return the mean earth mover's distance between projections on random directions, as a share of the root mean
+    square deviation of all projections (Bonneel et al., JMIV 2015)."""
+    directions = rng.standard_normal((first.shape[1], DIRECTIONS), np.float32)
+    projected = np.concatenate([first, second]).astype(np.float64) @ (directions / np.linalg.norm(directions, axis=0))
+    order = projected.argsort(axis=0)
+    weights = np.where(order < len(first), 1 / len(first), -1 / len(second))
+    distances = np.abs(weights.cumsum(0)[:-1]) * np.diff(np.take_along_axis(projected, order, 0), axis=0)
+    spread = np.sqrt(projected.var(axis=0).mean())
+    return float(distances.sum(0).mean() / spread) if spread > 0 else 0.0
 
 
 def _compared(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import compress
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.estimators import Blend, Estimator, from_dict
 from milvus_hubness.operations.inputs import Gallery, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.images import picture
 from milvus_hubness.quality.report import Diagnosis
+from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
@@ -76,9 +78,14 @@ def read_biased(
     elif bank is None:
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
-        tuned = info.tuning.choice if info.tuning else None
-        estimator = estimator or (from_dict(tuned) if tuned else Blend())
+        gates: tuple[int | None, int | None] = (None, None)
+        if estimator is None and info.tuning and info.tuning.choice:
+            estimator, gates = from_dict(info.tuning.choice), (info.tuning.gate, info.tuning.gate_targets)
+        estimator = estimator or Blend()
         correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
+        targets = reduced_targets(layout, target_bank).asking if target_bank else None
+        mask = activated_by(gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets)
+        activated = None if mask is None else frozenset(compress(gallery.keys, mask))
         biases = correction.centred(gallery.vectors)
         biases = biases - np.float32(biases.mean())
     bank.expect_dim(layout.dim, "the field")
@@ -98,12 +105,14 @@ def diagnose(
     answers: Sequence[Key] | None = None,
     texts: Sequence[str] | None = None,
     slice_by: str | None = None,
+    group_by: str | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
     """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
     not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
     answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
-    their own. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection."""
+    their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
+    CollectionNotFound, EmptyCollection."""
     queries = QueryBank.of(queries)
     biased = read_biased(
         store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
@@ -120,9 +129,11 @@ def diagnose(
         fields=gallery.fields,
         query_texts=texts,
         strength=biased.strength,
+        activated=None if biased.activated is None else [key in biased.activated for key in gallery.keys],
         verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
         title=biased.info.name,
         slice_by=slice_by,
+        group_by=group_by,
     )
 
 
@@ -166,14 +177,8 @@ def tune(
         seed=seed,
         progress=progress,
     )
-    record = TuningRecord(
-        verdict=tuned.verdict,
-        choice=to_dict(tuned.choice) if tuned.choice else None,
-        strength=round(tuned.strength, 2),
-        reason=tuned.reason,
-        labelled=tuned.labelled,
-        bank_fingerprint=bank.fingerprint,
-        tuned_at=datetime.now(timezone.utc),
-    )
+    values = {name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields}
+    values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
+    record = TuningRecord(**values, tuned_at=datetime.now(timezone.utc))
     store.write_property(info.name, TUNING_PROPERTY, record)
     return tuned

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 22
+DEPTH = 10
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
 
@@ -103,16 +104,24 @@ Counts = npt.NDArray[np.int64]
 
 class HubnessSummary(NamedTuple):
     """Measures of one k-occurrence distribution. kurtosis: E(N_k − μ)⁴ / σ⁴ − 3, 0 for equal counts. largest: the
-    largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR 2010)."""
+    largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR 2010). From hub_occurrence to
+    atkinson as scikit-hubness has them: the shares of all answers that are hubs, items with N_k ≥ 2k, and that are the
+    largest hub; the Gini index, and Atkinson's for ε = ½, 0 for equal counts. entropy: of the item of a random answer,
+    as a share of log n; 1 for equal counts."""
 
     skewness: float
     kurtosis: float
     robin_hood: float
     largest: int
     antihubs: float
+    hub_occurrence: float
+    groupie_ratio: float
+    gini: float
+    atkinson: float
+    entropy: float
 
 
-def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = 10) -> Counts:
+def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = DEPTH) -> Counts:
     """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
     al., JMLR 2010). retrieved: (n_queries, ≥ k) numbers of items, best first. Raises InvalidInput, InvalidParameter."""
     k, n_items, results = whole_number("k", k), whole_number("n_items", n_items), np.asarray(retrieved)
@@ -135,12 +144,23 @@ def robin_hood(counts: npt.ArrayLike) -> float:
     return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
 
 
-def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
+def hubness_summary(counts: npt.ArrayLike, k: int = DEPTH) -> HubnessSummary:
     """Return all measures of a k-occurrence distribution (n_items,)."""
     values = _counts(counts)
-    kurtosis = float(np.mean(_standardised(values) ** 4)) - 3 if np.ptp(values) else 0.0
+    n, is_even = len(values), not np.ptp(values)
+    shares = np.sort(values) / (values.sum() or 1.0)
+    taken = shares[shares > 0]
     return HubnessSummary(
-        skewness(values), kurtosis, robin_hood(values), int(values.max()), float((values == 0).mean())
+        skewness=skewness(values),
+        kurtosis=0.0 if is_even else float(np.mean(_standardised(values) ** 4)) - 3,
+        robin_hood=robin_hood(values),
+        largest=int(values.max()),
+        antihubs=float((values == 0).mean()),
+        hub_occurrence=float(shares[np.sort(values) >= 2 * k].sum()),
+        groupie_ratio=float(shares[-1]),
+        gini=0.0 if is_even else float((2 * np.arange(n) + 1 - n) @ shares / n),
+        atkinson=0.0 if is_even else float(1 - n * np.sqrt(shares).mean() ** 2),
+        entropy=1.0 if is_even else float(-taken @ np.log(taken) / np.log(n)),
     )
 
 
@@ -222,9 +242,6 @@ def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, tor
             yield part, tile @ operands.bank.T
 
 
-DEPTH = 10
-
-
 class Outcome(NamedTuple):
     """The outcome of searches under several biases. ranks: (n_biases, n_queries) of each query's best positive, as in
     `ranks`; (n_biases, 0) without positives. retrieved: (n_biases, n_queries, at most 10) the first items."""
@@ -235,6 +252,18 @@ class Outcome(NamedTuple):
     def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
         """Return the outcome of these queries only."""
         return Outcome(self.ranks[:, queries], self.retrieved[:, queries])
+
+    def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
+        """Return the outcome with a gate on each search but the first, the raw one: queries whose first raw item is not
+        in the set keep the raw outcome. activated: (n_items,) whether an item is in the set; None without a gate."""
+        result = Outcome(self.ranks.copy(), self.retrieved.copy())
+        for row, members in enumerate(activated, 1):
+            if members is not None:
+                closed = ~members[self.retrieved[0, :, 0]]
+                result.retrieved[row, closed] = self.retrieved[0, closed]
+                if self.ranks.size:
+                    result.ranks[row, closed] = self.ranks[0, closed]
+        return result
 
     @property
     def hits(self) -> npt.NDArray[np.float64]:

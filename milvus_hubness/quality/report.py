@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.primitives import finite_number
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.quality.groups import Group, Members, by_value, shares
 from milvus_hubness.quality.tuning import FEWEST_QUERIES, default_biases
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 from milvus_hubness.texts import number
@@ -119,8 +119,8 @@ class Slice(NamedTuple):
 @dataclass(frozen=True)
 class Diagnosis:
     """The report before (strength 0) and after correction at `strength`. gain: paired difference of R@1 after and
-    before. retrieval_*: as in `retrieval_summary`. These and recall need positives. slices: by the field `slice_by`,
-    largest first. bank: what the bank shows without labels."""
+    before. retrieval_*: as in `retrieval_summary`. These and recall need positives. slices, groups: by the fields
+    `slice_by` and `group_by`, largest first. bank: what the bank shows without labels."""
 
     title: str
     n_queries: int
@@ -141,6 +141,8 @@ class Diagnosis:
     bank: Figures | None
     slice_by: str | None
     slices: list[Slice]
+    group_by: str | None
+    groups: list[Group]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
@@ -178,13 +180,21 @@ class Diagnosis:
             sentences.append(
                 f"With correction, answers are most uneven among the items whose {self.slice_by} is {worst.name}."
             )
+        if len(self.groups) > 1:
+            most = max(self.groups, key=lambda group: group.excess_before.estimate)
+            due = (most.gallery, "items") if most.right is None else (most.right.estimate, "right answers")
+            sentences.append(
+                f"Items whose {self.group_by} is {most.name} are {due[0]:.1%} of the {due[1]}. They take "
+                f"{most.first_before.estimate:.1%} of the first answers without correction and "
+                f"{most.first_after.estimate:.1%} with it."
+            )
         return sentences
 
 
 HUBS = 9
 QUERIES_PER_HUB = 4
 EXAMPLES = 8
-SLICES, HUBS_PER_SLICE = 12, 3
+HUBS_PER_SLICE = 3
 
 
 def diagnose(
@@ -199,17 +209,20 @@ def diagnose(
     query_texts: Sequence[str] | None = None,
     strength: float = 1.0,
     strengths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5),
+    activated: Sequence[bool] | None = None,
     k: int = 10,
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
     slice_by: str | None = None,
+    group_by: str | None = None,
 ) -> Diagnosis:
     """Search queries (n_queries, d) in a gallery (n_items, d) by <q, r> − w·b(r) for every strength w; report the hubs.
 
-    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. bank (m, d): for
-    its coverage. positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read
-    only where shown. slice_by: a field, whose values get a report of their own. Raises InvalidInput, DimensionMismatch,
-    NonFiniteVectors and InvalidParameter.
+    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. activated:
+    (n_items,) whether a gate corrects queries with this raw best item. bank (m, d): for its coverage. positives: as for
+    `ranks`. keys and fields, one per item, and query_texts, one per query, are read only where shown. slice_by: a
+    field, whose values get a report of their own; group_by: one whose values get their shares of the answers. Raises
+    InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     items, texts = len(stored), len(query_vectors)
@@ -219,15 +232,22 @@ def diagnose(
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
-    strength, searches, points = float(strength), {}, []
+    strength, points = float(strength), []
+    searches: dict[float, _Search] = {}
     for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
         retrieved = measures.nearest(query_vectors, stored, k)
-        counts = measures.k_occurrence(retrieved, len(stored), k)
         placed = None if positives is None else measures.ranks(query_vectors, stored, positives)
+        if activated is not None and value:
+            raw, opens = searches[0.0], np.asarray(activated)[searches[0.0].retrieved[:, 0]]
+            retrieved = np.where(opens[:, None], retrieved, raw.retrieved)
+            if placed and raw.ranks:
+                of_positives = np.repeat(opens, np.diff(placed.starts))
+                placed = placed._replace(ranks=np.where(of_positives, placed.ranks, raw.ranks.ranks))
+        counts = measures.k_occurrence(retrieved, len(stored), k)
         searches[value] = _Search(retrieved, counts, placed)
         recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
-        points.append(Point(value, measures.hubness_summary(counts), recall))
+        points.append(Point(value, measures.hubness_summary(counts, k), recall))
     before, after = searches[0.0], searches[strength]
     pair, gain = _Comparison(before, after, keys, fields, query_texts), None
     if before.ranks and after.ranks:
@@ -238,8 +258,8 @@ def diagnose(
         n_items=len(stored),
         k=k,
         strength=strength,
-        before=measures.hubness_summary(before.counts),
-        after=measures.hubness_summary(after.counts),
+        before=measures.hubness_summary(before.counts, k),
+        after=measures.hubness_summary(after.counts, k),
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
@@ -251,7 +271,9 @@ def diagnose(
         verdict=None if verdict is None else measures.as_plain(verdict),
         bank=_figures(bank, stored[:, :-1]),
         slice_by=slice_by,
-        slices=[] if slice_by is None else pair.slices(slice_by, positives),
+        slices=[pair.part(name, inside, positives) for name, inside in by_value(fields, slice_by, "--slice-by")],
+        group_by=group_by,
+        groups=shares(by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives),
     )
 
 
@@ -329,23 +351,10 @@ class _Comparison(NamedTuple):
             never=self.items(order[rescued:][:EXAMPLES]),
         )
 
-    def slices(self, field: str, positives: measures.Positives | None) -> list[Slice]:
-        """Return the slices by the values of a field; those of the SLICES most frequent values are separate."""
-        names = sorted({name for row in self.fields or () for name in row})
-        if field not in names:
-            raise InvalidInput(f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with --slice-by")
-        values = [str(measures.as_plain(row.get(field))) for row in self.fields or ()]
-        frequent = dict(Counter(values).most_common(SLICES))
-        groups: list[tuple[str | None, npt.NDArray[np.bool_]]] = [
-            (name, np.array([value == name for value in values])) for name in frequent
-        ]
-        if len(frequent) < len(set(values)):
-            groups.append((None, np.array([value not in frequent for value in values])))
-        return [self.part(name, inside, positives) for name, inside in groups]
-
-    def part(self, name: str | None, inside: npt.NDArray[np.bool_], positives: measures.Positives | None) -> Slice:
+    def part(self, name: str | None, inside: Members, positives: measures.Positives | None) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before, after, own = self.before.counts, self.after.counts, np.flatnonzero(inside)
+        k = self.before.retrieved.shape[1]
         queries = gain = None
         if positives is not None and self.before.ranks and self.after.ranks:
             items, starts = measures.checked_positives(positives, len(self.before.retrieved), len(before))
@@ -359,8 +368,8 @@ class _Comparison(NamedTuple):
             items=len(own),
             share_before=float(before[own].sum() / before.sum()),
             share_after=float(after[own].sum() / after.sum()),
-            before=measures.hubness_summary(before[own]),
-            after=measures.hubness_summary(after[own]),
+            before=measures.hubness_summary(before[own], k),
+            after=measures.hubness_summary(after[own], k),
             queries=queries,
             gain=gain,
             hubs=self.items(own[np.argsort(-after[own], kind="stable")[:HUBS_PER_SLICE]]),

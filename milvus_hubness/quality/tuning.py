@@ -16,12 +16,13 @@ from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import measures
-from milvus_hubness.quality.trials import Trial, sweep
+from milvus_hubness.quality.trials import Answers, Trial, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 from milvus_hubness.texts import points
 
 MEMBERS = 8
 UNEVENNESS_WEIGHT = 0.3
+GATE_MARGIN = 0.01
 FOLDS = 5
 PRIOR_GAIN = 0.04
 FALL_TO_TRY = 0.05
@@ -29,8 +30,6 @@ WEAK = 0.6
 
 Verdict = Literal["apply", "apply weakly", "leave it alone"]
 Values = npt.NDArray[np.float64]
-Answers = Sequence[npt.NDArray[np.int64]]
-"""The numbers of the positives of each query."""
 
 
 class Judgement(NamedTuple):
@@ -42,16 +41,30 @@ class Judgement(NamedTuple):
     interval: measures.Interval | None
 
 
-def pick(uneven: Values, ranks: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the numbers of the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
-    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance. ranks: (n_trials,
-    n_queries)."""
-    score = (1 / ranks).mean(1) - UNEVENNESS_WEIGHT * uneven
-    return np.sort(np.argsort(-score, kind="stable")[:MEMBERS])
+def pick(trials: Sequence[Trial], uneven: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
+    """Return the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
+    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance. They all have the
+    same gate, or none. A gate has to be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal rank,
+    as it limits what searches can do and sends each query twice. uneven: (n_trials,). ranks: (n_trials, n_queries)."""
+    reciprocal = 1 / ranks
+    scores = reciprocal.mean(1) - UNEVENNESS_WEIGHT * uneven
+    picked: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
+    for form in dict.fromkeys(trial.form for trial in trials):
+        own = np.array([number for number, trial in enumerate(trials) if trial.form == form])
+        picked[form] = np.sort(own[np.argsort(-scores[own], kind="stable")[:MEMBERS]])
+    best, most, plain = picked[None, None], 0.0, picked[None, None]
+    for members in picked.values():
+        gain = reciprocal[members].mean(0) - reciprocal[plain].mean(0)
+        margin = max(GATE_MARGIN, 2 * float(gain.std()) / len(gain) ** 0.5)
+        lead = float(scores[members].mean() - scores[plain].mean()) - margin
+        if lead > most:
+            best, most = members, lead
+    return [trials[number] for number in best]
 
 
 def mix(trials: Sequence[Trial]) -> Trial:
-    """Return the mean of the trials as one trial: their mean strength times a Blend of weights s_e / Σ s."""
+    """Return the mean of trials with the same gate, or none, as one trial: their mean strength times a Blend of weights
+    s_e / Σ s."""
     shares: dict[Estimator, float] = {}
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
@@ -59,7 +72,8 @@ def mix(trials: Sequence[Trial]) -> Trial:
     estimator: Estimator = Blend(tuple(shares), tuple(share / total for share in shares.values()), strength=1.0)
     if len(shares) == 1:
         [estimator] = shares
-    return Trial(estimator, total / len(trials), _mean_bias(trials))
+    bias = np.asarray(np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32)
+    return trials[0]._replace(estimator=estimator, strength=total / len(trials), bias=bias)
 
 
 def cross_fitted_hits(
@@ -70,12 +84,12 @@ def cross_fitted_hits(
     positives: Answers,
     seed: int,
 ) -> Values:
-    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else 0."""
+    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else 0. outcome: of
+    the trials."""
     uneven = measures.unevenness(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    members = [pick(uneven, outcome.ranks[:, fold != number]) for number in range(FOLDS)]
-    mixes = [_mean_bias([trials[member] for member in picked]) for picked in members]
-    hits: Values = measures.assess(queries, gallery, mixes, positives).hits[fold, np.arange(len(queries))]
+    mixes = [mix(pick(trials, uneven, outcome.ranks[:, fold != number])) for number in range(FOLDS)]
+    hits: Values = search(mixes, queries, gallery, positives).hits[1 + fold, np.arange(len(queries))]
     return hits
 
 
@@ -116,10 +130,6 @@ def relative_fall(raw: float, *corrected: float) -> float:
     return 1 - max(corrected) / raw if raw > 0 else 0.0
 
 
-def _mean_bias(trials: Sequence[Trial]) -> Vectors:
-    return np.asarray(np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32)
-
-
 MOST_ITEMS = 20_000
 MOST_QUERIES = 5_000
 FEWEST_QUERIES = 20
@@ -127,27 +137,32 @@ RESAMPLES = 1000
 
 
 class Row(NamedTuple):
-    """One trial: an estimator, None for the raw search, at a strength. unevenness: Robin Hood index of N_10.
-    gain: of R@1 over the raw search, with its 95% interval. r1 and gain are None without labels."""
+    """One trial: an estimator, None for the raw search, at a strength, with a gate if there is one. unevenness: Robin
+    Hood index of N_10. gain: of R@1 over the raw search, with its 95% interval. r1, gain: None without labels."""
 
     estimator: Estimator | None
     strength: float
     unevenness: float
     r1: float | None
     gain: measures.Interval | None
+    gate: int | None = None
+    gate_targets: int | None = None
 
 
 @dataclass(frozen=True)
 class Tuning:
     """The trials, and the decision. choice, strength: the estimator to apply and the share of it; None and 0 for "leave
-    it alone". candidate: the estimator that would otherwise apply: the mix of the best trials, or the default Blend
-    without labels. findings: what the bank shows, which decides without labels and informs with them; none for a bank
-    of under 40 queries. interval: of the cross-validated gain in R@1, from labels. rows: the raw search, then all
-    trials, best first."""
+    it alone". gate, gate_targets: the gate to apply, as the k and k_targets of `DynamicGate`; None to correct every
+    query, as always without labels. candidate: the estimator that would otherwise apply: the mix of the best trials, or
+    the default Blend without labels. findings: what the bank shows, which decides without labels and informs with them;
+    none for a bank of under 40 queries. interval: of the cross-validated gain in R@1, from labels. rows: the raw search
+    and the trials, best first."""
 
     verdict: Verdict
     choice: Estimator | None
     strength: float
+    gate: int | None
+    gate_targets: int | None
     reason: str
     interval: measures.Interval | None
     findings: tuple[Finding, ...]
@@ -190,8 +205,7 @@ def tune(
     fitted, query_vectors, answers = _split(bank, queries, positives, len(items), rng)
     items, answers = _some_items(items, answers, rng)
     trials = sweep(fitted, items, targets, progress=progress)
-    raw = np.zeros(len(items), np.float32)
-    outcome = measures.assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
+    outcome = search(trials, query_vectors, items, answers)
     figures = None
     if len(bank) >= 2 * FEWEST_QUERIES:
         real = None if queries is None else query_vectors
@@ -201,9 +215,12 @@ def tune(
     else:
         assert figures is not None, "a bank without labels has at least 40 queries"
         chosen, judged = trials[-1], judge_unlabelled(figures)
+    applies = judged.verdict != "leave it alone"
     return Tuning(
         **judged._asdict(),
-        choice=None if judged.verdict == "leave it alone" else chosen.estimator,
+        choice=chosen.estimator if applies else None,
+        gate=chosen.gate if applies else None,
+        gate_targets=chosen.gate_targets if applies else None,
         findings=tuple(findings(figures)) if figures else (),
         candidate=chosen.estimator,
         rows=_table(trials, outcome, len(items), seed),
@@ -227,10 +244,9 @@ def decide(
     """Return the mix of a sweep's best trials, and the verdict on it. outcome: of the raw search, then the trials."""
     tried = measures.Outcome(outcome.ranks[1:], outcome.retrieved[1:])
     uneven = measures.unevenness(outcome, len(gallery))
-    members = pick(uneven[1:], tried.ranks)
-    mixed = mix([trials[member] for member in members])
-    after = measures.assess(queries, gallery, [mixed.bias])
-    fall = relative_fall(float(uneven[0]), float(measures.unevenness(after, len(gallery))[0]), float(uneven[-1]))
+    mixed = mix(pick(trials, uneven[1:], tried.ranks))
+    after = measures.unevenness(search([mixed], queries, gallery), len(gallery))
+    fall = relative_fall(float(uneven[0]), float(after[1]), float(uneven[-1]))
     hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed)
     return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
 
@@ -279,12 +295,15 @@ def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generato
 
 
 def _table(trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
-    estimators = [None, *(trial.estimator for trial in trials)]
-    strengths = [0.0, *(trial.strength for trial in trials)]
-    r1s: Sequence[float | None] = [None] * len(estimators)
-    gains: Sequence[measures.Interval | None] = [None] * len(estimators)
+    r1s: Sequence[float | None] = [None] * len(outcome.retrieved)
+    gains: Sequence[measures.Interval | None] = [None] * len(r1s)
     if outcome.ranks.size:
         hits = outcome.hits
         r1s, gains = hits.mean(1).tolist(), measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-    raw, *rows = map(Row, estimators, strengths, measures.unevenness(outcome, n_items).tolist(), r1s, gains)
+    kinds = [(None, 0.0, None, None), *((trial.estimator, trial.strength, *trial.form) for trial in trials)]
+    uneven = measures.unevenness(outcome, n_items).tolist()
+    raw, *rows = [
+        Row(estimator, strength, *figures, *form)
+        for (estimator, strength, *form), *figures in zip(kinds, uneven, r1s, gains, strict=True)
+    ]
     return (raw, *sorted(rows, key=lambda row: row.unevenness if row.r1 is None else -row.r1))

@@ -1,10 +1,11 @@
-"""The file of a trained network: safetensors, with metadata as JSON in the header."""
+"""The file of a trained network: safetensors, with metadata as JSON in the header; and the files of the authors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,9 @@ from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
 FORMAT = 1
 HEADER = "quari"
+IMPORTED = "the authors' weights"
+HYPERNETWORK = "hypernetwork."
+NOT_IN_WEIGHTS = ("heads", "steps", "map_scale", "query_weight")
 WEIGHTS, LAST, RNG, CUDA_RNG = "weights.", "last.", "rng", "cuda_rng"
 OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
@@ -122,12 +126,7 @@ class Checkpoint:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Read a file that `save` wrote. Raises UnreadableFile for other files, and for damaged ones."""
-        try:
-            with safe_open(os.fspath(path), framework="pt") as file:
-                header = (file.metadata() or {}).get(HEADER)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, ValueError) as error:
-            raise UnreadableFile(f"{path} is not a readable safetensors file: {error}") from None
+        tensors, header = _read(path)
         try:
             facts = json.loads(header or "")
             if facts["format"] != FORMAT:
@@ -148,6 +147,50 @@ class Checkpoint:
             raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
         checkpoint.network()
         return checkpoint
+
+    @classmethod
+    def load_published(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Checkpoint:
+        """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors are loaded.
+
+        options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the authors'. Weights
+        under "state_dict", and with the prefix "hypernetwork.", are found too. Raises UnreadableFile, InvalidParameter.
+        """
+        if unknown := options.keys() - set(NOT_IN_WEIGHTS):
+            names = ", ".join(NOT_IN_WEIGHTS)
+            raise InvalidParameter(f"{min(unknown)}: unknown parameter; allowed parameters: {names}")
+        tensors = _read(path)[0] if Path(path).suffix == ".safetensors" else _read_torch(path)
+        weights = _part(tensors, HYPERNETWORK) or dict(tensors)
+        try:
+            width, dim = weights["query_encoder.0.weight"].shape
+            rank = len(weights["pos_emb"]) // 2
+            layers = len({name.split(".")[2] for name in weights if name.startswith("transformer.layers.")})
+        except (KeyError, ValueError, TypeError) as error:
+            raise UnreadableFile(f"{path} does not have the weights of the authors' QuARI: {error}") from None
+        config = QuariConfig.published(dim, **{"rank": rank, "width": width, "layers": layers, **options})
+        named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
+        checkpoint = cls(config, TrainingSettings.published(), encoder, IMPORTED, 0, weights=named)
+        checkpoint.network()
+        return checkpoint
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[Tensors, str | None]:
+    """Return the tensors of a safetensors file, and our header if there is one."""
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, (file.metadata() or {}).get(HEADER)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UnreadableFile(f"{path} is not a readable safetensors file: {error}") from None
+
+
+def _read_torch(path: str | os.PathLike[str]) -> Tensors:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = content.get("state_dict", content)
+        return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+    except (OSError, EOFError, RuntimeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UnreadableFile(f"{path} is not a file of weights that torch can read safely: {reason}") from None
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.defaults import QUERY_COLUMN
+from milvus_hubness.defaults import MAP_EPOCHS, QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.operands import as_tensor, full_precision
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
@@ -24,7 +24,12 @@ from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.model import Adaptation, Quari, cosines, transformed_queries
 from milvus_hubness.quari.pairs import Pairs, unit
+from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.quari.train import train
 from milvus_hubness.stores.protocols import Store
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 does not have it.
 
 QUERIES_AT_ONCE = 16
 
@@ -51,7 +56,7 @@ class QuariReranker:
         object.__setattr__(self, "network", self.network.to(resolve_device(self.device)).eval())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> QuariReranker:
+    def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Self:
         """Return a re-ranker with the network of a file that `train` saved. options: the other fields, by name. Raises
         UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter."""
         checkpoint = Checkpoint.load(path)
@@ -59,6 +64,14 @@ class QuariReranker:
             trained = repr(checkpoint.encoder) if checkpoint.encoder else "an encoder that it does not name"
             raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
         return cls(checkpoint.network(), **options)
+
+    @classmethod
+    def load_published(
+        cls, path: str | os.PathLike[str], sizes: Mapping[str, Any] | None = None, **options: Any
+    ) -> Self:
+        """Return a re-ranker with weights of the authors' code. sizes: the options of `Checkpoint.load_published`, such
+        as heads. options: the other fields, by name. Raises UnreadableFile, InvalidParameter."""
+        return cls(Checkpoint.load_published(path, **(sizes or {})).network(), **options)
 
     @property
     def dim(self) -> int:
@@ -99,6 +112,32 @@ class QuariReranker:
             part = slice(start, start + QUERIES_AT_ONCE)
             with full_precision(device), torch.inference_mode():
                 yield part, self.network(as_tensor(queries[part], torch.float32, device))
+
+
+class LinearMaps(QuariReranker):
+    """A re-ranker by cos(W q, S r), with one linear map of all queries and one of all items, and no hypernetwork.
+
+    On this project's data QuARI ties with it. Its file is that of a network; `load` and `QuariReranker.load` read it.
+    """
+
+    @classmethod
+    def fit(
+        cls,
+        pairs: Pairs,
+        settings: TrainingSettings | None = None,
+        *,
+        memory: int = 0,
+        path: str | os.PathLike[str] | None = None,
+        encoder: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Learn the maps from labelled pairs, as `train` does in its anchor epochs; 16 of them without settings.
+
+        memory: number of remembered pairs. path: the file to write. encoder: its encoder. options: the other fields of
+        the re-ranker, by name. Raises as `train` does."""
+        settings = settings or TrainingSettings(epochs=MAP_EPOCHS)
+        config = QuariConfig(pairs.dim, form="linear", memory=memory)
+        return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
 
 
 ITEM_COLUMN = "item"

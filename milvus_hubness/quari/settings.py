@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
 
-Form = Literal["published", "residual", "anchored"]
+Form = Literal["linear", "residual", "anchored", "published"]
+PUBLISHED = {"width": 512, "steps": 4, "heads": 8, "form": "published", "map_scale": 0.8, "query_weight": 0.5}
 
 
 @dataclass(frozen=True)
@@ -20,14 +21,16 @@ class QuariConfig:
     dim: d. rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers: of the
     shared transformer. steps: L, how often it is applied. dropout: in training.
 
-    form: how T and q' follow from the decoders' outputs for a query,
-        "published"  T = Σ u_j v_jᵀ                             q' as decoded
-        "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
-        "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
-    with S and W (d, d) learned for all queries. The last two start at the identity.
+    form: which network predicts u_j, v_j and a decoded query, and which maps S and W it changes:
+        "linear"     none: T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
+        "residual"   ours, beginning with the encoder's own ranking; S = W = I
+        "anchored"   ours, on top of learned S and W
+        "published"  the authors'; S = W = I
+    map_scale: 0 for T = S + Σ u_j v_jᵀ, else a in T = S + a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: 0 for q' = W q +
+    decoded, else c in q' = c W q + (1 − c) decoded. `published` has the authors' values of all fields.
 
     anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact. memory:
-    number of remembered training pairs, whose errors move q' (`quari.model`); 0 in the published form.
+    number of remembered training pairs, whose errors move q' (`quari.model`).
 
     Raises InvalidParameter.
     """
@@ -42,6 +45,13 @@ class QuariConfig:
     form: Form = FORM
     anchors: int = 64
     memory: int = MEMORY
+    map_scale: float = 0.0
+    query_weight: float = 0.0
+
+    @classmethod
+    def published(cls, dim: int, **changed: Any) -> QuariConfig:
+        """Return the sizes and options of the authors' code (github.com/mvrl/QuARI). changed: other fields, by name."""
+        return cls(dim, **{**PUBLISHED, **changed})
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")
@@ -52,8 +62,9 @@ class QuariConfig:
             raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
         if self.form not in get_args(Form):
             raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
-        if self.memory and self.form == "published":
-            raise InvalidParameter("the published form has no memory: pass the form residual or anchored")
+        convert_fields(self, finite_number, "map_scale", "query_weight")
+        if not 0 <= self.query_weight < 1 or self.map_scale < 0:
+            raise InvalidParameter("query_weight must be from 0 to below 1, and map_scale not below 0")
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,11 @@ class TrainingSettings:
     epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
     pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
     anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
-    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. temperature:
-    τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries. semi_positives: how many of the `neighbors` nearest items
-    of each answer count; 0 is the plain loss. Raises InvalidParameter.
+    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. In the linear
+    form these are all epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as
+    long as a query, or with noise_per_coordinate as large in each coordinate. semi_positives: how many of the
+    `neighbors` nearest items of each answer count; 0 is the plain loss. published_loss: the authors' loss
+    (`train.published_loss`) instead. Raises InvalidParameter.
     """
 
     epochs: int = EPOCHS
@@ -81,6 +94,13 @@ class TrainingSettings:
     semi_positives: int = 2
     neighbors: int = 100
     seed: int = 0
+    published_loss: bool = False
+    noise_per_coordinate: bool = False
+
+    @classmethod
+    def published(cls, **changed: Any) -> TrainingSettings:
+        """Return the paper's settings with the loss and the noise of the authors' code. changed: other fields."""
+        return cls(**{"published_loss": True, "noise_per_coordinate": True, **changed})
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "epochs", "patience", "neighbors")
@@ -93,6 +113,8 @@ class TrainingSettings:
         for name in ("least_rate", "weight_decay", "noise"):
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
+        if not all(isinstance(one, bool) for one in (self.published_loss, self.noise_per_coordinate)):
+            raise InvalidParameter("published_loss and noise_per_coordinate must be true or false")
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 

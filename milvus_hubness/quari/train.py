@@ -53,6 +53,23 @@ def contrastive_loss(
     return (forward + backward) / 2
 
 
+def published_loss(cosines: torch.Tensor, weights: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the authors' loss of a batch (the paper's equation 10), a scalar; arguments as in `contrastive_loss`.
+
+        queries → items   mean over i of −Σ_j ω_j log softmax_j(cos_ij / τ), not divided by Σ_j ω_j, where the softmax
+                          is over the answers of the batch and i's own semi-positives
+        items → queries   mean over answers j of −log softmax_i(cos_ij / τ) at j's own query, without semi-positives
+
+    In the authors' code q_i sees the answers of other queries by these queries' maps; here by its own, as in a search.
+    """
+    count = len(cosines)
+    own = torch.arange(count, device=cosines.device)
+    semi_positives = cosines[:, count:].view(count, count, -1)[own, own]
+    shares = functional.log_softmax(torch.cat([cosines[:, :count], semi_positives], 1) / temperature, 1)
+    forward = -(shares[own, own] + (weights * shares[:, count:]).sum(1)).mean()
+    return (forward + functional.cross_entropy(cosines[:, :count].T / temperature, own)) / 2
+
+
 VALIDATION_SHARE = 0.1
 QUERIES_AT_ONCE = 64
 
@@ -78,13 +95,12 @@ def train(
     when the file is loaded. on_epoch: called after every epoch.
 
     Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of threads. Noise
-    on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does not give the scale of the
-    queries: here the noise at u = 1 is as long as the query, times `settings.noise`. A last batch with fewer pairs is
-    left out, unless it is the only one; every epoch draws another order.
+    on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. A last batch with fewer pairs is left
+    out, unless it is the only one; every epoch draws another order.
 
     A memory (`config.memory`, an addition to the paper) is filled with pairs drawn by the seed, after the anchor
     epochs, with the strength and temperature that are best on the validation pairs. In training, a query recalls no
-    pair of its own answer.
+    pair of its own answer. In the linear form all epochs are anchor epochs, and a memory is filled in one more.
 
     Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput if the file
     has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
@@ -93,6 +109,9 @@ def train(
     if validation is None:
         pairs, validation = pairs.split(VALIDATION_SHARE, settings.seed)
     config = config or QuariConfig(pairs.dim)
+    if config.form == "linear":
+        to_remember = 1 if config.memory else 0
+        settings = replace(settings, anchor_epochs=settings.epochs, epochs=settings.epochs + to_remember)
     for dim in (pairs.dim, validation.dim):
         if dim != config.dim:
             raise DimensionMismatch(f"the pairs have dimension {dim}, the network is for {config.dim}")
@@ -179,8 +198,8 @@ class _Run:
         """Whether only the anchors learn in the next epoch."""
         return self.done < self.settings.anchor_epochs
 
-    def epoch(self, progress: Progress) -> float:
-        """Run one pass over the pairs; return the mean loss of its steps."""
+    def epoch(self, progress: Progress) -> float | None:
+        """Run one pass over the pairs; return the mean loss of its steps, None if nothing is left to learn."""
         settings, losses = self.settings, []
         if self.done == settings.anchor_epochs:
             if self.done:
@@ -188,6 +207,8 @@ class _Run:
                 self.optimizer.state.clear()
             if self.network.memory is not None:
                 self._remember(self.network.memory)
+            if self.network.hypernetwork is None:
+                return None
         self.network.train()
         order = torch.randperm(len(self.queries))
         for number in range(self.steps_per_epoch):
@@ -216,7 +237,7 @@ class _Run:
     def _step(self, batch: torch.Tensor) -> float:
         settings, device = self.settings, self.device
         queries = self.queries[batch]
-        spread = settings.noise / math.sqrt(queries.shape[1])
+        spread = settings.noise if settings.noise_per_coordinate else settings.noise / math.sqrt(queries.shape[1])
         queries = (queries + spread * torch.rand(len(batch), 1) * torch.randn(queries.shape)).to(device)
         answers = self.answers[batch]
         items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
@@ -230,7 +251,10 @@ class _Run:
                 adaptation = self.network(queries, own)
         full = adaptation._replace(query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float())
         scores = cosines(full, self.gallery[columns])
-        loss = contrastive_loss(scores, items, weights, settings.temperature)
+        if settings.published_loss:
+            loss = published_loss(scores, weights, settings.temperature)
+        else:
+            loss = contrastive_loss(scores, items, weights, settings.temperature)
         if not torch.isfinite(loss):
             raise NonFiniteVectors("the loss is no longer finite: train with a lower learning_rate")
         self.optimizer.zero_grad()
@@ -253,7 +277,7 @@ class _Run:
 
 
 def _validate_anchors_and_memory(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
-    if settings.anchor_epochs and config.form != "anchored":
+    if settings.anchor_epochs and config.form not in ("linear", "anchored"):
         raise InvalidParameter(f"anchor_epochs are for the anchored form: the form {config.form} has no anchors")
     if config.memory > len(pairs):
         raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}: lower memory")

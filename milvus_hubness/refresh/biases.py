@@ -17,17 +17,16 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Banks, Correction, load_corrections
+from milvus_hubness.correction import Banks, Correction, load_corrections, reduced_targets
 from milvus_hubness.distributed.ray_gallery import fit_on_ray
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks
-from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.stores.protocols import Store
@@ -79,12 +78,12 @@ def judge(
     held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
-    old_biases, new_biases = (_biases_without(layout, sample, plan, held_out) for plan in (old, new))
-    if old_biases is None or new_biases is None:
-        return None
-    biases = [np.zeros(len(sample), np.float32), old_biases, new_biases]
     items = layout.reduce_items(sample)
-    outcome = assess(layout.reduce_queries(held_out), items, biases)
+    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))]
+    if len(fits) < 2:
+        return None
+    biases, gates = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)], [fit[1] for fit in fits]
+    outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
         for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
@@ -92,7 +91,8 @@ def judge(
     shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
     r1, gains = {}, {}
     if labelled is not None:
-        hits = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives).hits
+        outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
+        hits = outcome.gated(gates).hits
         r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
         gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
     return RefreshEvaluation(
@@ -106,8 +106,11 @@ def judge(
     )
 
 
-def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out: Floats) -> Floats | None:
-    """Return the biases (n,) of the sample times the strength, fitted on the other queries, if they are enough."""
+def _fit_without(
+    layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
+) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
+    """Return the biases of the sample and which of its items the gate lets through, None without a gate, both from the
+    other queries; None if these are too few. items: the sample, reduced."""
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
@@ -120,7 +123,11 @@ def _biases_without(layout: Layout, sample: Floats, plan: RefreshPlan, held_out:
         gallery=sample if plan.estimator.needs_gallery else None,
         target_bank=plan.bank.targets,
     )
-    return correction.centred(sample) * np.float32(plan.strength)
+    bias = correction.centred(sample) * np.float32(plan.strength)
+    if plan.gates[0] is None:
+        return bias, None
+    targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
+    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float], gains: dict[str, Interval]) -> str:
@@ -183,7 +190,7 @@ def evaluate(
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "")
+    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "", (profile.gate, profile.gate_targets))
     return judge(state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None)
 
 
@@ -228,9 +235,8 @@ Waiting = Mapping[str | None, Sequence[Key]]
 """Keys of the rows without a bias, by partition."""
 
 
-def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
-    backend = BiasBackend(store, info, state)
-    return {partition: backend.pending(partition) for partition in info.partitions}
+def waiting_rows(backend: BiasBackend) -> Waiting:
+    return {partition: backend.pending(partition) for partition in backend.info.partitions}
 
 
 class _Reached(FrozenModel):
@@ -245,46 +251,36 @@ class _Reached(FrozenModel):
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. state: with the new biases. names_epoch: whether rows get their epoch."""
+    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether rows get their epoch.
+    banks: read already."""
 
-    lease: Lease
-    info: CollectionInfo
-    state: CollectionState
+    backend: BiasBackend
     names_epoch: bool
-    writer: RowWriter
     options: RefreshOptions
     banks: Banks
-
-    @property
-    def store(self) -> Store:
-        return self.lease.store
-
-    @cached_property
-    def _backend(self) -> BiasBackend:
-        return BiasBackend(self.store, self.info, self.state, self.writer)
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
         number of rows. waiting: the keys of these rows, if they were read already. Raises Cancelled, LeaseLost."""
         if waiting is None:
-            waiting = waiting_rows(self.store, self.info, self.state)
+            waiting = waiting_rows(self.backend)
         if not any(waiting.values()):
             return 0
         corrections, count = self._for_new_rows, 0
         for partition, keys in waiting.items():
             for part in self._chunks(keys, "computing missing biases"):
                 self._admit(len(part))
-                count += self._backend.write(part, partition, corrections, self.state.profile.epoch)
+                count += self.backend.write(part, partition, corrections, self.backend.state.profile.epoch)
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
         """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
         this refresh. Raises Cancelled, LeaseLost."""
-        reached = self._reached(incoming)
+        reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
-        for partition in self.info.partitions:
-            keys = self.store.keys(self.info.name, partition=partition)
+        for partition in info.partitions:
+            keys = store.keys(info.name, partition=partition)
             done = after.get(partition)
             start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
             for part in self._chunks(keys[start:], "writing biases"):
@@ -293,13 +289,13 @@ class Renewal:
                 if since % CHUNKS_PER_RECORD == 0:
                     progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
                     body = reached.model_copy(update=progress).model_dump_json()
-                    self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, body)])
+                    store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
         """Write the new biases to rows where they differ, and all biases to rows without any; return their number."""
         self._admit(0)
-        backend, corrections = self._backend, self._corrections
+        backend, corrections = self.backend, self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
@@ -312,13 +308,13 @@ class Renewal:
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
-            backend.write(pending, partition, corrections, self.state.profile.epoch)
+            backend.write(pending, partition, corrections, backend.state.profile.epoch)
         return int(differ.sum()) + len(pending)
 
     @property
     def _for_new_rows(self) -> dict[int, Correction]:
         """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
-        incoming = self.state.incoming
+        incoming = self.backend.state.incoming
         fitted = incoming.profile.slot if incoming else None
         as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
         return {slot: fit if slot == fitted else as_new[id(fit)] for slot, fit in self._corrections.items()}
@@ -326,7 +322,8 @@ class Renewal:
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        return load_corrections(self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active])
+        store, state = self.backend.store, self.backend.state
+        return load_corrections(store, state, self.options.engine, self.banks, unchecked=[state.active])
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:
@@ -335,13 +332,15 @@ class Renewal:
 
     def _admit(self, rows: int) -> None:
         if self.options.stop.is_set():
-            raise Cancelled(f"stopped as requested: the next refresh of {self.info.name!r} carries on from here")
+            raise Cancelled(
+                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
+            )
         if rows:
-            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width)
 
     def _reached(self, incoming: Profile) -> _Reached:
         """Return the progress of an earlier run of this refresh."""
-        record = self.store.record(LEDGER, _key(self.info.name))
+        record = self.backend.store.record(LEDGER, _key(self.backend.info.name))
         try:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
@@ -351,7 +350,7 @@ class Renewal:
         return _Reached(bank=incoming.bank, slot=incoming.slot)
 
     def _chunks(self, keys: Sequence[Key], step: str) -> Iterator[Sequence[Key]]:
-        return chunks(keys, self.store.chunk_rows(self.info), step, self.options.progress)
+        return chunks(keys, self.backend.store.chunk_rows(self.backend.info), step, self.options.progress)
 
 
 def _key(collection: str) -> str:

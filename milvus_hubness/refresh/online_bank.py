@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.banks.online import Merged, Terms, distinct_vectors, merge, safe_seeds
+from milvus_hubness.banks.online import Merged, distinct_vectors, merge, safe_seeds
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
@@ -129,17 +129,13 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
     if len(samples.origins):
         dim = samples.vectors.shape[1]
         stored.queries.expect_dim(dim, f"a sample in {online_bank.samples_collection!r}")
-        merged = merge(stored.queries, origins, samples.vectors, samples.origins, terms_of(online_bank))
+        merged = merge(stored.queries, origins, samples.vectors, samples.origins, online_bank)
         origins = (merged.bank.origins if merged.bank else None) or origins
     seeds = int(origins.are_seeds.sum())
     numbers, live = tuple(samples.origins.numbers.tolist()), len(origins) - seeds
     return Absorbed(
         **vars(merged), samples_collection=online_bank.samples_collection, samples=numbers, seed=seeds, live=live
     )
-
-
-def terms_of(online_bank: OnlineBank) -> Terms:
-    return Terms(**online_bank.model_dump(include={"size", "seed_share", "half_life_seconds", "duplicate_cosine"}))
 
 
 def origins_of(bank: StoredBank) -> Origins:
@@ -200,7 +196,7 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
         return Drift("no recent queries were sampled", held.bank.count, 0)
     recent = vectors[distinct_vectors(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
-    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank))
+    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), online_bank)
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(

@@ -2,7 +2,7 @@
 
 A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
 unless a collection state names them. If another job names one at that moment, the store restores its rows, see
-Store.drop_bank_generation.
+Store.drop_bank_generations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.migrator import opened
-from milvus_hubness.migration.plan import MigrationOptions
+from milvus_hubness.migration.plan import MigrationOptions, checked_gates
 from milvus_hubness.migration.survey import survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
@@ -143,25 +143,27 @@ class SpareBanks:
         self._store.save_bank(current.collection, bank, metric)
         return current if is_current else reference
 
-    def drop(self, noted: Sequence[BankReference]) -> None:
-        """Drop the noted generations that no collection state names, and the note. noted: the whole note."""
+    def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
+        """Drop the noted generations that no collection state names, and the note. noted: the whole note. state: that
+        of this collection, which names some."""
         if not noted:
             return
-        for bank in noted:
-            if self._store.exists(bank.collection):
-                self._store.drop_bank_generation(bank)
+        named = {bank.rows for bank in state.banks} if state else set()
+        self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
         self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
 
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not.
-    mean_bias, reference: set if already decided. carries_on, rebuilding: an unfinished refresh, and its rebuild."""
+    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not. gates: of
+    the searches, `gate` and `gate_targets`. mean_bias, reference: set if already decided. carries_on, rebuilding: an
+    unfinished refresh, and its rebuild."""
 
     estimator: Estimator
     bank: StoredBank
     strength: float
     reason: str
+    gates: tuple[int | None, int | None] = (None, None)
     mean_bias: float = 0.0
     reference: BankReference | None = None
     carries_on: bool = False
@@ -186,7 +188,7 @@ def plan_refresh(
             raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
         return RefreshPlan(
             from_dict(former.estimator), store.load_bank(former.bank), former.strength,
-            "the last refresh is taken back", former.mean_bias, former.bank,
+            "the last refresh is taken back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
         )  # fmt: skip
     bank, target_bank, estimator = optional_bank(options.bank), optional_bank(options.target_bank), options.estimator
     profile, incoming = state.profile, state.incoming
@@ -204,21 +206,25 @@ def plan_refresh(
         if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
             return RefreshPlan(
                 from_dict(begun.estimator), saved, begun.strength, "one was not finished",
-                begun.mean_bias, begun.bank, True, rebuilding,
+                (begun.gate, begun.gate_targets), begun.mean_bias, begun.bank, True, rebuilding,
             )  # fmt: skip
     stored = load_bank()
     new_bank = _with(stored, bank, target_bank)
-    strength = profile.strength
+    strength, gates = profile.strength, (profile.gate, profile.gate_targets)
     if is_new:
         estimator = estimator or from_dict(profile.estimator)
         return RefreshPlan(estimator, new_bank, strength, "the profile is new")
     if estimator is None and (tuned := _newly_tuned(info, profile, new_bank)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+        if tuned.labelled:
+            gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
     if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
         changes.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
         changes.append("the parameters changed")
-    return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes))
+    if gates != (profile.gate, profile.gate_targets):
+        changes.append("the gate changed")
+    return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates)
 
 
 def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:

@@ -165,7 +165,7 @@ def _refreshed(
         counting = executor.submit(store.count, info.name)
         finding = executor.submit(rebuildings, store)
         noting = executor.submit(spare.noted)
-        pending = executor.submit(waiting_rows, store, info, state)
+        pending = executor.submit(waiting_rows, BiasBackend(store, info, state))
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
         left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
@@ -315,7 +315,7 @@ class Refreshing:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
-        former = Former(estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank)
+        former = Former(**old.model_dump(include=set(Former.model_fields)))
         return old.model_copy(
             update={
                 "estimator": to_dict(correction.fitted.estimator),
@@ -325,6 +325,8 @@ class Refreshing:
                 "bank": reference,
                 "epoch": old.epoch + 1,
                 "strength": plan.strength,
+                "gate": plan.gates[0],
+                "gate_targets": plan.gates[1],
                 "refreshed_at": now(),
                 "former": None if self.is_new else former,
             }
@@ -337,7 +339,7 @@ class Refreshing:
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
         self._spare.note([abandoned.profile.bank] if abandoned else [])
         self._write_state(state)
-        self._spare.drop(self._spare.noted())
+        self._spare.drop(self._spare.noted(), state)
         Renewal.forget(self.store, self.info.name)
         return replace(self, state=state)
 
@@ -348,7 +350,7 @@ class Refreshing:
         with self._renewing() as renewal:
             filled = renewal.fill_pending()
             scanned, written = renewal.run(incoming.profile)
-            BiasBackend(self.store, self.info, self._searchable(self.state)).wait_visible()
+            renewal.backend.wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
             leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
             moved = {"incoming": None, "outgoing": leaving}
@@ -357,8 +359,8 @@ class Refreshing:
             state = keep_nearest(self.store, self.info.name, state)
             self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
             self._write_state(state)
-        self._without_outgoing(state)
-        self._spare.drop(self._spare.noted())
+        state = self._without_outgoing(state)
+        self._spare.drop(self._spare.noted(), state)
         Renewal.forget(self.store, self.info.name)
         return self._result("full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch)
 
@@ -380,9 +382,9 @@ class Refreshing:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        strength, allowed = state.profile.strength, state.allowed_miss_rate
-        measured, _ = measure(gallery, correction, plan.bank.queries, strength, allowed)
-        return state.with_candidates(measured.candidates, measured.missed, measured.queries)
+        queries, side = plan.bank.queries, state.codec.side_collection
+        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side)
+        return state.model_copy(update={"reranking": measured})
 
     # -- helpers ------------------------------------------------------------------------------------------
 
@@ -391,15 +393,8 @@ class Refreshing:
         """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
         ttl, stop = self.options.client_ttl, self.options.stop
         with rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer, self.lease.explained():
-            yield Renewal(
-                lease=self.lease,
-                info=self.info,
-                state=self._searchable(self.state),
-                names_epoch=self.state.active == self.active,
-                writer=writer,
-                options=self.options,
-                banks=banks,
-            )
+            backend = BiasBackend(self.store, self.info, self._searchable(self.state), writer)
+            yield Renewal(backend, self.state.active == self.active, self.options, banks)
 
     def _write_state(self, state: CollectionState) -> None:
         self.lease.check()

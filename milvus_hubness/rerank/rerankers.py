@@ -15,27 +15,46 @@ from milvus_hubness.kernels.primitives import convert_fields, whole_number
 
 Hits = TypeVar("Hits")
 
+MARGIN = 4 * float(np.finfo(np.float32).eps)
+"""Scores that differ by less, relative to the largest, count as equal."""
+
 
 @dataclass(frozen=True)
 class DynamicGate:
-    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank query.
+    """Correct a query only if its raw nearest item is activated: among the k nearest of some bank query or, if
+    `k_targets` is given, among the k_targets nearest of some item of the target bank, which must not be the gallery: it
+    would activate all its items.
 
-    With InvertedSoftmax this is the paper's DIS.
+    With InvertedSoftmax and without `k_targets` this is the paper's DIS. The authors' code of DualDIS (`db_norm`,
+    DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two dynamic inverted softmaxes, each of one
+    bank with its own set. If a set lacks the raw nearest item of q, its factor is the raw score s(q, r):
+
+        in both        IS_bank(q, r) · IS_targets(q, r)
+        first only     IS_bank(q, r) · s(q, r)
+        second only    s(q, r) · IS_targets(q, r)
+        in neither     s(q, r)²
+
+    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the first
+    line does, and as the last line does for s ≥ 0. In the two middle cases it corrects by both banks, not by one.
     """
 
     k: int = 1
+    k_targets: int | None = None
 
     def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "k")
+        convert_fields(self, whole_number, "k", *(["k_targets"] if self.k_targets is not None else []))
 
-    def activated(self, bank: npt.ArrayLike, gallery: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is among the k nearest of a row of bank (m, d).
-
-        Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k items.
-        """
-        items = np.asarray(gallery, np.float32)
-        nearest = topk(np.asarray(bank, np.float32), items, self.k).indices
-        return np.isin(np.arange(len(items)), np.asarray(nearest))
+    def activated(
+        self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Return (n,) whether each row of gallery (n, d) is activated by bank (m, d) or, with `k_targets`, by
+        target_bank (t, d). Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has
+        fewer than k or k_targets items."""
+        items, sets = np.asarray(gallery, np.float32), [(np.asarray(bank, np.float32), self.k)]
+        if self.k_targets is not None:
+            sets.append((np.asarray(target_bank, np.float32), self.k_targets))
+        nearest = [np.ravel(topk(vectors, items, k).indices) for vectors, k in sets]
+        return np.isin(np.arange(len(items)), np.concatenate(nearest))
 
 
 def gate(
@@ -51,47 +70,11 @@ def gate(
 
 
 @dataclass(frozen=True)
-class DualDynamicGate:
-    """Correct a query only if its raw nearest item is in one of two activation sets.
-
-    These are the items among the k_query nearest of some bank query, and those among the k_target nearest of some item
-    of the target bank, which must not be the gallery: it would activate all its items.
-
-    The authors' code (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
-    dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest item of q,
-    its factor is the raw score s(q, r):
-
-        in both        IS_bank(q, r) · IS_targets(q, r)
-        first only     IS_bank(q, r) · s(q, r)
-        second only    s(q, r) · IS_targets(q, r)
-        in neither     s(q, r)²
-
-    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the first
-    line does, and as the last line does for s ≥ 0. In the two middle cases it corrects by both banks, not by one.
-    """
-
-    k_query: int = 1
-    k_target: int = 1
-
-    def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "k_query", "k_target")
-
-    def activated(
-        self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike
-    ) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is in the set of bank (m, d) or of target_bank (t, d).
-
-        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k_query or k_target items.
-        """
-        by_queries = DynamicGate(self.k_query).activated(bank, gallery)
-        return by_queries | DynamicGate(self.k_target).activated(target_bank, gallery)
-
-
-@dataclass(frozen=True)
 class GloballyCorrected:
-    """Rank `candidates` items of the raw search by GC(q, r) = Rank_r(q) − s(q, r), ascending.
+    """Rank `candidates` items of the raw search by Rank_r(q), ascending, and those of equal rank by s(q, r).
 
-    Rank_r(q) counts the bank queries that are nearer to r than q is; the score breaks ties.
+    Rank_r(q) counts the bank queries that are nearer to r than q is. For cosines this is the order of the paper's
+    GC(q, r) = Rank_r(q) − cos(q, r) (Dinu, Lazaridou and Baroni, 2015), and a score of any range overrules no rank.
     """
 
     candidates: int = 100
@@ -102,11 +85,13 @@ class GloballyCorrected:
     def order(self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.
 
-        scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product.
+        scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product. A bank query
+        is nearer only beyond rounding, so that a query which is in the bank itself is not nearer than itself.
         """
         own = np.asarray(scores, np.float64)
         others = np.asarray(items, np.float32) @ np.asarray(bank, np.float32).T
-        places = (others > own[:, None]).sum(axis=1)
+        margin = MARGIN * max(np.abs(others).max(initial=0), np.abs(own).max(initial=0))
+        places = (others > own[:, None] + margin).sum(axis=1)
         return np.lexsort((-own, places))
 
 

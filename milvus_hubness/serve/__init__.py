@@ -2,6 +2,7 @@
 
 from milvus_hubness.serve.config_file import ConfigFile, database_faults, file_faults
 from milvus_hubness.serve.reconcile import ACTIONS, OpenStore
-from milvus_hubness.serve.service import Service, ServicePolicy
+from milvus_hubness.serve.service import Service
+from milvus_hubness.serve.worker import ServicePolicy
 
 __all__ = ["ACTIONS", "ConfigFile", "OpenStore", "Service", "ServicePolicy", "database_faults", "file_faults"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from apscheduler.triggers.base import BaseTrigger
-from apscheduler.triggers.interval import IntervalTrigger
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -55,34 +54,33 @@ class Timing:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
         return cls(text, None)
 
-    def trigger(self, zone: tzinfo) -> BaseTrigger:
-        """Return the trigger of this schedule. zone: the time zone of cron."""
-        if self.every is not None:
-            return IntervalTrigger(seconds=int(self.every.total_seconds()), timezone=timezone.utc)
-        return CronTrigger(self.text, zone)
+    def after(self, moment: datetime, zone: tzinfo) -> datetime:
+        """Return the next time after this one. zone: the time zone of cron, in which weekday 0 is Sunday, and of a day
+        of the month and a weekday one must hold."""
+        return moment + self.every if self.every is not None else next(CronSim(self.text, moment.astimezone(zone)))
 
     def __str__(self) -> str:
         return f"every {self.text}" if self.every is not None else f"at {self.text}"
 
 
-class CronTrigger(BaseTrigger):  # type: ignore[misc]
-    """A cron trigger with Debian's rules: weekday 0 is Sunday, and of a day of the month and a weekday one must hold.
-    In APScheduler's own trigger, weekday 0 is Monday, and both must hold."""
+class Calendar:
+    """The next times of tasks, by task, from `begin` on. zone: the time zone of cron."""
 
-    def __init__(self, expression: str, zone: tzinfo) -> None:
-        self._expression, self._zone = expression, zone
+    def __init__(self, timings: Mapping[str, Timing], zone: tzinfo) -> None:
+        self._timings, self._zone = timings, zone
+        self.next_times: dict[str, datetime] = {}
 
-    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        return next(CronSim(self._expression, (previous_fire_time or now).astimezone(self._zone)), None)
+    def begin(self, moment: datetime) -> None:
+        self.next_times = {task: timing.after(moment, self._zone) for task, timing in self._timings.items()}
 
-
-def count_between(trigger: BaseTrigger, first: datetime, last: datetime) -> int:
-    """Return how many times the trigger fires from `first`, which counts, to before `last`."""
-    count, at = 0, first
-    while at is not None and at < last:
-        count += 1
-        at = trigger.get_next_fire_time(at, last)
-    return count
+    def passed(self, moment: datetime) -> dict[str, int]:
+        """Return how many times of each task have passed by this moment that no earlier call has counted."""
+        counts: dict[str, int] = {}
+        for task in self.next_times:
+            while self.next_times[task] <= moment:
+                counts[task] = counts.get(task, 0) + 1
+                self.next_times[task] = self._timings[task].after(self.next_times[task], self._zone)
+        return counts
 
 
 def _from_folder(path: str, info: ValidationInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, tzinfo
 from functools import partial
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.operations.progress import Events
-from milvus_hubness.serve.config import CollectionTable
+from milvus_hubness.serve.config import Calendar, CollectionTable, Timing
 from milvus_hubness.serve.reconcile import (
     ACTIONS,
     UNFINISHED,
@@ -146,21 +146,37 @@ class Standing:
     is_ready: bool = False
 
 
+@dataclass(frozen=True)
+class ServicePolicy:
+    """connect_seconds: time between two attempts to reach the database. share_seconds: time between two checks of the
+    share of pending rows. results: number that the database keeps of each collection."""
+
+    connect_seconds: float = 2.0
+    share_seconds: int = 10
+    results: int = 500
+
+
 class Worker:
-    """The worker thread of a bias profile: it counts, reports and stores each result. one_at_a_time: a lock that
-    the workers of a collection share. stop: set it, then call `join`, to end the worker."""
+    """The worker thread of a bias profile: it runs tasks at their times, and counts, reports and stores each result. Of
+    several times that passed while it was busy or this process was delayed, it makes up for the last. one_at_a_time: a
+    lock that the workers of a collection share. stop: set it, then call `join`, to end the worker. zone: of cron."""
 
     def __init__(
         self,
         reconciler: Reconciler,
+        one_at_a_time: threading.Lock,
         events: Events,
         metrics: ServiceMetrics,
-        one_at_a_time: threading.Lock,
         stop: threading.Event,
-        stored_results: int,
+        policy: ServicePolicy,
+        zone: tzinfo,
     ) -> None:
-        self.table = reconciler.table
-        self.history = History(self.table.label, stored_results)
+        self.table = table = reconciler.table
+        self.history = History(table.label, policy.results)
+        timings = {"pending": table.schedule, "full": table.full_schedule}
+        if table.pending_share is not None:
+            timings["share"] = Timing.parse(f"{policy.share_seconds}s")
+        self._calendar = Calendar(timings, zone)
         self._reconciler, self._events, self._metrics = reconciler, events, metrics
         self._one_at_a_time, self._stop = one_at_a_time, stop
         self._lock = threading.Lock()
@@ -168,20 +184,27 @@ class Worker:
         self._woken = threading.Event()
         self._standing = Standing()
         self._owes_full = False
-        self._thread = threading.Thread(target=self._serve, name=f"milvus-hubness {self.table.label}", daemon=True)
-        metrics.watch(self.table)
+        self._thread = threading.Thread(target=self._serve, name=f"milvus-hubness {table.label}", daemon=True)
+        metrics.watch(table)
 
     def start(self) -> None:
-        """Start the thread: reconcile at once, and then whenever `request` is called."""
+        """Start the thread: reconcile at once, and then at the times of the schedules."""
+        self._calendar.begin(now())
         self.request("full")
         self._thread.start()
 
-    def request(self, task: Task) -> datetime | None:
-        """Have the worker run this task soon, or after its current run; return when that began, if there is one."""
+    def request(self, task: Task) -> None:
+        """Have the worker run this task soon, or after its current run."""
         with self._lock:
             self._requested.add(task)
-            self._woken.set()
-            return self._standing.running.since if self._standing.running else None
+        self._woken.set()
+
+    @property
+    def next_run(self) -> datetime | None:
+        """The next time at which the worker will check its rows; None before the start."""
+        with self._lock:
+            times = self._calendar.next_times.items()
+            return min((time for task, time in times if task != "share"), default=None)
 
     def join(self) -> None:
         """Wait for the end of the thread, once `stop` is set."""
@@ -217,17 +240,32 @@ class Worker:
 
     def _serve(self) -> None:
         self._remember()
+        reason = "late"
         while not self._stop.is_set():
-            self._woken.wait()
-            with self._lock:
-                self._woken.clear()
-                task = max(self._requested, key=get_args(Task).index, default=None)
-                self._requested.clear()
-                if task is not None:
-                    self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
+            self._woken.clear()
+            task = self._next_task(reason)
             if task is not None:
                 self._fulfil(task)
+            else:
+                self._woken.wait(max(0.0, (min(self._calendar.next_times.values()) - now()).total_seconds()))
+            reason = "late" if task is None else "running"
         self._reconciler.release()
+
+    def _next_task(self, reason: str) -> Task | None:
+        """Return the largest task that is requested or due, and report the times that passed unused, for this reason:
+        the process was late, of which one is used now, or the last run was not over."""
+        with self._lock:
+            passed = self._calendar.passed(now())
+            due = [task for task in get_args(Task) if task in self._requested or task in passed]
+            self._requested.clear()
+            if due:
+                self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
+        for task, times in passed.items():
+            count = times - (reason == "late")
+            if count and task != "share":
+                self._metrics.missed(self.table, reason, count)
+                self._events.report("missed", collection=self.table.label, reason=reason, count=count)
+        return due[-1] if due else None
 
     def _fulfil(self, task: Task) -> None:
         """Run a task. A full reconciliation that failed, or was left to another process, is tried again at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
@@ -128,7 +128,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
             if not self.client.has_collection(target):
-                self._create_copy(source, target, state)
+                partitions = ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+                self.client.create_collection(
+                    target,
+                    schema=milvus_schema.copy_schema(source, state),
+                    properties=milvus_schema.copy_properties(source, state),
+                    **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
+                )
             else:
                 before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
                 if before is None or (before.migration, before.phase) != (state.migration, "copying"):
@@ -142,16 +148,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
-
-    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        settings = ["num_shards", "consistency_level"]
-        settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
-        self.client.create_collection(
-            target,
-            schema=milvus_schema.copy_schema(source, state),
-            properties=milvus_schema.copy_properties(source, state),
-            **{name: source.schema[name] for name in settings},
-        )
 
     # -- side biases ------------------------------------------------------------------------------------
 
@@ -279,24 +275,24 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         from tenacity import Retrying, retry_if_result, wait_exponential
 
         for index in self.client.list_indexes(collection):
-            is_building = retry_if_result(_is_building)
+            is_building = retry_if_result(
+                lambda index: (
+                    index["state"] != "Failed" and (index["state"] != "Finished" or bool(index["pending_index_rows"]))
+                )
+            )
             described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(
                 self.client.describe_index, collection, index
             )
             if described["state"] == "Failed":
                 # `MilvusClient.describe_index` does not return the reason.
                 context = self.client._generate_call_context()
-                _, reason = self._connection.get_index_state(collection, index, context=context)
+                _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
                 raise StoreError(
                     f"the server failed to build index {index!r} of collection {collection!r}: "
                     f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
                     "with parameters that the server accepts, and run the command again"
                 )
         self.client.load_collection(collection)
-
-    def show_imported(self, collection: str) -> None:
-        self.flush(collection)
-        self.client.refresh_load(collection)
 
     def wait_visible(self, collection: str) -> None:
         self.count(collection)
@@ -320,13 +316,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.alter_alias(collection, alias)
         else:
             self.client.create_alias(collection, alias)
-
-
-def _is_building(index: dict[str, Any]) -> bool:
-    """Whether the server still works on an index, given the result of `describe_index`."""
-    if index["state"] == "Failed":
-        return False
-    return index["state"] != "Finished" or bool(index["pending_index_rows"])
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:

@@ -189,18 +189,15 @@ class MilvusLedger(MilvusBanks):
             self._upsert(ledger, part)
 
     def record(self, ledger: str, key: str) -> Record | None:
-        if ledger not in self._ready_ledgers and not self.exists(ledger):
-            return None
-        self._ensure_ledger(ledger)
         return next(iter(self._records(ledger, is_one_of("key", [key]))), None)
 
     def records(self, ledger: str, *groups: str) -> list[Record]:
-        if ledger not in self._ready_ledgers and not self.exists(ledger):
-            return []
-        self._ensure_ledger(ledger)
         return self._records(ledger, is_one_of("belongs_to", groups))
 
     def _records(self, ledger: str, where: str) -> list[Record]:
+        if ledger not in self._ready_ledgers and not self.exists(ledger):
+            return []
+        self._ensure_ledger(ledger)
         fields = ["key", "belongs_to", "body"]
         rows = self._query(ledger, where, fields, limit=_FEW)
         if len(rows) == _FEW:

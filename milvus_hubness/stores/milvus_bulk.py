@@ -1,4 +1,4 @@
-"""Bulk import: rows as Parquet files that the Milvus server imports."""
+"""Rows as Parquet files that a Milvus server imports."""
 
 from __future__ import annotations
 
@@ -8,30 +8,22 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pymilvus import CollectionSchema, DataType
-from pymilvus.client.types import BulkInsertState
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.banks.generations import Batch, Row
+from milvus_hubness.banks.generations import Row
 from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_banks import MilvusLedger
-from milvus_hubness.stores.milvus_server import supports, translated
-from milvus_hubness.stores.records import CollectionInfo, ImportJob
 
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
 _VECTOR_DTYPES = {
     DataType.FLOAT16_VECTOR: ("numpy", "float16"),
     DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
     DataType.INT8_VECTOR: ("numpy", "int8"),
-}
-_STATES: dict[int, Literal["done", "failed"]] = {
-    BulkInsertState.ImportCompleted: "done",
-    BulkInsertState.ImportFailed: "failed",
-    BulkInsertState.ImportFailedAndCleaned: "failed",
 }
 
 
@@ -78,29 +70,7 @@ class ImportWriter:
 
 
 class MilvusBulk(MilvusLedger):
-    """The store's methods for import files, over gRPC because servers before 2.4 have no other interface for them."""
-
-    def import_obstacles(self, source: CollectionInfo) -> list[str]:
-        if self.is_lite:
-            return ["Milvus Lite imports no files"]
-        if not supports(self._version, "Parquet imports"):
-            return [f"this server, {self._version}, imports no Parquet files: Milvus does from 2.3.4 on"]
-        if missing := _missing_packages():
-            return [missing]
-        return [
-            f"field {field['name']!r} is of a type that pymilvus's bulk writer does not write"
-            for field in source.schema["fields"]
-            if DataType(field["type"]).name not in _bulk_writer().constants.ARROW_TYPE_CREATOR
-        ]
-
-    def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
-        writer = self.import_writer(collection, folder, file_bytes=2**40)  # One file.
-        form = milvus_schema.form_of(writer.described, field)
-        for batch in batches:
-            vectors = form.encode_rows(batch.vectors)
-            writer.add([{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)])
-        paths = writer.commit()
-        return Path(paths[0]).relative_to(folder).as_posix() if paths else None
+    """The store's method for import files."""
 
     def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
         """Return a writer of rows as the collection stores them. Raises MissingExtra."""
@@ -108,31 +78,6 @@ class MilvusBulk(MilvusLedger):
             raise MissingExtra(missing)
         described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
-
-    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        return str(self._send(collection, self._connection.do_bulk_insert, partition or "", [file]))
-
-    def import_job(self, job: str) -> ImportJob:
-        with translated(f"import job {job}"):
-            return _job(self._connection.get_bulk_insert_state(int(job)))
-
-    def import_jobs(self, collection: str) -> list[ImportJob]:
-        return [_job(state) for state in self._connection.list_bulk_insert_tasks(0, collection)]
-
-    @property
-    def _connection(self) -> Any:
-        # A MilvusClient has no method for imports, and those of pymilvus.utility only use the connections of the ORM.
-        return self.client._get_connection()
-
-
-def _job(state: BulkInsertState) -> ImportJob:
-    infos = state.infos
-    return ImportJob(
-        str(state.task_id),
-        infos.get(BulkInsertState.IMPORT_FILES) or None,
-        _STATES.get(state.state, "running"),
-        infos.get(BulkInsertState.FAILED_REASON, ""),
-    )
 
 
 def _missing_packages() -> str:

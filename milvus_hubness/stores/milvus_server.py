@@ -195,9 +195,7 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
-Feature = Literal[
-    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "Parquet imports"
-]
+Feature = Literal["function chains", "new fields", "new vector fields", "dropped fields", "partial updates"]
 NEVER = NEWEST = (99,)  # Also for a version that is not a number.
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
@@ -205,7 +203,6 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "new vector fields": ((2, 6, 18), NEVER),
     "dropped fields": ((3, 0), NEVER),
     "partial updates": ((2, 6), (3, 2)),
-    "Parquet imports": ((2, 3, 4), NEVER),
 }
 """The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
 

@@ -6,8 +6,7 @@ capability if it has its methods; `capability` returns the store as one that has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
@@ -17,7 +16,6 @@ from milvus_hubness.state import BankReference, CollectionState, FrozenModel
 from milvus_hubness.stores.records import (
     CollectionInfo,
     Fences,
-    ImportJob,
     Note,
     QuerySamples,
     Record,
@@ -228,9 +226,9 @@ class Banks(Protocol):
         """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
         The rows that `reference` names stay as they are."""
 
-    def drop_bank_generation(self, reference: BankReference) -> None:
-        """Delete the rows of a generation, unless some collection state names it. If a job does so meanwhile, the rows
-        come back, or the job finds them missing when it loads the bank."""
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
+        """Delete the rows of generations that no collection state names. If a job does so meanwhile, the rows come
+        back, or the job finds them missing when it loads the bank."""
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
@@ -288,28 +286,6 @@ class SideCollections(Protocol):
 
 
 @runtime_checkable
-class BulkImport(Protocol):
-    """Rows from files that the database imports itself."""
-
-    def import_obstacles(self, source: CollectionInfo) -> list[str]:
-        """Return the reasons why rows of `source` cannot be written to import files; empty if they can."""
-
-    def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
-        """Write rows as `collection` stores them to a file; return its path within `folder`, None without rows."""
-
-    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        """Start to insert the rows of a file, and return the id of the job. file: the path as the database sees it."""
-
-    def import_job(self, job: str) -> ImportJob: ...
-
-    def import_jobs(self, collection: str) -> list[ImportJob]:
-        """Return all import jobs of this collection that the database remembers."""
-
-    def show_imported(self, collection: str) -> None:
-        """Make the rows of finished jobs indexed and visible to every read on return."""
-
-
-@runtime_checkable
 class QuerySampling(Protocol):
     """Samples of live queries for online banks."""
 
@@ -335,7 +311,6 @@ _MISSING: dict[Any, str] = {
     WholeRows: "replaces no whole rows: every note is replayed",
     SecondVectors: "has no second vector fields for augmented vectors: choose another bias location",
     SideCollections: "has no side collections: keep the biases in fields",
-    BulkImport: "cannot import files: copy without --bulk",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
     BankSearch: "cannot compute biases by its own search: use the engine local",
 }
@@ -352,6 +327,6 @@ def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
     """Drop what `save_bank` created, except a generation that a state names and a bank collection with other rows."""
     if made != "nothing":
-        store.drop_bank_generation(reference)
+        store.drop_bank_generations([reference])
     if made == "collection" and not store.count(reference.collection):
         store.drop(reference.collection)

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import Key
+from milvus_hubness.banks.online import Terms
 from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.state import CollectionState, FrozenModel, PropertyModel
+from milvus_hubness.state import CollectionState, PropertyModel
 
 
 def is_fence(alias: str) -> bool:
@@ -47,12 +48,15 @@ ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 
 
 class TuningRecord(PropertyModel):
-    """The result of `tune`. choice: an estimator as its dictionary, with the strength; None for "leave it alone"."""
+    """The result of `tune`. choice: an estimator as its dictionary, with the strength and the gate, if any; None for
+    "leave it alone"."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: dict[str, Any] | None
     strength: float
+    gate: int | None = None
+    gate_targets: int | None = None
     reason: str
     labelled: bool
     bank_fingerprint: str
@@ -87,18 +91,14 @@ class WriteIntentLog(PropertyModel):
         return f"{self.collection}_rows"
 
 
-class OnlineBank(FrozenModel):
-    """Settings of the online bank of one profile; see `banks.online.Terms`. Clients sample `rate` of its live queries
-    into `samples_collection`, from which a job takes them into the bank."""
+class OnlineBank(Terms):
+    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
+    from which a job takes them into the bank."""
 
     field: str
     profile: str
     samples_collection: str
     rate: float = Field(gt=0, le=1)
-    size: int = Field(ge=1)
-    seed_share: float = Field(ge=0, le=1)
-    half_life_seconds: float = Field(gt=0, allow_inf_nan=False)
-    duplicate_cosine: float = Field(gt=0, le=1)
 
     @property
     def capacity(self) -> int:
@@ -225,13 +225,3 @@ class Note:
     row: str | None
     changed: tuple[str, ...] = ()
     id: str = ""
-
-
-@dataclass(frozen=True)
-class ImportJob:
-    """An import of rows from a file by the database. file: as requested, if it is reported. reason: of a failure."""
-
-    id: str
-    file: str | None
-    state: Literal["running", "done", "failed"]
-    reason: str = ""

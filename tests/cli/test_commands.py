@@ -17,7 +17,7 @@ from milvus_hubness.cli.console import check_writable
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.texts import describe, rounded_shares
 from tests.cli.conftest import DIM, assert_fails, collections
-from tests.galleries import vectors
+from tests.galleries import half_known, plain_collection, vectors
 
 NOW = ("--client-ttl", "0")
 """Nobody writes."""
@@ -117,6 +117,22 @@ def test_tune_then_diagnose(run, files):
     assert both.returncode == 2
 
 
+def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
+    bank, items, queries = half_known()
+    plain_collection(connect("shop.db"), "half", items, "IP")
+    np.save("half.npy", bank)
+    np.savez("half.npz", query=queries, key=np.arange(200))
+    told = run("tune", "half", "--bank", "half.npy", "--pairs", "half.npz").stdout
+    assert "as with --gate 1; migrate, enable and refresh follow, and --gate 0 corrects all" in told
+    shares = [int(line.split()[-1][:-1]) for line in told.splitlines() if line.rstrip().endswith("%")]
+    assert sum(shares) == 100
+    for options, gate in (([], 1), (["--gate", "0"], None)):
+        for command in (["migrate", "plan"], ["enable"]):
+            done = run(*command, "half", "--bank", "half.npy", *options, "--json")
+            plan = json.loads(done.stdout)
+            assert plan.get("plan", plan)["gate"] == gate
+
+
 def spoiled(files):
     np.save(files / "narrow.npy", np.ones((40, DIM - 1), np.float32))
     np.save(files / "nan.npy", np.where(np.eye(40, DIM) == 1, np.nan, 1.0))
@@ -190,9 +206,9 @@ FAILURES = [
     (["enable", "products", "--bank", "narrow.npy"], 1, [*NARROW]),
     (["enable", "products", "--bank", "bank.npy", "--queries", "narrow.npy"], 1, [*NARROW]),
     ([*DUALIS, "--target-bank", "narrow.npy"], 1, [*NARROW]),
-    (["enable", "products", "--bank", "bank.npy", "--gate", "0"], 2, ["gate", "0"]),
+    (["enable", "products", "--bank", "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
     (["enable", "products", "--bank", "bank.npy", "--bank-name", "products"], 1, ["--bank-name"]),
-    ([*RUN, "bank.npy", "--gate", "0"], 2, ["gate", "0"]),
+    ([*RUN, "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
     ([*RUN, "bank.npy", "--profiles", "0"], 2, ["profiles", "0"]),
     ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["no room", "32768"]),
     ([*GATES, "--gate-targets", "0", "--target-bank", "bank.npy"], 2, ["gate_targets", "0"]),

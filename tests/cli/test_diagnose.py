@@ -27,7 +27,7 @@ def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, 
     client = connect("shop.db")
     rows = client.query("products", filter="id >= 0", output_fields=["*"], limit=100)
     client.upsert("products", [{**row, "photo": f"https://shop.test/{row['id']}.jpg"} for row in rows])
-    named = ("--query-text", "question", "--image-field", "photo", "--slice-by", "group")
+    named = ("--query-text", "question", "--image-field", "photo", "--slice-by", "group", "--group-by", "group")
     done = run(*PAIRS, *named)
     assert done.returncode == 0, done.stderr
     page = (files / "hubness.html").read_text()
@@ -35,10 +35,15 @@ def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, 
     assert '<a href="https://shop.test/' in page
     assert "By group" in page
     assert "By value" in done.stdout
+    assert "Shares of the answers by group" in page
+    shares = done.stdout.split("Shares by value")[1]
+    assert "excess, raw" in shares
+    assert shares.count("20.0%") >= 5
     result = json.loads(run(*PAIRS, *named, "--json").stdout)
     slices = result["diagnosis"]["slices"]
     assert sorted((part["value"], part["items"]) for part in slices) == [(str(value), 12) for value in range(5)]
     assert sum(part["queries"] for part in slices) == 30
+    assert sum(group["right"]["estimate"] for group in result["diagnosis"]["groups"]) == pytest.approx(1)
     assert result["crossed"] == []
     assert any("who sells" in query["text"] for hub in result["diagnosis"]["hubs"] for query in hub["swallows"])
     done = run("diagnose", "products", "--queries", "queries.npz", *NNN, "--query-text", "question", "--json")
@@ -50,6 +55,7 @@ def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, 
 def test_texts_and_slices_that_are_missing_are_named(pairs, run):
     for options, *words in (
         (("--query-text", "answer"), "pairs.parquet has no column 'answer'"),
+        (("--group-by", "colour"), "no scalar field 'colour'", "--group-by"),
         (("--slice-by", "colour"), "no scalar field 'colour': choose one of", "group", "--slice-by"),
     ):
         assert_fails(run(*PAIRS, *options), 1, *words)
@@ -69,6 +75,8 @@ def test_thresholds_decide_about_the_exit_code(pairs, files, run):
     )
     assert second.startswith(f"milvus-hubness: the gain of R@1, {gain:+.2f} points, is below --min-gain")
     assert "skewness of N_10" in done.stdout
+    before, after = (measured[when]["hub_occurrence"] for when in ("before", "after"))
+    assert f"{before:.1%} -> {after:.1%}" in next(line for line in done.stdout.splitlines() if "N_10 ≥ 20" in line)
     assert (files / "hubness.html").exists(), "the page shows why"
     done = run(*PAIRS, "--max-skewness", "-9", "--json")
     assert (done.returncode, len(json.loads(done.stdout)["crossed"])) == (3, 1)

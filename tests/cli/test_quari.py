@@ -5,8 +5,10 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import torch
 
 from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
@@ -46,6 +48,37 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     assert "for 5 candidates" in shown.stdout
 
 
+def test_linear_maps_are_a_form_of_the_network(run, folder):
+    options = ("--pairs", "pairs.npz", "--out", "maps.safetensors", "--form", "linear")
+    done = run("quari", "train", *options, "--param", "batch=16", "--json")
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout)["quari"]
+    assert trained["parameters"] == 2 * DIM**2
+    assert trained["history"][-1]["epoch"] == trained["settings"]["epochs"] == 16
+    assert "two linear maps" in run("quari", "show", "maps.safetensors").stdout
+    judged = run("quari", "eval", "maps.safetensors", "--pairs", "pairs.npz", "--json")
+    assert set(json.loads(judged.stdout)["quari"]["gain"]) == {"raw"}
+
+
+def test_weights_of_the_authors_are_imported(run, folder):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Quari(QuariConfig.published(DIM, rank=2, width=16, layers=1, heads=4))
+    torch.save({"state_dict": network.hypernetwork.state_dict()}, "model_weights.pt")
+    options = ("--out", "net.safetensors", "--encoder", "clip", "--param", "heads=4")
+    done = run("quari", "import-weights", "model_weights.pt", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    config = json.loads(done.stdout)["quari"]["config"]
+    assert (config["form"], config["rank"], config["width"], config["heads"], config["steps"]) == (
+        *("published", 2, 16, 4, 4),
+    )
+    assert "The authors' weights" in run("quari", "show", "net.safetensors").stdout
+    judged = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--encoder", "clip", "--json")
+    assert json.loads(judged.stdout)["quari"]["queries"] == 40
+    assert_fails(run("quari", "import-weights", "pairs.npz", "--out", "other"), 1, "pairs.npz")
+    assert_fails(run("quari", "import-weights", "model_weights.pt", "--out", "x", "--param", "rang=1"), 2, "rang")
+
+
 def test_every_option_is_heard(run, folder):
     """Each given a value that is not its default, and found again in what the network was trained with."""
     given = {
@@ -56,6 +89,8 @@ def test_every_option_is_heard(run, folder):
         "form": "anchored",
         "anchors": 5,
         "memory": 6,
+        "map_scale": 0.5,
+        "query_weight": 0.25,
         "dropout": 0.3,
         "epochs": 2,
         "patience": 3,
@@ -69,6 +104,8 @@ def test_every_option_is_heard(run, folder):
         "noise": 0.7,
         "semi_positives": 1,
         "seed": 6,
+        "published_loss": True,
+        "noise_per_coordinate": True,
     }
     options = []
     for name, value in given.items():

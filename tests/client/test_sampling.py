@@ -176,7 +176,7 @@ def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
 
 
 def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection):
-    others, sampler = set(threading.enumerate()), Sampler(None, samples_collection.write, idle_seconds=0.01)
+    others, sampler = set(threading.enumerate()), Sampler(None, samples_collection.write)
     for _ in range(2):
         samples_collection.held.clear()
         sampler.offer(online_bank(), state(), AT_ONCE)

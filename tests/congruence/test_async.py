@@ -550,10 +550,11 @@ def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
     bank, cache = lite.store().load_bank(state.profile.bank), BankCache(1 << 30)
     older = state.profile.model_copy(update={"mean_bias": state.profile.mean_bias + 1})
     name = (pair.corrected, state.field, state.profile.slot)
-    cache.keep(name, older, bank)
-    cache.keep(name, state.profile, bank)
-    for profile in (older, state.profile, older):
-        assert cache.correction(name, state, profile, bank).mean_bias == profile.mean_bias
+    earlier, later = cache.keep(name, older, bank), cache.keep(name, state.profile, bank)
+    for cached, profile in ((earlier, older), (later, state.profile), (earlier, older)):
+        assert cached.correction(state.layout).mean_bias == profile.mean_bias
+    assert cache.get(name, state.profile) is later
+    assert cache.get(name, older) is None
 
 
 def test_ordinary_collections_are_left_alone(lite):

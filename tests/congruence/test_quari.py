@@ -11,6 +11,7 @@ from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
     GloballyCorrected,
+    LinearMaps,
     QuariReranker,
     QueryBank,
     enable,
@@ -30,11 +31,11 @@ pytestmark = pytest.mark.beyond_contract
 DIM, ITEMS, QUERIES, CANDIDATES = 12, 150, 18, 25
 
 
-def trained():
+def trained(**changed):
     """A network far from its start."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2))
+        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **changed))
         with torch.no_grad():
             for each in network.parameters():
                 each += 0.3 * torch.randn(each.shape)
@@ -188,3 +189,10 @@ def test_a_collection_without_biases_says_that_it_cannot(backend):
 def test_biases_beside_the_vectors_choose_the_candidates_as_well(lite):
     world = World(lite, "IP", reranking=True)
     world.expect(world.search(world.reranker(correction=0.6), with_raw_score=True), correction=0.6)
+
+
+def test_linear_maps_rank_as_a_network_does(lite):
+    world = World(lite, "IP")
+    maps = LinearMaps(trained(form="linear", anchors=DIM), candidates=CANDIDATES, correction=0.6)
+    world.adapted = explicit.cosines(maps.network(torch.from_numpy(world.queries)), world.items.astype(float))
+    world.expect(world.search(maps), correction=0.6)

@@ -137,7 +137,7 @@ def test_a_bank_keeps_its_generations_apart(database):
         assert kept.fingerprint == bank.fingerprint
         assert np.array_equal(kept.queries.vectors, bank.queries.vectors)
     assert database.database.generations(name) == {saved[0].generation: 30, saved[1].generation: 50}
-    store.drop_bank_generation(saved[0])
+    store.drop_bank_generations([saved[0]])
     assert database.database.generations(name) == {saved[1].generation: 50}
     assert store.info(name).is_bank
 

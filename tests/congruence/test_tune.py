@@ -1,5 +1,7 @@
 """Tuning and diagnosis of collections in Milvus, and the jobs that follow the finding."""
 
+from datetime import datetime, timezone
+
 import numpy as np
 import pytest
 
@@ -11,14 +13,16 @@ from milvus_hubness import (
     InvalidInput,
     InvertedSoftmax,
     QueryBank,
+    enable,
     migrate,
+    plan_enable,
     plan_migration,
     refresh,
     status,
 )
 from milvus_hubness.quality.collections import diagnose, tune
 from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
-from tests.galleries import plain_collection
+from tests.galleries import half_known, plain_collection
 
 pytestmark = pytest.mark.beyond_contract
 
@@ -170,3 +174,39 @@ def test_bad_input(retrieval):
         diagnose(store, name, QueryBank(retrieval.queries[:, 1:]), bank=bank)
     with pytest.raises(CollectionNotFound):
         tune(store, "nowhere", bank)
+
+
+def test_a_tuned_gate_is_followed_by_every_job(lite):
+    vectors, items, queries = half_known()
+    bank, store, name, keys = QueryBank(vectors), lite.store(), lite.name("half"), list(range(200))
+    plain_collection(lite.client(), name, items, "IP")
+    told = tune(store, name, bank, queries=QueryBank(queries), answers=keys)
+    assert told.gate == 1
+
+    assert (plan_migration(store, name, bank).gate, plan_migration(store, name, bank, gate=0).gate) == (1, None)
+    assert plan_migration(store, name, bank, estimator=NNN(8)).gate is None
+    assert plan_enable(store, name, bank).gate == 1
+    assert plan_enable(store, name, bank, gate=0).gate is None
+    shown = diagnose(store, name, QueryBank(queries), bank=bank, answers=keys).retrieval_after["R@1"]
+    target = migrate(store, plan_migration(store, name, bank)).target
+
+    def found(strength=None):
+        results = lite.hubness_client().search(target, data=list(queries), limit=1, strength=strength)
+        return np.mean([hits[0]["id"] == key for key, hits in enumerate(results)])
+
+    raw = found(strength=0)
+    assert found() == pytest.approx(raw + told.interval.estimate, abs=0.04)
+    assert found() == pytest.approx(shown, abs=0.03)
+    assert diagnose(store, target, QueryBank(queries), answers=keys).retrieval_after["R@1"] == pytest.approx(found())
+    enable(store, plan_enable(store, name, bank))
+    assert store.info(name).state.profile.gate == 1
+
+    gated = found()
+    later = {"gate": None, "tuned_at": datetime.now(timezone.utc)}
+    kept = store.info(name).tuning.model_copy(update=later)
+    store.write_property(target, TUNING_PROPERTY, kept)
+    assert refresh(store, target, force=True).reason.startswith("the gate changed")
+    assert found() < gated - 0.02
+    assert refresh(store, target, revert=True).action == "full"
+    assert found() == gated
+    assert refresh(store, target).action == "none"

@@ -91,7 +91,7 @@ class Refreshed:
 
     def withdraw(self):
         write_state(self.store, self.name, self.state)
-        self.store.drop_bank_generation(self.incoming.profile.bank)
+        self.store.drop_bank_generations([self.incoming.profile.bank])
 
     def slots(self, keys):
         """(n, slots) what the collection holds, and the rows beside."""
@@ -230,7 +230,7 @@ def test_other_profiles_keep_their_biases(lite):
 
 def test_a_bank_that_is_to_come_is_kept_and_one_that_was_withdrawn_is_not_missed(lite):
     here = Refreshed(lite).announce()
-    here.store.drop_bank_generation(here.incoming.profile.bank)
+    here.store.drop_bank_generations([here.incoming.profile.bank])
     assert len(here.store.load_bank(here.incoming.profile.bank).queries) == len(here.new)
     late = lite.hubness_client(state_ttl=AN_HOUR)
     late.get(here.name, [1])

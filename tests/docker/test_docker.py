@@ -55,6 +55,14 @@ def test_the_image_passes_hadolint():
     passes("hadolint", "--failure-threshold", "style", DOCKER / "Dockerfile")
 
 
+def test_the_image_in_the_docs_passes_hadolint(tmp_path):
+    """But for the versions of the image and of the packages, which are the reader's."""
+    page = (ROOT / "docs" / "operations" / "containers.md").read_text()
+    [block] = re.findall(r"^```dockerfile\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "Dockerfile").write_text(block)
+    passes("hadolint", "--failure-threshold", "style", "--ignore", "DL3013", tmp_path / "Dockerfile")
+
+
 def test_jobs_is_built_on_client_and_by_default():
     stages = re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE)
     assert stages == [("python:${PYTHON}", "build"), ("python:${PYTHON}", "client"), ("client", "jobs")]

@@ -74,7 +74,22 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
     assert ran
 
 
-SHOWN_ELSEWHERE = {"Correction", "DualDynamicGate", "Estimator", "FittedBias", "Layout", "RefreshResult"}
+CHECKED = {
+    "python": "this file",
+    "sh": "test_shell_blocks.py",
+    "toml": "test_reference.py",
+    "javascript": "../proxy/test_node.py",
+    "dockerfile": "../docker/test_docker.py",
+    "text": "output of commands, which are in sh",
+}
+"""Where the blocks of a language are run or checked."""
+
+
+def test_every_block_is_of_a_language_that_a_test_checks():
+    assert {block.language for page in pages.PAGES for block in pages.blocks(page)} <= CHECKED.keys()
+
+
+SHOWN_ELSEWHERE = {"Correction", "Estimator", "FittedBias", "Layout", "RefreshResult"}
 """Names for those who build on the package."""
 
 
@@ -205,7 +220,7 @@ def test_the_tutorial_can_be_walked(tmp_path):
 def test_the_figures_of_the_demo_are_what_it_prints():
     command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
     printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks.md", "The demo")):
+    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks" / "quality.md", "The demo")):
         rows = pages.table_rows(page.read_text(), heading)
         for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
             assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from tests.galleries import plain_collection, vectors
 
 SDK, VERSION = "@zilliz/milvus2-sdk-node", "3.0.6"
 SCRIPT = Path(__file__).with_name("foreign.js")
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "proxy.md"
 
 
 @pytest.fixture(scope="session")
@@ -32,28 +34,55 @@ def node_modules():
     return folder / "node_modules"
 
 
-def test_node_gets_what_python_gets(lite, node_modules):
-    rng = np.random.default_rng(5)
-    items, bank, fresh = vectors(rng, 60, 12), vectors(rng, 30, 12), vectors(rng, 3, 12)
+def corrected_collection(lite, rng):
     name = lite.name()
-    plain_collection(lite.client(), name, items, "COSINE")
-    store = lite.store()
-    corrected = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(4)), no_writers=True).target
-    rows = [{"id": 1_000 + i, "vector": row.tolist(), "group": i} for i, row in enumerate(fresh)]
-    query = fresh[0].tolist()
-    python = lite.hubness_client()
-    address = python.behind and lite.proxies.uri(lite.uri).removeprefix("http://")
-    told = {"address": address, "collection": corrected, "rows": rows, "query": query}
+    plain_collection(lite.client(), name, vectors(rng, 60, 12), "COSINE")
+    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, 12)), estimator=NNN(4))
+    return migrate(lite.store(), plan, no_writers=True).target
+
+
+def run_node(arguments, node_modules, text):
     done = subprocess.run(
-        ["node", SCRIPT],
-        input=json.dumps(told).encode(),
+        ["node", *arguments],
+        input=text.encode(),
         env={**os.environ, "NODE_PATH": str(node_modules)},
         capture_output=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
-    got = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_the_block_of_the_page_searches(lite, node_modules):
+    rng = np.random.default_rng(6)
+    corrected, [query] = corrected_collection(lite, rng), vectors(rng, 1, 12).tolist()
+    python = lite.hubness_client()
+    address = python.behind and lite.proxies.uri(lite.uri).removeprefix("http://")
+    [block] = re.findall(r"^ *```javascript\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert "localhost:19540" in block
+    assert '"live"' in block
+    block = block.replace("localhost:19540", address).replace('"live"', json.dumps(corrected))
+    script = f"""(async () => {{
+        const query = {json.dumps(query)};
+        {block}
+        process.stdout.write(JSON.stringify(hits.results));
+        await client.closeConnection();
+    }})()"""
+    got = run_node(["-e", script], node_modules, "")
+    [hits] = python.behind.search(corrected, data=[query], limit=10)
+    assert [int(hit["id"]) for hit in got] == hits.ids
+
+
+def test_node_gets_what_python_gets(lite, node_modules):
+    rng = np.random.default_rng(5)
+    corrected, fresh = corrected_collection(lite, rng), vectors(rng, 3, 12)
+    rows = [{"id": 1_000 + i, "vector": row.tolist(), "group": i} for i, row in enumerate(fresh)]
+    query = fresh[0].tolist()
+    python = lite.hubness_client()
+    address = python.behind and lite.proxies.uri(lite.uri).removeprefix("http://")
+    told = {"address": address, "collection": corrected, "rows": rows, "query": query}
+    got = run_node([SCRIPT], node_modules, json.dumps(told))
     assert got["fields"] == ["id", "vector", "group"]
     assert got["dim"] == 12
     assert got["inserted"] == 3

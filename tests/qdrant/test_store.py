@@ -9,7 +9,6 @@ from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.protocols import (
-    BulkImport,
     QuerySampling,
     Renaming,
     SecondVectors,
@@ -114,7 +113,7 @@ def test_errors_are_ours_and_name_the_collection(backend):
     name = backend.fill(np.ones((1, 4), np.float32))
     with pytest.raises(StoreError, match=name):
         store.ask("upsert", name, points=[models.PointStruct(id=1, vector=[1.0, 2.0])])
-    for kind in (BulkImport, QuerySampling, SecondVectors, SideCollections, WholeRows):
+    for kind in (QuerySampling, SecondVectors, SideCollections, WholeRows):
         with pytest.raises(UnsupportedOperation):
             capability(store, kind)
 

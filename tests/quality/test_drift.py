@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
-from scipy.stats import kstest
+from scipy.stats import kstest, wasserstein_distance
 from sklearn.cluster import KMeans
 
 from milvus_hubness import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
@@ -47,6 +47,18 @@ def test_a_shift_must_be_large_as_well_as_sure():
     few = [drift_between(drawn(seed, 50), drawn(100 + seed, 50), seed=seed) for seed in range(20)]
     assert sum(each.statistic >= THRESHOLD for each in few) >= 3
     assert not any(each.fired for each in few)
+
+
+def test_the_earth_mover_moves_a_shift_and_little_by_chance():
+    first, second = drawn(0, 400, dim=1), drawn(1, 300, dim=1, shift=0.5)
+    found = drift_between(first, second, permutations=1)
+    both = np.concatenate([first, second])[:, 0]
+    on_a_line = wasserstein_distance(first[:, 0], second[:, 0]) / both.std()
+    assert found.earth_mover == pytest.approx(on_a_line, rel=1e-6)
+    assert found.earth_mover_by_chance < found.earth_mover / 3
+    same = drift_between(drawn(0, 400), drawn(1, 300), permutations=1)
+    assert same.earth_mover == pytest.approx(same.earth_mover_by_chance, rel=0.3)
+    assert f"Earth mover's distance {found.earth_mover:.2f}, " in found.reason
 
 
 def test_few_queries_decide_nothing():

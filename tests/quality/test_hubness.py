@@ -35,9 +35,35 @@ def test_antihubs():
 
 
 def test_all_equal_counts_are_no_hubness():
-    assert hubness_summary([4, 4, 4]) == (0, 0, 0, 4, 0)
-    assert hubness_summary([0, 0]) == (0, 0, 0, 0, 1)
-    assert hubness_summary([7]) == (0, 0, 0, 7, 0)
+    assert hubness_summary([4, 4, 4]) == (0, 0, 0, 4, 0, 0, pytest.approx(1 / 3), 0, 0, 1)
+    assert hubness_summary([0, 0]) == (0, 0, 0, 0, 1, 0, 0, 0, 0, 1)
+    assert hubness_summary([7]) == (0, 0, 0, 7, 0, 0, 1, 0, 0, 1)
+
+
+def test_the_further_measures_are_those_of_scikit_hubness():
+    """The figures that Hubness(k=3, metric="precomputed") of scikit-hubness 0.21.2 prints for these distances."""
+    distances = np.random.default_rng(29).standard_normal((40, 30)) - np.linspace(0, 1.5, 30)
+    counts = k_occurrence(np.argsort(distances, axis=1), 30, 3)
+    summary = hubness_summary(counts, 3)
+    assert summary._asdict() == pytest.approx(
+        {
+            "skewness": 1.0536989144583366,
+            "robin_hood": 0.38333333333333336,
+            "antihubs": 0.16666666666666666,
+            "hub_occurrence": 0.6416666666666667,
+            "groupie_ratio": 0.11666666666666665,
+            "gini": 0.5155555555555555,
+            "atkinson": 0.2846423113386146,
+            "largest": 14,
+            "kurtosis": stats.kurtosis(counts),
+            "entropy": stats.entropy(counts) / np.log(30),
+        }
+    )
+
+
+def test_entropy_falls_as_answers_gather_on_few_items():
+    assert hubness_summary([10, 10, 0, 0]).entropy == pytest.approx(0.5)
+    assert hubness_summary([20, 0, 0, 0]).entropy == 0
 
 
 def test_summary():

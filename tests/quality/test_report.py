@@ -42,8 +42,8 @@ def diagnosis():
 
 def test_measures_before_and_after(diagnosis):
     before, after = brute(0)[2], brute(0.6)[2]
-    assert diagnosis.before == hubness_summary(before)
-    assert diagnosis.after == hubness_summary(after)
+    assert diagnosis.before == hubness_summary(before, K)
+    assert diagnosis.after == hubness_summary(after, K)
     assert (diagnosis.n_queries, diagnosis.n_items, diagnosis.k) == (N_QUERIES, N_ITEMS, K)
 
 

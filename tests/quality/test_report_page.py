@@ -89,6 +89,8 @@ def test_the_page_holds_the_figures():
         f"{found.before.skewness:.2f} → {found.after.skewness:.2f}",
         f"{100 * found.before.robin_hood:.1f}% → {100 * found.after.robin_hood:.1f}%",
         f"{100 * found.retrieval_before['R@1']:.1f}% → {100 * found.retrieval_after['R@1']:.1f}%",
+        f"Share of answers from hubs, N ≥ 20{found.before.hub_occurrence:.3f}{found.after.hub_occurrence:.3f}",
+        f"Gini index; 0 is even{found.before.gini:.3f}{found.after.gini:.3f}",
         f"{found.antihubs.rescued} that were lost are found after correction, "
         f"{found.antihubs.after - found.antihubs.before + found.antihubs.rescued} that were found are not",
         f"{100 * found.coverage.reached / 60:.1f}% of the items are reached by the bank",
@@ -153,7 +155,7 @@ def test_every_chart_has_a_name():
 
 
 def test_it_can_be_read_in_every_way():
-    assert_accessible(render(made(slice_by="price")))
+    assert_accessible(render(made(slice_by="price", group_by="price")))
     assert_accessible(render(made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import ir_measures
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quality.measures import PositiveRanks, average_precisions, hits, ndcgs, retrieval_summary
+from milvus_hubness.quality.measures import PositiveRanks, average_precisions, hits, ndcgs, ranks, retrieval_summary
 
 rank_lists = st.lists(st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6)
 
@@ -38,6 +39,23 @@ def test_by_hand():
         "nDCG@10": pytest.approx(ndcgs(RANKS, 10).mean()),
     }
     assert list(retrieval_summary(RANKS, ks=[3], depth=5)) == ["R@3", "MdR", "MnR", "MRR", "mAP@5", "nDCG@5"]
+
+
+def test_trec_eval_gives_the_same_figures():
+    rng = np.random.default_rng(4)
+    gallery, bias = rng.normal(size=(300, 8)), rng.normal(size=300)
+    positives = [rng.choice(300, rng.integers(1, 9), replace=False) for _ in range(80)]
+    queries = np.stack([gallery[items].mean(0) for items in positives]) + rng.normal(size=(80, 8)) / 3
+    summary = retrieval_summary(ranks(queries, gallery, [items.tolist() for items in positives], bias))
+    scores = queries @ gallery.T - bias
+    relevant = {str(query): {str(item): 1 for item in items} for query, items in enumerate(positives)}
+    run = {str(query): {str(item): row[item] for item in range(300)} for query, row in enumerate(scores.tolist())}
+    names = {"R@1": "Success@1", "R@5": "Success@5", "R@10": "Success@10", "MRR": "RR", "mAP@10": "AP@10"}
+    names["nDCG@10"] = "nDCG@10"
+    trec = ir_measures.calc_aggregate(map(ir_measures.parse_measure, names.values()), relevant, run)
+    expected = {name: trec[ir_measures.parse_measure(measure)] for name, measure in names.items()}
+    assert 0.1 < expected["R@1"] < expected["R@10"] < 1
+    assert {name: summary[name] for name in names} == pytest.approx(expected, abs=1e-6)
 
 
 @given(rank_lists, st.integers(1, 35))

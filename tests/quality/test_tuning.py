@@ -9,11 +9,13 @@ import pytest
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import CSLS, NNN, Blend, RelativeNNN, Sinkhorn, from_dict, to_dict
+from milvus_hubness.estimators import CSLS, NNN, Blend, DualInvertedSoftmax, RelativeNNN, Sinkhorn, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.measures import assess, ranks, unevenness
-from milvus_hubness.quality.trials import STRENGTHS, Trial, sweep
+from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
+from milvus_hubness.rerank import DynamicGate
+from tests.galleries import half_known
 from tests.real_data import load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
@@ -31,14 +33,18 @@ def space():
 
 def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
     bank, gallery, queries = space
-    trials = sweep(bank, gallery, queries)
+    trials = [trial for trial in sweep(bank, gallery, QueryBank(queries)) if trial.gate is None]
     assert {type(trial.estimator).__name__ for trial in trials} == {
         "NNN", "CSLS", "InvertedSoftmax", "DualInvertedSoftmax", "DistributionNormalization", "Sinkhorn",
         "DualBankSinkhorn", "RelativeNNN", "Blend",
     }  # fmt: skip
     assert {trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN | CSLS)} == {
-        1, 2, 4, 8, 16, 32,
+        2, 8, 32,
     }  # fmt: skip
+    alphas = {trial.estimator.alpha for trial in trials if isinstance(trial.estimator, NNN)}
+    assert alphas == {step / 8 for step in range(1, 13)} - {0.5}
+    duals = [trial.estimator for trial in trials if isinstance(trial.estimator, DualInvertedSoftmax)]
+    assert len({(dual.tau_query, dual.tau_target) for dual in duals}) == 16
     for trial in trials:
         fitted = trial.estimator.fit(bank, gallery=gallery, target_bank=queries)
         np.testing.assert_allclose(trial.bias, trial.strength * fitted.bias(gallery), atol=2e-5)
@@ -51,7 +57,7 @@ def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(s
     told = []
     trials = sweep(QueryBank(bank.vectors[:5]), gallery, progress=lambda doing, done, total: told.append((done, total)))
     assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
-    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 4
+    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 2
     assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, RelativeNNN)) == 5
     assert {trial.strength for trial in trials} == {*STRENGTHS}
 
@@ -94,12 +100,68 @@ def test_a_mix_is_the_mean_of_its_trials(space):
 
 
 def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
+    trials = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 21)]
     alike = np.full((20, 30), 4, np.int32)
-    assert set(pick(np.linspace(0.2, 0.3, 20), alike)) == set(range(8))
+    assert pick(trials, np.linspace(0.2, 0.3, 20), alike) == trials[:8]
     even = np.full(20, 0.2)
     few = np.full((20, 30), 4, np.int32)
     few[12:] = 1
-    assert set(pick(even, few)) == set(range(12, 20))
+    assert pick(trials, even, few) == trials[12:]
+
+
+def test_a_gate_is_picked_for_all_or_none_and_has_to_be_clearly_better():
+    plain = [Trial(NNN(k), 1.0, np.zeros(5, np.float32)) for k in range(1, 11)]
+    trials = [*(trial._replace(gate=1) for trial in plain), *plain]
+    even, ranks = np.full(20, 0.2), np.full((20, 100), 2, np.int32)
+    ranks[:10, 0] = 1  # 0.005 of mean reciprocal rank
+    assert pick(trials, even, ranks) == plain[:8]
+    ranks[:10, :3] = 1  # 0.015, with a standard error of 0.0085
+    assert pick(trials, even, ranks) == plain[:8]
+    ranks[:10, :5] = 1
+    assert pick(trials, even, ranks) == trials[:8]
+    ranks[10] = 1  # One trial without a gate is the best of all.
+    ranks[:10, :40] = 1
+    assert pick(trials, even, ranks) == trials[:8]
+
+
+def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_bank_query(space):
+    bank, gallery, queries = space
+    bank = QueryBank(bank.vectors[:12])
+    positives = [np.array([number]) for number in range(40)]
+    targets = QueryBank(gallery[::7] + np.float32(0.1))
+    trials = sweep(bank, gallery, targets)
+    by_form = {form: [trial for trial in trials if trial.form == form] for form in ((None, None), (1, None), (1, 1))}
+    plain = search(by_form[None, None], queries, gallery, positives)
+    raw = plain.retrieved[0, :, 0]
+    opens = {
+        (1, None): DynamicGate(1).activated(bank.vectors, gallery)[raw],
+        (1, 1): DynamicGate(1, 1).activated(bank.vectors, gallery, targets.vectors)[raw],
+    }
+    assert 5 < opens[1, None].sum() < opens[1, 1].sum() < 35
+    for form, is_open in opens.items():
+        assert [trial[:2] for trial in by_form[form]] == [trial[:2] for trial in by_form[None, None]]
+        gated = search(by_form[form], queries, gallery, positives)
+        np.testing.assert_array_equal(gated.ranks, np.where(is_open, plain.ranks, plain.ranks[0]))
+        np.testing.assert_array_equal(gated.retrieved, np.where(is_open[:, None], plain.retrieved, plain.retrieved[0]))
+    assert trials[-1].gate is None
+
+
+def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
+    bank, gallery, queries = half_known()
+    positives = np.arange(200)
+    told = tune(bank, gallery, queries=queries, positives=positives)
+    assert (told.verdict, told.gate, told.gate_targets) == ("apply", 1, None)
+    assert {row.gate for row in told.rows[1:]} == {None, 1}
+
+    bias = told.strength * told.choice.fit(QueryBank(bank), gallery=gallery).bias(gallery)
+    trial = Trial(told.choice, told.strength, np.asarray(bias, np.float32))
+    gated = trial._replace(gate=1, activated=DynamicGate(1).activated(bank, gallery))
+    raw, plain, with_gate = search([trial, gated], queries, gallery, list(positives[:, None])).hits.mean(1)
+    assert with_gate > raw + 0.1
+    assert with_gate > plain + 0.02
+    assert told.interval.estimate == pytest.approx(with_gate - raw, abs=0.04)
+    for without in (tune(bank, gallery), tune(bank, gallery, queries=queries)):
+        assert without.gate is None
 
 
 def test_verdicts():
@@ -200,8 +262,7 @@ class TestRealData:
         part = np.random.default_rng(3).permutation(500)[:250]
         trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
-        biases = [np.zeros(500, np.float32), *(trial.bias for trial in trials)]
-        outcome = assess(task.query, task.gallery, biases, positives).of(part)
+        outcome = search(trials, task.query, task.gallery, positives).of(part)
         wanted = [positives[query] for query in part]
         chosen, judged = decide(trials, outcome, task.query[part], task.gallery, wanted)
         told = labelled(V2T, part)

@@ -6,10 +6,8 @@ import numpy as np
 def transformation(adaptation, which):
     """(d, d) the T of one query."""
     U, V = (part[which].detach().double().numpy() for part in (adaptation.U, adaptation.V))
-    static, found = adaptation.static, U.T @ V
-    if static is None:
-        return found
-    return found + (np.eye(U.shape[1]) if static.map is None else static.map.detach().double().numpy())
+    static = adaptation.static
+    return U.T @ V + (np.eye(U.shape[1]) if static.map is None else static.map.detach().double().numpy())
 
 
 def cosines(adaptation, items):

@@ -144,8 +144,3 @@ def test_a_memory_that_would_stay_empty_is_refused(config, settings, said):
             validation=subjects(2, 60),
             device="cpu",
         )
-
-
-def test_the_published_form_has_none():
-    with pytest.raises(InvalidParameter, match="memory"):
-        small(memory=3, form="published")

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari.model import Quari, cosines, encode, sinusoids, transformed_queries
+from milvus_hubness.quari.hypernetwork import encode, sinusoids
+from milvus_hubness.quari.model import Quari, cosines, transformed_queries
 from milvus_hubness.quari.settings import QuariConfig
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
@@ -22,18 +23,15 @@ def test_shapes(disturbed, form):
     adaptation = disturbed(form=form)(drawn(5, DIM))
     assert adaptation.query.shape == (5, DIM)
     assert adaptation.U.shape == adaptation.V.shape == (5, 3, DIM)
-    if form == "published":
-        assert adaptation.static is None
-    else:
-        assert len(adaptation.static.directions) == (DIM if form == "anchored" else 0)
+    assert len(adaptation.static.directions) == (DIM if form == "anchored" else 0)
 
 
 def test_the_defaults_are_the_papers():
     config = QuariConfig(512)
     network = Quari(config)
     assert (config.rank, config.layers) == (64, 4)
-    assert network.positions.shape == (128, config.width)
-    assert len(network.transformer.layers) == 4
+    assert network.hypernetwork.positions.shape == (128, config.width)
+    assert len(network.hypernetwork.transformer.layers) == 4
 
 
 @pytest.mark.parametrize("form", ["residual", "anchored"])
@@ -49,8 +47,8 @@ def test_an_untrained_network_leaves_the_cosine_as_it_is(form):
 
 
 def test_tokens_begin_at_zero_and_differ_by_their_positions_only():
-    network = Quari(small(form="published", steps=1)).eval()
-    network.positions.zero_()
+    network = Quari(small(form="residual", steps=1, map_scale=0.8)).eval()
+    network.hypernetwork.positions.zero_()
     adaptation = network(drawn(2, DIM))
     for part in (adaptation.U, adaptation.V):
         torch.testing.assert_close(part, part[:, :1].expand_as(part))
@@ -108,9 +106,9 @@ def test_directions_are_computed_again_when_the_map_has_changed(disturbed):
 @pytest.mark.parametrize("tokens", [1, 7, 129])
 def test_the_transformer_says_what_torchs_own_layers_do(disturbed, tokens):
     """As they are in training, less the dropout, and with the same gradients."""
-    transformer = disturbed(dropout=0.0).transformer.train()
+    transformer = disturbed(dropout=0.0).hypernetwork.transformer.eval()
     ours, theirs = drawn(3, tokens, 8).requires_grad_(), drawn(3, tokens, 8).requires_grad_()
-    found, wanted = encode(transformer, ours), transformer(theirs)
+    found, wanted = encode(transformer, ours), transformer.train()(theirs)
     torch.testing.assert_close(found, wanted)
     for each in (found, wanted):
         (each * drawn(3, tokens, 8, seed=1)).sum().backward()

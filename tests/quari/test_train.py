@@ -71,7 +71,7 @@ def part_of(trained, prefix):
 @pytest.mark.parametrize(("anchor_epochs", "memory"), [(0, 0), (1, 0), (1, 9), (2, 0), (2, 9), (3, 0), (3, 9)])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, anchor_epochs, memory):
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0)
-    config = small(form="anchored" if anchor_epochs else "published", memory=memory)
+    config = small(form="anchored" if anchor_epochs else "residual", memory=memory)
     settings = dataclasses.replace(QUICK, anchor_epochs=anchor_epochs)
     whole = train(pairs, config, settings, path=tmp_path / "whole", encoder="e", device="cpu")
     with pytest.raises(Interrupted):
@@ -107,7 +107,9 @@ def test_after_the_anchor_epochs_the_best_static_maps_stay():
     assert alone.history == whole.history[:4]
     for name in ("query_map", "item_map"):
         assert torch.equal(whole.resumption[f"last.{name}"], alone.weights[name])
-    assert not torch.equal(whole.resumption["last.decode_u.3.weight"], alone.weights["decode_u.3.weight"])
+    assert not torch.equal(
+        whole.resumption["last.hypernetwork.decode_u.3.weight"], alone.weights["hypernetwork.decode_u.3.weight"]
+    )
 
 
 def test_the_seed_decides_and_nothing_outside_is_drawn():
@@ -120,7 +122,7 @@ def test_the_seed_decides_and_nothing_outside_is_drawn():
     torch.manual_seed(6)
     same(part_of(train(pairs, small(), short, device="cpu"), "last."), first)
     other = part_of(train(pairs, small(), dataclasses.replace(short, seed=1), device="cpu"), "last.")
-    assert not torch.equal(other["query_encoder.0.weight"], first["query_encoder.0.weight"])
+    assert not torch.equal(other["hypernetwork.query_encoder.0.weight"], first["hypernetwork.query_encoder.0.weight"])
 
 
 def test_it_learns_what_no_one_map_of_the_gallery_does():
@@ -195,7 +197,7 @@ def test_a_training_that_runs_away_says_so():
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0, 60)
     settings = dataclasses.replace(QUICK, learning_rate=1e30, least_rate=1e30)
     with pytest.raises(NonFiniteVectors, match="learning_rate"):
-        train(pairs, small(form="published"), settings, device="cpu")
+        train(pairs, small(form="residual"), settings, device="cpu")
 
 
 @pytest.mark.parametrize(

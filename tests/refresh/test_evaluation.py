@@ -1,6 +1,7 @@
 """New biases judged before any search reads them."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from milvus_hubness.estimators import NNN, Blend
 from milvus_hubness.quality import measures
 from milvus_hubness.refresh.biases import Labelled, Sample, judge
 from milvus_hubness.refresh.plan import Labels, RefreshPlan
-from tests.galleries import METRICS, similarity
+from tests.galleries import METRICS, half_known, similarity
 
 DIM = 16
 
@@ -79,6 +80,19 @@ def test_labels_decide_where_there_are_some(hubs):
     well = judge(Layout(DIM, "IP"), items, harmful, standing(queries), labelled)
     assert well.r1["new"] == told.r1["old"]
     assert not well.objection
+
+
+def test_a_gate_counts_as_searches_use_it():
+    bank, items, queries = half_known()
+    labelled, layout = Labelled(queries, [np.array([i]) for i in range(len(items))]), Layout(16, "IP")
+    corrected = standing(bank, NNN(8, 0.625))
+    gated = replace(corrected, gates=(1, None))
+    told = judge(layout, items, corrected, gated, labelled)
+    assert told.r1["new"] > told.r1["old"] + 0.02
+    assert told.r1["old"] > told.r1["raw"]
+    with_targets = replace(gated, gates=(1, 1), bank=replace(corrected.bank, targets=QueryBank(items)))
+    opened = judge(layout, items, corrected, with_targets, labelled)
+    assert opened.r1["new"] == pytest.approx(told.r1["old"], abs=0.01)  # Most items are their own nearest.
 
 
 def test_too_little_is_not_judged_by(hubs):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import DimensionMismatch, DualInvertedSoftmax, InvalidParameter, InvertedSoftmax, QueryBank
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
+from milvus_hubness.rerank import DynamicGate, GloballyCorrected
 from milvus_hubness.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
 
@@ -56,7 +56,7 @@ def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agre
     scores = query @ gallery.T
     product, by_bank, by_targets = db_norm(scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target)
     bias = DualInvertedSoftmax(0.05, 0.1).fit(QueryBank(bank), target_bank=targets).bias(gallery)
-    activated = DualDynamicGate(k_query, k_target).activated(bank, gallery, targets)
+    activated = DynamicGate(k_query, k_target).activated(bank, gallery, targets)
     opens = activated[scores.argmax(1)]
     np.testing.assert_array_equal(opens, by_bank | by_targets)
     both, neither = by_bank & by_targets, ~by_bank & ~by_targets
@@ -70,30 +70,42 @@ def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agre
 
 def test_dual_gate_needs_banks_of_the_gallerys_width():
     with pytest.raises(DimensionMismatch):
-        DualDynamicGate().activated(np.eye(4), np.eye(4), np.eye(3))
+        DynamicGate(1, 1).activated(np.eye(4), np.eye(4), np.eye(3))
 
 
 def test_the_gate_opens_for_activated_items_only():
     assert gate(["r0", "r1", "r2"], ["c0", "c1", "c2"], [7, 8, None], {7}) == ["c0", "r1", "r2"]
 
 
-def test_globally_corrected_is_rank_less_score():
+@pytest.mark.parametrize("scale", [1e-3, 1, 1e3])
+def test_globally_corrected_breaks_ties_by_the_score_whatever_its_range(scale):
+    """By Rank − cos, as in the paper, of unit vectors; longer items and queries change no rank."""
     rng = np.random.default_rng(1)
-    query, items, bank = rng.normal(size=8), rng.normal(size=(30, 8)), rng.normal(size=(40, 8))
-    scores = items @ query
-    places = [(bank @ item > score).sum() for item, score in zip(items, scores, strict=True)]
-    squashed = scores / (1 + np.abs(scores)) / 2
-    wanted = np.argsort(np.array(places) - squashed)
-    np.testing.assert_array_equal(GloballyCorrected().order(scores, items, bank), wanted)
+    query, items, bank = rng.normal(size=8), rng.normal(size=(200, 8)), rng.normal(size=(6, 8))
+    items /= np.linalg.norm(items, axis=1, keepdims=True)
+    query, bank = query / np.linalg.norm(query), bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    cosines = items @ query
+    places = (items @ bank.T > cosines[:, None]).sum(1)
+    wanted = np.argsort(places - cosines)
+    assert len(np.unique(places)) > 3
+    np.testing.assert_array_equal(GloballyCorrected().order(scale * cosines, scale * items, bank), wanted)
+
+
+def test_globally_corrected_counts_no_query_of_the_bank_as_nearer_than_itself():
+    rng = np.random.default_rng(1)
+    bank, items = rng.normal(size=(8, 384)).astype(np.float32), rng.normal(size=(100, 384)).astype(np.float32)
+    for query in bank:
+        exact = items.astype(float) @ bank.T.astype(float)
+        own = items.astype(float) @ query.astype(float)
+        wanted = np.lexsort((-own, (exact > own[:, None] + 1e-9).sum(1)))
+        np.testing.assert_array_equal(GloballyCorrected().order(items @ query, items, bank), wanted)
 
 
 def test_parameters_are_checked():
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(InvalidParameter):
             DynamicGate(wrong)
-        with pytest.raises(InvalidParameter, match="k_query"):
-            DualDynamicGate(wrong)
-        with pytest.raises(InvalidParameter, match="k_target"):
-            DualDynamicGate(1, wrong)
+        with pytest.raises(InvalidParameter, match="k_targets"):
+            DynamicGate(1, wrong)
         with pytest.raises(InvalidParameter):
             GloballyCorrected(wrong)

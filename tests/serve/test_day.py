@@ -97,8 +97,8 @@ def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
         if before < held_up <= moment:
             moment = held_up + slept
         galleries.add(before + (moment - before) / 2)
-        for job in day.jobs:
-            due[job.args[0].table.name] += map(datetime.timestamp, job._get_run_times(moment))
+        for name, times in day.due(moment).items():
+            due[name] += map(datetime.timestamp, times)
         if before < slow <= moment:
             galleries.slow = threading.Event()
         day.move_to(moment)
@@ -131,10 +131,10 @@ def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
 
 
 def ours():
-    """Bytes that are held of what this package and the scheduler made since the first call."""
+    """Bytes that are held of what this package and cronsim made since the first call."""
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     gc.collect()
-    packages = [tracemalloc.Filter(True, f"*/{name}/*") for name in ("milvus_hubness", "apscheduler")]
+    packages = [tracemalloc.Filter(True, f"*/{name}/*") for name in ("milvus_hubness", "cronsim")]
     found = tracemalloc.take_snapshot().filter_traces(packages)
     return sum(trace.size for trace in found.traces)

@@ -7,17 +7,16 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.serve.config import Timing, count_between
+from milvus_hubness.serve.config import Calendar, Timing
 
 UTC = timezone.utc
 
 
 def times(text, after, count, zone=UTC):
-    trigger, found, previous = Timing.parse(text).trigger(zone), [], None
+    found = [after]
     for _ in range(count):
-        previous = trigger.get_next_fire_time(previous, after)
-        found.append(previous)
-    return found
+        found.append(Timing.parse(text).after(found[-1], zone))
+    return found[1:]
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("5m", 300), ("2h", 7_200), ("1d", 86_400)])
@@ -72,6 +71,10 @@ def test_what_is_wrong_is_told(text, said):
 
 def test_times_that_passed_are_counted():
     first = datetime(2026, 1, 1, tzinfo=UTC)
-    trigger = Timing.parse("60s").trigger(UTC)
-    assert count_between(trigger, first, first + timedelta(minutes=10)) == 10
-    assert count_between(trigger, first, first) == 0
+    calendar = Calendar({"minute": Timing.parse("60s"), "hour": Timing.parse("0 * * * *")}, UTC)
+    calendar.begin(first)
+    assert calendar.passed(first) == {}
+    assert calendar.passed(first + timedelta(minutes=10)) == {"minute": 10}
+    assert calendar.passed(first + timedelta(minutes=10)) == {}
+    assert calendar.passed(first + timedelta(minutes=61)) == {"minute": 51, "hour": 1}
+    assert calendar.next_times["hour"] == first + timedelta(hours=2)

@@ -231,7 +231,7 @@ def test_a_generation_that_is_named_while_it_is_dropped_is_kept_or_missed(databa
                 told.append("gone")
 
         requests = hooked(store, n, rival)
-        store.drop_bank_generation(reference)
+        store.drop_bank_generations([reference])
         if requests.seen < n:
             break
         if told == ["whole"]:
@@ -289,6 +289,20 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
         reference = store.info(name).state.profile.bank
         np.testing.assert_array_equal(store.load_bank(reference).queries.vectors, bank.vectors)
         assert refresh(store, name).action == "none", "nothing changed since"
+
+
+def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_at_all(database):
+    """It looks into every collection: before it drops the rows, and after."""
+    shared, scans = Shared(database, bank_of(1)), []
+
+    class Watched(database.base):
+        def _all_states(self):
+            scans.append(len(scans))
+            return super()._all_states()
+
+    for seed, expected in ((7, 0), (8, 2), (9, 4)):
+        assert refresh(database.store(Watched), shared.name, bank=bank_of(seed).queries, force=True).action == "full"
+        assert len(scans) == expected
 
 
 def test_a_tampered_bank_is_replaced_by_a_file_or_taken_as_it_is(database):

@@ -1,4 +1,4 @@
-"""What pymilvus's bulk writer makes of rows: the same values that an insert would send."""
+"""Import files hold the values that an insert would send."""
 
 import json
 
@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 from pymilvus import CollectionSchema, DataType, FieldSchema
 
-from milvus_hubness.banks.generations import Batch
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores.milvus import MilvusStore
@@ -32,19 +31,19 @@ ID = FieldSchema("id", DataType.INT64, is_primary=True)
 
 def written(folder, fields, vectors, rows, field="vec"):
     store = MilvusStore(Server([ID, *fields]))
-    batch = Batch([row["id"] for row in rows], vectors, rows)
-    file = store.write_import_file("c", [batch], field, folder)
-    return pq.read_table(folder / file).to_pylist()
+    writer = store.import_writer("c", folder)
+    writer.add([{**row, field: vector} for row, vector in zip(rows, vectors, strict=True)])
+    return [row for file in writer.commit() for row in pq.read_table(file).to_pylist()]
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype"), [(DataType.FLOAT16_VECTOR, "float16"), (DataType.BFLOAT16_VECTOR, "bfloat16")]
 )
 def test_halves_are_written_as_their_bytes(tmp_path, kind, dtype):
-    vectors = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    vectors = encode(np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32), dtype)
     rows = [{"id": i} for i in range(3)]
     found = written(tmp_path, [FieldSchema("vec", kind, dim=4)], vectors, rows)
-    assert [bytes(row["vec"]) for row in found] == encode(vectors, dtype)
+    assert [bytes(row["vec"]) for row in found] == vectors
 
 
 def test_other_vectors_come_along(tmp_path):
@@ -78,5 +77,4 @@ def test_a_row_that_cannot_be_written_is_named(tmp_path):
 
 def test_no_rows_make_no_file(tmp_path):
     store = MilvusStore(Server([ID, FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2)]))
-    assert store.write_import_file("c", [], "vec", tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
+    assert store.import_writer("c", tmp_path).commit() == []

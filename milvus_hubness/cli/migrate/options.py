@@ -63,10 +63,7 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     target: Annotated[str | None, "Name of the copy. [default: SOURCE_hubness]"] = None
     target_bank: options.TargetBank = None
     gate: options.Gate = None
-    gate_targets: Annotated[
-        int | None,
-        "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a --target-bank item.",
-    ] = None
+    gate_targets: options.GateTargets = None
     profiles: Annotated[int, "Number of bias profiles with room in the vectors; refresh adds them."] = 1
     index_type: Annotated[str | None, "Index type of the copy, such as HNSW. [default: the source's]"] = None
     index_param: Annotated[
@@ -108,7 +105,7 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
-            "--gate": (self.gate, former.get("gate")),
+            "--gate": (self.gate, former.get("gate") or 0),
             "--gate-targets": (self.gate_targets, former.get("gate_targets")),
             "--profiles": (None if self.profiles == 1 else slots_for(self.profiles), former.get("slots")),
             "--index-type": (self.index_type and self.index_type.upper(), index.get("index_type")),
@@ -146,12 +143,6 @@ class Pace:
     max_load: Annotated[str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}] = None
     critical_load: Annotated[str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}] = None
     load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = 5.0
-    bulk_folder: Annotated[
-        str | None,
-        "Folder for a copy by Parquet files that the server imports; REMOTE is its path on the "
-        "server. Needs --no-writers and milvus-hubness[bulk].",
-        {"metavar": "LOCAL[=REMOTE]"},
-    ] = None
     engine: options.EngineName = "local"
 
 

@@ -16,7 +16,7 @@ from milvus_hubness.cli.console import on_signals
 from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
+from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
 from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.operations.shell_commands import Hooks, parse_hooks, watching_load
@@ -65,7 +65,6 @@ class Session:
             client_ttl=watching.client_ttl,
             throttle=self._throttle,
             release=self._release,
-            bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
             engine=self._pace.engine,
         )
 

@@ -33,7 +33,6 @@ def show_plan(plan: dict[str, Any]) -> None:
         "partitions": ", ".join(plan["partitions"]),
         "fields added": ", ".join(plan["hidden_fields"]),
         **bank_words(plan),
-        "gate over targets": plan["gate_targets"],
         "alias": plan["alias"],
         "rename": f"{plan['source']} becomes an alias of the copy" if plan["rename"] else None,
         "server": plan["server"],

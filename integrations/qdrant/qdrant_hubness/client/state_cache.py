@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from milvus_hubness.banks.generations import StoredBank, fitted_bank, parts_of, validated
-from milvus_hubness.client.state_cache import BankCache
+from milvus_hubness.client.state_cache import BankCache, CachedBank
 from milvus_hubness.client.steps import Ask, Compute, Pause
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
@@ -141,8 +141,7 @@ class StateCache:
 
     def _biases(self, collection: str, state: CollectionState, profile: Profile, vectors: Floats) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
-        of = (collection, state.field, profile.slot)
-        biases: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).centred(vectors))
+        biases: Floats = yield Compute(lambda: bank.correction(state.layout).centred(vectors))
         return biases
 
     def locality_hints(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
@@ -151,17 +150,13 @@ class StateCache:
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)
         bank = yield from self._bank(collection, state, profile)
-        of = (collection, state.field, profile.slot)
-        hints: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors))
+        hints: Floats = yield Compute(lambda: bank.correction(state.layout).locality_hints(vectors))
         return hints
 
-    def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
+    def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[CachedBank]:
         of = (collection, state.field, profile.slot)
-        bank = self._banks.bank(of, profile)
-        if bank is None:
-            bank = yield from self._load_bank(profile)
-            self._banks.keep(of, profile, bank)
-        return bank
+        cached = self._banks.get(of, profile)
+        return cached or self._banks.keep(of, profile, (yield from self._load_bank(profile)))
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank
