@@ -52,7 +52,7 @@ class Pairs(NamedTuple):
 
     def by_query(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return one value for each query that has a pair as one for each pair (p,)."""
-        return np.repeat(values, np.diff(self.starts, append=len(self.queries)))
+        return np.repeat(values, np.diff(np.r_[self.starts, len(self.queries)]))
 
     def ranks(self, scores: Scores) -> npt.NDArray[np.int64]:
         """Return the rank, from 1, of each pair among those of its query, by scores (p,)."""

@@ -657,7 +657,7 @@ def test_a_collection_is_born_corrected(backend):
     np.testing.assert_allclose([hit["distance"] for hit in hits], scores[ids(hits)], atol=2e-5)
 
 
-ADDED = {"hubness_state", "hubness_samples", "write_import_files"}
+ADDED = {"match", "hubness_state", "hubness_samples", "write_import_files"}
 OVERRIDDEN = sorted(
     name for name in vars(AsyncHubnessClient) if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
 )
