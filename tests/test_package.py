@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "state", "stores",
     },
     "client": {
-        "banks", "codec", "correction", "errors", "estimators", "operations", "rerank",
+        "banks", "codec", "correction", "errors", "estimators", "kernels", "operations", "rerank",
         "state", "stores",
     },
     "proxy": {"client", "codec", "errors", "state", "stores"},
@@ -60,7 +60,8 @@ MAY_IMPORT = {
         "banks", "charts", "errors", "estimators", "operations", "quality", "refresh", "state", "stores",
     },
     "cli": {
-        "banks", "charts", "correction", "demo", "enable", "errors", "estimators", "migration", "operations", "proxy",
+        "banks", "charts", "client", "correction", "demo", "enable", "errors", "estimators", "migration", "operations",
+        "proxy",
         "quality", "quari", "refresh", "serve", "state", "stores",
     },
 }  # fmt: skip

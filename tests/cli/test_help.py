@@ -18,7 +18,7 @@ from qdrant_hubness.cli import app as qdrant_app
 APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}
 VERBS = {
     "Carry", "Catch", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep",
-    "List", "Make", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
+    "List", "Make", "Match", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
 }  # fmt: skip
 
 
