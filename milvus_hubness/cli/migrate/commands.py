@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="Collection to correct.")],
+    source: options.Source,
     planning: options.Planning,
     switching: options.Switching,
     writers: options.Writers,
