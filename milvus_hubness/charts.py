@@ -20,8 +20,6 @@ WIDTH = 440
 TIMELINE_SIZE, CURVES_SIZE = (440, 200), (640, 420)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
-CHARACTER = 8
-"""Width of a character of a label, at the size that narrow screens show."""
 _CURVES_STYLE = Markup("""<style>
 svg{font:13px system-ui,sans-serif;background:#fff} text{fill:#222} .soft{fill:#666}
 .grid{stroke:#e3e3e3} .loss{stroke:#b4531a} .mrr{stroke:#1a6fb4} .r1{stroke:#6a9f2d}
@@ -33,8 +31,6 @@ Box = tuple[float, float, float, float]
 Label = Callable[[float], str]
 Interval = tuple[float, float, float]
 """An estimate and the bounds of its confidence interval."""
-Bin = tuple[int, int, int, int]
-"""low, high, and the numbers of items with low ≤ N_k ≤ high before and after correction."""
 Epoch = tuple[int, float | None, float, float]
 """Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as shares."""
 
@@ -73,10 +69,6 @@ class _Drawing:
 
     def line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
         self.add('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>', kind, x1, x2, y1, y2)
-
-    def bar(self, kind: str, x: float, y: float, width: float, height: float, corner: int, tooltip: str = "") -> None:
-        element = '<rect class="{}" x="{:.1f}" y="{:g}" width="{:.1f}" height="{:g}" rx="{}">{}</rect>'
-        self.add(element, kind, x, y, width, height, corner, _tooltip(tooltip))
 
     def dot(self, kind: str, x: float, y: float, radius: float, tooltip: str = "") -> None:
         element = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>'
@@ -125,33 +117,6 @@ class _Plot:
         self._drawing.line("now", self.x(x), self.x(x), self.top - 6, self.bottom)
         anchor = "end" if self.x(x) > WIDTH - room else anchor
         self._drawing.text(self.x(x), self.top - 10, label, anchor)
-
-
-def histogram(bins: Sequence[Bin], k: int) -> Markup:
-    """Draw two bars per bin, before and after, on a logarithmic scale of items."""
-    labels = [str(low) if low == high else f"{number(low)}–{number(high)}" for low, high, _, _ in bins]
-    most, row = max(max(before, after) for _, _, before, after in bins), max(32, min(56, 430 // len(bins)))
-    left, thick = max(64, 16 + CHARACTER * max(map(len, labels))), (row - 6) // 2
-    room = WIDTH - left - max(48, 12 + CHARACTER * len(number(most)))
-    height = 24 + row * len(bins)
-    drawing = _Drawing(f"How many items have which N_{k}, before and after", WIDTH, height)
-
-    def length(count: int) -> float:
-        return room * math.log1p(count) / math.log1p(most)
-
-    for decade in range(int(math.log10(most)) + 1):
-        x = left + length(10**decade)
-        drawing.line("grid", x, x, 20, height)
-        drawing.text(x, 12, number(10**decade), "middle")
-    drawing.text(left - 8, 12, f"N_{k}", "end")
-    for nth, (label, (_, _, before, after)) in enumerate(zip(labels, bins, strict=True)):
-        top = 26 + row * nth
-        drawing.text(left - 8, top + thick + 4, label, "end", "")
-        for y, name, count in ((top, "before", before), (top + thick + 1, "after", after)):
-            tooltip = f"{number(count)} items with N_{k} {label} {name}"
-            drawing.bar(name, left, y, length(count), thick, 2, tooltip)
-            drawing.text(left + length(count) + 5, y + thick / 2 + 4, number(count), "start", name)
-    return drawing.svg()
 
 
 def curve(
@@ -307,6 +272,12 @@ def page_template(package: str, name: str, longest: int, **filters: Callable[...
     `short`, which leaves at most `longest` characters of a text."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     short = partial(do_truncate, environment, length=longest, killwords=True, end="…", leeway=0)
-    environment.filters |= {"number": number, "points": points, "span": span, "short": lambda value: short(str(value))}
+    environment.filters |= {
+        "log1p": math.log1p,
+        "number": number,
+        "points": points,
+        "span": span,
+        "short": lambda value: short(str(value)),
+    }
     environment.filters |= filters
     return environment.from_string(files(package).joinpath(name).read_text("utf-8"))
