@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from importlib.resources import files
@@ -17,14 +17,13 @@ from markupsafe import Markup
 from milvus_hubness.texts import number, points, span
 
 WIDTH = 440
-TIMELINE_SIZE, CURVES_SIZE = (440, 200), (640, 420)
+TIMELINE_SIZE = (440, 200)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
 _CURVES_STYLE = Markup("""<style>
-svg{font:13px system-ui,sans-serif;background:#fff} text{fill:#222} .soft{fill:#666}
-.grid{stroke:#e3e3e3} .loss{stroke:#b4531a} .mrr{stroke:#1a6fb4} .r1{stroke:#6a9f2d}
-polyline{fill:none;stroke-width:2} text.loss{fill:#b4531a;stroke:none} text.mrr{fill:#1a6fb4;stroke:none}
-text.r1{fill:#4c7a17;stroke:none} .best{stroke:#222;stroke-dasharray:4 3}
+svg { display: block; max-width: 640px; font: 13px system-ui, sans-serif; } .grid { stroke: #e3e3e3; }
+.line { fill: none; stroke: #1a6fb4; stroke-width: 2; } circle { fill: #1a6fb4; }
+.now { stroke: #222; stroke-dasharray: 4 3; } .soft { fill: #666; }
 </style>""")
 
 Box = tuple[float, float, float, float]
@@ -74,9 +73,9 @@ class _Drawing:
         element = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>'
         self.add(element, kind, x, y, radius, _tooltip(tooltip))
 
-    def svg(self, attributes: str = "") -> Markup:
-        start = '<svg {}viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>'
-        head = Markup(start).format(Markup(attributes), *self._size, self._title, self._title)
+    def svg(self) -> Markup:
+        start = '<svg viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>'
+        head = Markup(start).format(*self._size, self._title, self._title)
         return head + Markup("").join(self._elements) + Markup("</svg>")
 
 
@@ -128,9 +127,12 @@ def curve(
     *,
     percent: bool = False,
     band: Sequence[Interval] = (),
+    of: tuple[str, str, str] = ("strength", "the strength of the correction", "in use"),
 ) -> Markup:
-    """Draw a measure against the strength. now: the strength in use, which is marked. band: intervals of the values."""
-    drawing = _Drawing(f"{title} against the strength of the correction", WIDTH, height)
+    """Draw a measure against the strength. now: the strength in use, which is marked. band: intervals of the values.
+    of: the name of the strength, in short and in full, and that of the mark."""
+    name, against, marked = of
+    drawing = _Drawing(f"{title} against {against}", WIDTH, height)
     box, bounds = (44, WIDTH - 14, 30, height - 22), [bound for _, *bounds in band for bound in bounds]
     ends, label = (0, max(strengths) or 1.0), lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}"
     plot = _Plot(drawing, box, ends, [*values, *bounds], label)
@@ -142,11 +144,11 @@ def curve(
     if band:
         plot.draw_band([(strength, low, high) for strength, (_, low, high) in zip(strengths, band, strict=True)])
     plot.draw("polyline", "line", zip(strengths, values, strict=True))
-    plot.mark_now(now, f"in use: {now:g}", "middle", 70)
+    plot.mark_now(now, f"{marked}: {now:g}", "middle", 70)
     for strength, value in zip(strengths, values, strict=True):
         shown = f"{100 * value:.1f}%" if percent else f"{value:.2f}"
         kind, radius = "before" if strength == 0 else "after", 5 if strength in (0, now) else 3
-        drawing.dot(kind, plot.x(strength), plot.y(value), radius, f"strength {strength:g}: {shown}")
+        drawing.dot(kind, plot.x(strength), plot.y(value), radius, f"{name} {strength:g}: {shown}")
     drawing.text(0, 14, title, "start", "name")
     return drawing.svg()
 
@@ -233,38 +235,14 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def learning_curves(history: Sequence[Epoch], best: int) -> str:
-    """Return an SVG document: the training loss above, MRR and R@1 of the validation pairs below. best: an epoch."""
-    width, height = CURVES_SIZE
-    left, right, bottom = 60, width - 20, height - 34
-    upper_bottom, lower_top = height // 2 - 22, height // 2 + 22
-    last = max(history[-1][0], 1)
-    losses = [(epoch, loss) for epoch, loss, _, _ in history if loss is not None]
-    recall = {
-        "mrr": [(epoch, 100 * mrr) for epoch, _, _, mrr in history],
-        "r1": [(epoch, 100 * r1) for epoch, _, r1, _ in history],
-    }
-    drawing = _Drawing("Learning curves", width, height)
-    drawing.add("{}", _CURVES_STYLE)
-
-    def panel(lines: Mapping[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> _Plot:
-        values = [value for line in lines.values() for _, value in line]
-        plot = _Plot(drawing, (left, right, top, bottom), (0, last), values, lambda tick: f"{tick:.4g}")
-        for epoch in sorted({round(last * nth / 5) for nth in range(6)}):
-            drawing.text(plot.x(epoch), bottom + 15, str(epoch), "middle")
-        for kind, line in lines.items():
-            plot.draw("polyline", kind, line)
-        return plot
-
-    if losses:
-        panel({"loss": losses}, 24, upper_bottom)
-    best_x = panel(recall, lower_top, bottom).x(best)
-    drawing.text(left, 16, "training loss", kind="loss")
-    drawing.text(left, lower_top - 8, "validation, %: MRR", kind="mrr")
-    drawing.text(left + 160, lower_top - 8, "R@1", kind="r1")
-    drawing.line("best", best_x, best_x, 24, bottom)
-    drawing.text(best_x, 14, f"best: epoch {best}", "end" if best_x > width / 2 else "start")
-    drawing.text((left + right) / 2, height - 4, "epoch", "middle")
-    return drawing.svg('xmlns="http://www.w3.org/2000/svg" ') + "\n"
+    """Return an HTML page with the training loss, and MRR and R@1 of the validation pairs. best: an epoch."""
+    page = f"<!DOCTYPE html><meta charset=utf-8><title>Learning curves</title>{_CURVES_STYLE}"
+    for title, place in (("training loss", 1), ("validation MRR", 3), ("validation R@1", 2)):
+        points = [(epoch[0], value) for epoch in history if (value := epoch[place]) is not None]
+        if points:
+            epochs, values = zip(*points, strict=True)
+            page += curve(title, epochs, values, best, 200, percent=place > 1, of=("epoch", "the epoch", "best"))
+    return page + "\n"
 
 
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:

@@ -31,7 +31,7 @@ RANKS = ("MdR", "MnR")
 
 def train(
     pairs: PairsFile,
-    out: Annotated[Path, "Network file to write; its learning curves are OUT as .svg."],
+    out: Annotated[Path, "Network file to write; its learning curves are OUT as .html."],
     connection: Connection,
     collection: Collection = None,
     field: Field = None,
@@ -75,7 +75,7 @@ def train(
     )
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
     config_of(dim=1, **sizes)
-    curves = out.with_suffix(".svg")
+    curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
