@@ -207,22 +207,12 @@ def timeline(
         mark = marks[-1]
         side, anchor = (9, "start") if x(mark.at) < width / 2 else (-9, "end")
         drawing.text(x(mark.at) + side, plot.y(mark.value) + 4, mark.label, anchor, mark.kind)
-    ends = apart([plot.y(line.points[-1][1]) + 4 for line in lines], plot.bottom)
-    for line, end in zip(lines, ends, strict=True):
+    room = plot.bottom
+    for line in sorted(lines, key=lambda line: line.points[-1][1]):
+        end = min(plot.y(line.points[-1][1]) + 4, room)
         drawing.text(plot.right + 8, end, line.name, "start", line.kind)
+        room = end - LABEL_HEIGHT
     return drawing.svg()
-
-
-def apart(heights: Sequence[float], lowest: float) -> list[float]:
-    """Return the heights of labels, in the same order, moved so that no label covers another or is below `lowest`."""
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    moved, highest = [0.0] * len(heights), -math.inf
-    for index in order:
-        highest = moved[index] = max(heights[index], highest + LABEL_HEIGHT)
-    for index in reversed(order):
-        moved[index] = min(moved[index], lowest)
-        lowest = moved[index] - LABEL_HEIGHT
-    return moved
 
 
 def round_ticks(low: float, high: float) -> list[float]:

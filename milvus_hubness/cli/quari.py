@@ -57,6 +57,7 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.charts import learning_curves
+    from milvus_hubness.quari.pairs import Pairs
     from milvus_hubness.quari.reranker import read_labelled
     from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.quari.train import train
@@ -78,7 +79,8 @@ def train(
     curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
+        rows = read_labelled(pairs, collection, connection.open, field, progress)
+        labelled = Pairs(rows.queries, rows.gallery, rows.answers)
         network = train(
             labelled,
             config_of(labelled.dim, **sizes),
