@@ -21,7 +21,7 @@ Trained maps are kept in the cache folder of this user under a digest of all tha
 judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times re-ranking only, by
 networks too, --parts trains what each part of the published network brings (benchmarks.quari_parts),
 saved after each run and taken up there. Each part replaces its own in results/quari.json and .md; the curves go
-to results/quari_*.svg. Exits with 1 where re-ranking 1,000 candidates of 512-d at batch 16 by the
+to results/quari_*.html. Exits with 1 where re-ranking 1,000 candidates of 512-d at batch 16 by the
 residual network takes more than 5 ms a query on all threads, or where the R@1 of maps and memory on docstring_code is
 not above raw, one map and two maps by intervals that exclude 0.
 """
@@ -209,7 +209,7 @@ def main() -> int:
         world = WORLDS[name]()
         network = trained(world, given.again)
         results["worlds"][world.name] = judged(world, network)
-        (RESULTS / f"quari_{name}.svg").write_text(learning_curves(network.history, network.best_epoch))
+        (RESULTS / f"quari_{name}.html").write_text(learning_curves(network.history, network.best_epoch))
         results["environment"][world.name] = environment(started)
     for name in PART_TASKS if given.parts or everything else ():
         task = {} if given.again else results["parts"].get(name, {})

@@ -142,7 +142,6 @@ COMMANDS = {
     "migrate rollback products": (
         "no migration of 'products' in this database; its migrations: books -> books_hubness, songs -> songs_hubness"
     ),
-    "migrate run --alias live": ("several unfinished migrations (books, songs) in this database: name a collection"),
     "migrate run books --bank bank.npy --k 8 --gate 1": (
         "'books_hubness' is an unfinished copy of 'books' that was started with other options "
         "(gate: None then, 1 now): repeat them, or use --restart, which drops it first"

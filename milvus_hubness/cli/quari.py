@@ -31,7 +31,7 @@ RANKS = ("MdR", "MnR")
 
 def train(
     pairs: PairsFile,
-    out: Annotated[Path, "Network file to write; its learning curves are OUT as .svg."],
+    out: Annotated[Path, "Network file to write; its learning curves are OUT as .html."],
     connection: Connection,
     collection: Collection = None,
     field: Field = None,
@@ -57,6 +57,7 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.charts import learning_curves
+    from milvus_hubness.quari.pairs import Pairs
     from milvus_hubness.quari.reranker import read_labelled
     from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.quari.train import train
@@ -75,10 +76,11 @@ def train(
     )
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
     config_of(dim=1, **sizes)
-    curves = out.with_suffix(".svg")
+    curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
+        rows = read_labelled(pairs, collection, connection.open, field, progress)
+        labelled = Pairs(rows.queries, rows.gallery, rows.answers)
         network = train(
             labelled,
             config_of(labelled.dim, **sizes),

@@ -151,11 +151,6 @@ class Labelled:
     stored: Floats | None = None
     biases: Floats | None = None
 
-    @property
-    def pairs(self) -> Pairs:
-        """The pairs to train on. Raises as Pairs does."""
-        return Pairs(self.queries, self.gallery, self.answers)
-
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
         """Return the ranks of the answers by name, by exact searches in memory, and the ms of re-ranking per query.
 

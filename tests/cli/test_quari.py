@@ -40,7 +40,7 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     assert told["config"]["rank"] == 2
     assert told["settings"]["epochs"] == 2
     assert [each["epoch"] for each in told["history"]] == [0, 1, 2]
-    assert (folder / "net.svg").read_text().startswith("<svg xmlns")
+    assert (folder / "net.html").read_text().count("<polyline") == 3
     shown = run("quari", "show", "net.safetensors")
     assert f"{told['parameters']:,} parameters" in " ".join(shown.stdout.split())
     assert json.loads(run("quari", "show", "net.safetensors", "--json").stdout)["quari"]["best"] == told["best"]

@@ -97,7 +97,9 @@ def test_the_page_holds_the_figures():
     ):  # fmt: skip
         assert text in page.text, text
     for one in found.histogram:
-        assert f"{one.before} items with N_10" in page.text
+        label = str(one.low) if one.low == one.high else f"{one.low}–{one.high}"
+        for name, count in (("before", one.before), ("after", one.after)):
+            assert ("aria-label", f"{count} items with N_10 {label} {name}") in page.attributes
     for hub in found.hubs:
         assert hub.item.key in page.text
         label = f"N_10 of {hub.item.key}: {hub.item.before} before, {hub.item.after} after"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="Collection to correct.")],
+    source: options.Source,
     planning: options.Planning,
     switching: options.Switching,
     writers: options.Writers,
@@ -124,7 +123,7 @@ def clean(
     name: options.Name,
     drop: Annotated[str, "Collection to drop: the source or the copy, by its own name."],
     connection: Connection,
-    yes: Annotated[bool, "Drop without asking."] = False,
+    yes: Annotated[bool, "Drop; without it, only show what would be dropped."] = False,
     target: options.Target = None,
     as_json: AsJson = False,
 ) -> None:
@@ -141,11 +140,7 @@ def clean(
     if not as_json:
         show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
     if dropped and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise typer.BadParameter("not confirmed: add --yes")
-        if not typer.confirm("Drop this?"):
-            typer.echo("Nothing was dropped.")
-            return
+        raise typer.BadParameter("not confirmed: add --yes")
     migration = cleaning.clean(store, name, drop=drop, target=target)
     if as_json:
         show_json({"clean": {"dropped": dropped, **show.migration_facts(migration)}})

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
-Source = Annotated[
-    str | None, typer.Argument(help="Collection to correct. [default: that of the unfinished migration]")
-]
+Source = Annotated[str, typer.Argument(help="Collection to correct.")]
 Target = Annotated[str | None, "Copy, required if the source has several copies."]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
 Postpone = Annotated[bool, "Follow the source until --control or POST /cutover says 'now', then cut over."]
