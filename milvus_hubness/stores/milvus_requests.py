@@ -119,14 +119,11 @@ class MilvusRequests:
     def server_version(self) -> str:
         return self._version
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
-        return self._keys(collection, f"{pending} == {PENDING}" if pending else "", partition)
-
     def scan_keys(
-        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
-        key_field = self._key_field(collection)
-        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition))[0]
+        where = f"{pending} == {PENDING}" if pending else ""
+        return self._first_keys(collection, where, limit, after, partition)
 
     def scan(
         self,
@@ -140,12 +137,16 @@ class MilvusRequests:
     ) -> Batch:
         schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
-        size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
-        pages = self._pages(collection, key_field, ["*"], size, after, upto, partition)
-        keys, by_key = next(pages)
-        for more_keys, more in () if limit is not None else pages:
+        keys: list[Key] = []
+        by_key: dict[Key, Row] = {}
+        while limit is None or len(keys) < limit:
+            size = ROWS_PER_REQUEST if limit is None else min(limit - len(keys), ROWS_PER_REQUEST)
+            more_keys, more = next(self._pages(collection, key_field, ["*"], size, after, upto, partition))
             keys += more_keys
             by_key |= more
+            if not more_keys or keys[-1] == upto:
+                break
+            after = keys[-1]
         return self._batch(schema, field, keys, by_key)
 
     def _pages(
@@ -281,17 +282,24 @@ class MilvusRequests:
     def _key_field(self, collection: str) -> str:
         return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
 
-    def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
-        """Return keys in one request if they are few, or else in key-ordered pages."""
-        self._ensure_loaded(collection)
+    def _first_keys(
+        self, collection: str, where: str, limit: int, after: Key | None, partition: str | None = None
+    ) -> list[Key]:
         key_field = self._key_field(collection)
-        few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
-        if len(few) < FEW_KEYS:
-            return sorted({row[key_field] for row in few})
-        # Pages have the collection's consistency level, not that of the request: they show what the request before
-        # them has seen.
-        pages = self._pages(collection, key_field, [key_field], KEYS_PER_PAGE, partition=partition, where=where)
-        return [key for keys, _ in pages for key in keys]
+        if after is None:
+            self._ensure_loaded(collection)
+            # Pages have the collection's consistency level, not that of the request: they show what the request before
+            # them has seen.
+            few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
+            if len(few) < FEW_KEYS:
+                return sorted({row[key_field] for row in few})[:limit]
+        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition, where))[0]
+
+    def _keys(self, collection: str, where: str) -> list[Key]:
+        keys: list[Key] = []
+        while page := self._first_keys(collection, where, KEYS_PER_PAGE, keys[-1] if keys else None):
+            keys += page
+        return keys
 
     @staticmethod
     def _batch(schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:

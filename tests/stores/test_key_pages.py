@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.migration import survey
+from milvus_hubness.operations.key_pages import key_pages
 from qdrant_hubness import QdrantStore
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
@@ -42,7 +42,10 @@ class Pages:
     def __init__(self, keys, following):
         self.keys, self.following, self.asked = sorted(keys), following, 0
 
-    def scan_keys(self, collection, *, after, limit, partition=None):
+    def count(self, collection):
+        return len(self.keys)
+
+    def scan_keys(self, collection, *, after, limit, partition=None, pending=None):
         self.asked += 1
         assert self.asked < 2_000, "the keys are read for ever"
         self.keys.append(self.following(self.keys[-1]))
@@ -59,8 +62,9 @@ class Pages:
     ],
     ids=["numbers", "jumps", "words"],
 )
-def test_all_that_was_there_is_read_and_the_reading_ends(keys, following):
+@pytest.mark.parametrize("rows", [0, 20, 60], ids=["unknown", "too few", "some more"])
+def test_all_that_was_there_is_read_and_the_reading_ends(keys, following, rows):
     there = set(keys)
-    found = [key for page in survey.key_pages(Pages(keys, following), "c") for key in page]
+    found = [key for page in key_pages(Pages(keys, following), "c", rows=rows) for key in page]
     assert there <= set(found)
     assert found == sorted(set(found))
