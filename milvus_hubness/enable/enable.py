@@ -194,8 +194,7 @@ def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Pr
     client whose memory cannot hold the bank writes such rows."""
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
-    rows = 0
-    wrong: list[Key] = []
+    rows, wrong = 0, list[Key]()
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
         biases = correction.centred(biased_rows.vectors)[:, None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -200,8 +199,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         counted = store.count(copy)
         if counted == rows:
             return
-        pages = (key_pages(store, copy, partition, rows=counted) for partition in partitions)
-        keys = sum(map(len, chain.from_iterable(pages)))
+        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition, rows=counted))
         if counted <= keys or store.count(copy) != counted:
             return
     raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,7 +17,6 @@ from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationPlan
 from milvus_hubness.migration.survey import chunk_pages
 from milvus_hubness.operations.inputs import fit_measured, stacked
-from milvus_hubness.operations.key_pages import in_chunks
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import Rows, Store
 
@@ -84,9 +83,9 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
         pages = (page for chunk in plan.survey.chunks for page, _ in chunk_pages(store, source, field, chunk, size))
     else:
         pages = (
-            store.get(source, part, field, partition=partition)
+            store.get(source, keys[start : start + size], field, partition=partition)
             for partition, keys in plan.survey.sample.items()
-            for part in in_chunks([keys], size)
+            for start in range(0, len(keys), size)
         )
     return stacked((page.vectors for page in pages), plan.layout.dim)
 
@@ -115,8 +114,7 @@ class Recorder:
         return [chunk for chunk in self.chunks if chunk.seconds is None]
 
     def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
-        """Note a copied page, and record the chunk if the page is its last. size: bytes of the page's vectors. seconds:
-        duration of their write."""
+        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
         self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
         if not is_last:
             return
@@ -147,15 +145,6 @@ def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
     return chunk.model_copy(update={"invalid": chunk.invalid + int(invalid.sum()), "invalid_keys": keys[:KEYS_NAMED]})
 
 
-def _pages(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, Batch, bool]]:
-    """Yield the rows of each chunk in turn, in pages, and whether a page is the last one of its chunk."""
-    store, source = pair.store, pair.origin.collection
-    size = store.chunk_rows(store.info(source, counted=False))
-    for chunk in chunks:
-        for page, is_last in chunk_pages(store, source, pair.state.field, chunk, size):
-            yield chunk, page, is_last
-
-
 def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
     """Yield each item in turn, while the next one is read."""
     reading = pool.submit(next, items, None)
@@ -168,23 +157,24 @@ BEGUN_AT_MOST = 4
 """Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
 and a busy Milvus 2.3 may still show a former record."""
 
-_Copied = tuple[Chunk, bool, int, float]
-
 
 def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
     """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
     alone: no client has ever written to the copy."""
+    store, source, field = pair.store, pair.origin.collection, pair.state.field
+    size = store.chunk_rows(store.info(source, counted=False))
+    pages = ((c, *page) for c in recorder.todo for page in chunk_pages(store, source, field, c, size))
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
-    def write(chunk: Chunk, rows: Batch, is_last: bool) -> _Copied:
+    def write(chunk: Chunk, rows: Batch, is_last: bool) -> tuple[Chunk, bool, int, float]:
         began = time.perf_counter()
         are_new = alone and chunk.number > perhaps_begun
         size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
         return chunk, is_last, size, time.perf_counter() - began
 
     with ThreadPoolExecutor(3, "copying") as pool:
-        writing: Future[_Copied] | None = None
+        writing: Future[tuple[Chunk, bool, int, float]] | None = None
         recording: Future[None] | None = None
         former: Chunk | None = None
 
@@ -195,7 +185,7 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
                 recording.result()
             return pool.submit(recorder.done, *copied) if copied else None
 
-        for chunk, batch, is_last in _read_ahead(pool, _pages(pair, recorder.todo)):
+        for chunk, batch, is_last in _read_ahead(pool, pages):
             rows = pair.copy.carried(pair.origin, batch)
             if former and former.number == chunk.number:
                 chunk = former

@@ -14,7 +14,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
-from milvus_hubness.operations.key_pages import absent, in_chunks, key_pages
+from milvus_hubness.operations.key_pages import absent, key_pages
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
@@ -160,10 +160,10 @@ class BiasBackend:
             self.store.wait_visible(self.info.name)
             return
         name = self.info.name
-        for part in in_chunks(absent(key_pages(self.store, side), self.store, name), self.store.chunk_rows(self.info)):
+        for page in absent(key_pages(self.store, side), self.store, name):
             # Clients write a row before its bias, so the row of every key that was read already exists.
-            existing = set(self.store.get(name, part, self.codec.field).keys)
-            if orphans := [key for key in part if key not in existing]:
+            existing = set(self.store.get(name, page, self.codec.field).keys)
+            if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)
         self.store.wait_visible(side)
 

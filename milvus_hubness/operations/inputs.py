@@ -46,7 +46,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     state = info.states.get(field)
     if state is not None and not state.codec.leaves_vectors:
         raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
-    parts = key_chunks(store, info, "reading the bank")
+    parts = key_chunks(store, info, "reading the bank", silent)
     vectors = [store.get(info.name, part, field, partition=partition).vectors for partition, part in parts]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
@@ -72,7 +72,7 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
     InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
-        parts = key_chunks(store, info, "reading the texts")
+        parts = key_chunks(store, info, "reading the texts", silent)
         field = next(iter(info.vector_fields))
         rows = [row for partition, part in parts for row in store.get(info.name, part, field, partition=partition).rows]
         if any(column not in row for row in rows):

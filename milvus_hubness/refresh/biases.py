@@ -176,8 +176,7 @@ def sampled(
             draws = zip(page, rng.random(len(page)), strict=True)
             yield [key for key, draw in draws if draw < share or key in named]
 
-    total = min(info.rows, MOST_ROWS)
-    for partition, part in key_chunks(store, info, "reading a sample", progress, pages=chosen, total=total):
+    for partition, part in key_chunks(store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)):
         rows = backend.read(part, partition)
         valid = ~state.layout.invalid(rows.vectors)
         keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
@@ -258,8 +257,9 @@ class Renewal:
     def fill_pending(self, waiting: int) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
         number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
-        backend, count = self.backend, 0
-        for partition, part in self._chunks("computing missing biases", pages=backend.pending, total=waiting):
+        backend, doing, count = self.backend, "computing missing biases", 0
+        parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
+        for partition, part in parts:
             self._admit(len(part))
             count += backend.write(part, partition, self._for_new_rows, backend.state.profile.epoch)
         return count
@@ -270,11 +270,12 @@ class Renewal:
         reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
-
-        def left(partition: str | None) -> Iterator[list[Key]]:
-            return key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows)
-
-        for partition, part in self._chunks("writing biases", pages=left, done=scanned):
+        parts = key_chunks(
+            store, info, "writing biases", self.options.progress,
+            lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
+            max(0, info.rows - scanned),
+        )  # fmt: skip
+        for partition, part in parts:
             changed += self._renew(part, partition, incoming)
             scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
             if since % CHUNKS_PER_RECORD == 0:
@@ -339,9 +340,6 @@ class Renewal:
         if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
             return reached
         return _Reached(bank=incoming.bank, slot=incoming.slot)
-
-    def _chunks(self, doing: str, **options: Any) -> Iterator[tuple[str | None, list[Key]]]:
-        return key_chunks(self.backend.store, self.backend.info, doing, self.options.progress, **options)
 
 
 def _key(collection: str) -> str:

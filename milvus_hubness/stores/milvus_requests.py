@@ -15,7 +15,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import Batch, Key, Row
-from milvus_hubness.codec.arrays import Floats, unpacked
+from milvus_hubness.codec.arrays import unpacked
 from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.state import FrozenModel
@@ -23,7 +23,6 @@ from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import (
     DUPLICATES_PER_KEY,
     FEW_KEYS,
-    KEYS_PER_PAGE,
     PAUSES,
     ROWS_PER_REQUEST,
     in_fitting_parts,
@@ -123,7 +122,15 @@ class MilvusRequests:
         self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
         where = f"{pending} == {PENDING}" if pending else ""
-        return self._first_keys(collection, where, limit, after, partition)
+        key_field = self._key_field(collection)
+        if after is None:
+            self._ensure_loaded(collection)
+            # Pages have the collection's consistency level, not that of the request: they show what the request before
+            # them has seen.
+            few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
+            if len(few) < FEW_KEYS:
+                return sorted({row[key_field] for row in few})[:limit]
+        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition, where))[0]
 
     def scan(
         self,
@@ -134,20 +141,17 @@ class MilvusRequests:
         upto: Key | None = None,
         limit: int | None = None,
         partition: str | None = None,
+        where: str = "",
     ) -> Batch:
         schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
-        keys: list[Key] = []
-        by_key: dict[Key, Row] = {}
-        while limit is None or len(keys) < limit:
-            size = ROWS_PER_REQUEST if limit is None else min(limit - len(keys), ROWS_PER_REQUEST)
-            more_keys, more = next(self._pages(collection, key_field, ["*"], size, after, upto, partition))
-            keys += more_keys
-            by_key |= more
-            if not more_keys or keys[-1] == upto:
-                break
-            after = keys[-1]
-        return self._batch(schema, field, keys, by_key)
+        size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
+        pages = self._pages(collection, key_field, ["*"], size, after, upto, partition, where)
+        keys, by_key = next(pages)
+        while (limit is None or len(keys) < limit) and (page := next(pages, None)):
+            keys += page[0]
+            by_key |= page[1]
+        return self._batch(schema, field, keys[:limit], by_key)
 
     def _pages(
         self,
@@ -282,25 +286,6 @@ class MilvusRequests:
     def _key_field(self, collection: str) -> str:
         return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
 
-    def _first_keys(
-        self, collection: str, where: str, limit: int, after: Key | None, partition: str | None = None
-    ) -> list[Key]:
-        key_field = self._key_field(collection)
-        if after is None:
-            self._ensure_loaded(collection)
-            # Pages have the collection's consistency level, not that of the request: they show what the request before
-            # them has seen.
-            few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
-            if len(few) < FEW_KEYS:
-                return sorted({row[key_field] for row in few})[:limit]
-        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition, where))[0]
-
-    def _keys(self, collection: str, where: str) -> list[Key]:
-        keys: list[Key] = []
-        while page := self._first_keys(collection, where, KEYS_PER_PAGE, keys[-1] if keys else None):
-            keys += page
-        return keys
-
     @staticmethod
     def _batch(schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
@@ -333,11 +318,6 @@ class MilvusRequests:
             lambda part: self._query(collection, is_one_of(key_field, part), ["*"], partition, **_AS_ARRAYS), keys
         )
         return [row for part in parts for row in part]
-
-    def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[Row]]:
-        parts = [self.get(collection, part, field) for part in in_parts(keys)]
-        vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
-        return vectors, [row for part in parts for row in part.rows]
 
     def _upsert(self, collection: str, rows: Sequence[Row], partition: str | None = None, **options: Any) -> None:
         def upsert(part: Sequence[Row]) -> Any:

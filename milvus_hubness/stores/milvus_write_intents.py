@@ -156,7 +156,7 @@ class MilvusWriteIntents(MilvusRequests):
         places = [place_of(intent_log, key, partition) for key in keys]
         return [
             Note(row["key"], row["partition"] or None, row["name"] or None, changed_in(row), row["id"])
-            for row in self._whole(intent_log.collection, "vector", places)[1]
+            for row in self.get(intent_log.collection, places, "vector").rows
         ]
 
     def noted(
@@ -173,7 +173,7 @@ class MilvusWriteIntents(MilvusRequests):
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
         left: set[str] = set()
         last: Key | None = None
-        while names := self._first_keys(intent_log.rows, "", ROWS_PER_REQUEST, last):
+        while names := self.scan_keys(intent_log.rows, limit=ROWS_PER_REQUEST, after=last):
             last = names[-1]
             lines = self._query(intent_log.collection, is_one_of("name", names), ["name"])
             spare = {str(name) for name in names} - {line["name"] for line in lines}
