@@ -4,7 +4,7 @@ import numpy as np
 from pymilvus import DataType
 
 from milvus_hubness.codec.base import NORM_FIELD, VectorCodec
-from milvus_hubness.operations.key_pages import key_pages
+from milvus_hubness.operations.progress import key_pages
 
 METRICS = ["IP", "COSINE", "L2"]
 

@@ -17,10 +17,9 @@ from milvus_hubness.errors import AlreadyCorrected, LeaseLost, NotCorrected, Ver
 from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.key_pages import key_chunks, key_pages
 from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.lease_records import default_client_ttl
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.operations.progress import Progress, key_chunks, key_pages, silent
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank

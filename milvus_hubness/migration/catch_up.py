@@ -17,8 +17,7 @@ from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import scan_chunk
-from milvus_hubness.operations.key_pages import key_pages
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.operations.progress import Throttle, key_pages
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
 

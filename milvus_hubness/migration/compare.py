@@ -18,8 +18,7 @@ from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.operations.key_pages import ceiling_of
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.operations.progress import Throttle, ceiling_of
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Rows, Store
 

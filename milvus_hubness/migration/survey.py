@@ -21,8 +21,7 @@ from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.migration.ledger import Chunk
 from milvus_hubness.operations.inputs import fit_measured, fit_with_mean
-from milvus_hubness.operations.key_pages import key_pages
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.operations.progress import Progress, key_pages, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.stores.protocols import Rows, Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField

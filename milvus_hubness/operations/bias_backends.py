@@ -14,7 +14,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
-from milvus_hubness.operations.key_pages import absent, key_pages
+from milvus_hubness.operations.progress import absent, key_pages
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store

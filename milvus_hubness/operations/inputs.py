@@ -24,8 +24,7 @@ from milvus_hubness.defaults import KEY_COLUMN, QUERY_COLUMN
 from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.key_pages import key_chunks
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.operations.progress import Progress, key_chunks, silent
 from milvus_hubness.stores.protocols import Schemas, Store
 from milvus_hubness.stores.records import CollectionInfo
 

@@ -23,9 +23,8 @@ from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.inputs import stacked
-from milvus_hubness.operations.key_pages import key_chunks, key_pages
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.operations.progress import Progress
+from milvus_hubness.operations.progress import Progress, key_chunks, key_pages
 from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan

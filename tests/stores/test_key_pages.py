@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
 from milvus_hubness.migration.survey import survey
-from milvus_hubness.operations.key_pages import absent, key_chunks, key_pages
+from milvus_hubness.operations.progress import absent, key_chunks, key_pages
 from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import QdrantStore
 
