@@ -1,4 +1,4 @@
-"""Batch matching through Milvus Lite beside a dense Sinkhorn over all pairs, and queries that ask for some rows only.
+"""Batch matching through Milvus Lite and a dense Sinkhorn over all pairs, and queries that ask for some rows only.
 
     python -m benchmarks.matching [--part recall|coverage|memory] [task …]
 
@@ -7,9 +7,9 @@ Sinkhorn between the queries and all rows; and by `HubnessClient.match` with 200
 below the dense one. The rows "first 1,000" have a set-up of query-aware normalisation that is often printed: 1,000
 pairs, a bank of as many queries, τ 0.01 and 10 iterations; `match` has its own τ there too. coverage: queries that do
 not cover the rows: shares of them at random, and those of one topic, a cluster of rows by k-means. It shows the two
-signs that the warning rests on, and R@1 with the task's bank beside the queries, and with its target bank beside the
-rows as well; caption_translation is cut to 4,000 of its 14,085 pairs. memory: the peak of the client above its inputs,
-by the number of pairs. A run of all tasks is kept, each part beside the others.
+signs that the warning rests on, and R@1 where the task's bank joins the queries, and its target bank joins the rows as
+well; caption_translation is cut to 4,000 of its 14,085 pairs. memory: the peak of the client above its inputs,
+by the number of pairs. A run of all tasks is saved, and each part replaces its own results.
 """
 
 from __future__ import annotations

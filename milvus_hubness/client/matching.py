@@ -22,7 +22,7 @@ from milvus_hubness.client.searches import Searches
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation
 from milvus_hubness.codec.arrays import Floats, as_metric, decode, encode
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import InvalidInput, UnreadableFile, naming_extras
+from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile, naming_extras
 from milvus_hubness.estimators.matching import Pairs, balanced, moments, one_to_one, spread_of
 from milvus_hubness.kernels.primitives import topk, whole_number
 
@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 
 MOST_CANDIDATES = 16_384
 HITS_PER_REQUEST, ROWS_PER_PAGE = 100_000, 2_000
+INPUTS = "inputs.json"
 QUERIES_PER_ITEM = 64
 """Number of nearest queries of each item that are its candidates."""
 SAMPLED_QUERIES = 1_000
@@ -84,31 +85,34 @@ class Candidates:
         self._moments: Array = np.zeros((3, 1))
         self._numbers: dict[Key, int] = {}
         self._parts: list[Pairs] = []
-        self._folder = folder
-        if folder is None:
+        self._folder, self._inputs = folder, dict(inputs)
+        if folder is None or not (folder / INPUTS).exists():
             return
-        about = folder / "inputs.json"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not about.exists():
-                about.write_text(json.dumps(inputs))
-            elif json.loads(about.read_text()) != inputs:
-                raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")
-            for path in sorted(folder.glob("[0-9]*.npz")):
+            of_parts = json.loads((folder / INPUTS).read_text())
+            for path in sorted(folder.glob("[0-9]*.npz")) if of_parts == inputs else ():
                 with np.load(path, allow_pickle=False) as part:
                     self._take(part)
         except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise UnreadableFile(f"cannot use the parts in {folder} ({error}): remove the folder") from None
+        if of_parts != inputs:
+            raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")
 
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
         """Add pairs: numbers of queries and scores (p,), and a key for each pair or for as many pairs as another key.
         further: `searched`, the number of queries that were searched, or of items: `scanned`, `last` and `moments`."""
         part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
         if self._folder is not None:
-            path = self._folder / f"{len(self._parts):08}.npz"
-            with path.with_suffix(".unfinished").open("wb") as file:
-                np.savez(file, **part)
-            os.replace(path.with_suffix(".unfinished"), path)
+            try:
+                if not self._parts:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    (self._folder / INPUTS).write_text(json.dumps(self._inputs))
+                path = self._folder / f"{len(self._parts):08}.npz"
+                with path.with_suffix(".unfinished").open("wb") as file:
+                    np.savez(file, **part)
+                os.replace(path.with_suffix(".unfinished"), path)
+            except OSError as error:
+                raise UnreadableFile(f"cannot write parts to {self._folder}: {error.strerror}") from None
         self._take(part)
 
     def _take(self, part: Mapping[str, Any]) -> None:
@@ -166,7 +170,9 @@ def match(
         from milvus_hubness.operations.inputs import only_field
         from milvus_hubness.operations.progress import silent
     candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
-    limit = whole_number("limit", limit, at_most=candidates)
+    limit = whole_number("limit", limit)
+    if limit > candidates:
+        raise InvalidParameter(f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates")
     report, search = progress or silent, dict(search)
     params, partitions = search.pop("search_params"), search["partition_names"]
     bank = QueryBank.of(queries)
@@ -178,7 +184,7 @@ def match(
     bank.expect_dim(layout.dim, "the field")
     if with_bank:
         if state is None:
-            raise InvalidInput(f"{info.name!r} is not corrected and has no bank: match without it")
+            raise InvalidInput(f"{info.name!r} is not corrected and has no bank: leave out --with-bank")
         stored = yield from operations.biases.bank(info.name, state, state.profile)
         bank = replace(bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None)
     inputs = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -186,7 +187,12 @@ def postpone_cutover(path: Path) -> None:
     content = _content(path)
     settings = _parsed(path, content) if content is not None else {}
     if settings.get("cutover") == "now":
-        path.write_text(json.dumps({**settings, "cutover": "postponed"}))
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps({**settings, "cutover": "postponed"}))
+            os.replace(temporary, path)
+        except OSError as error:
+            raise UnreadableFile(f"cannot write the control file {path}: {error.strerror}") from None
 
 
 def _content(path: Path) -> bytes | None:

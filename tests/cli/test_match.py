@@ -76,6 +76,8 @@ def test_bad_options_are_one_line(files, run):
     assert done.returncode == 2
     assert ".parquet or .npz" in done.stderr
     assert_fails(run(*matching, "--out", "matches.npz", "--with-bank"), 1, "no bank")
-    (files / "matches.npz.parts").mkdir(exist_ok=True)
+    assert_fails(run(*matching, "--out", "matches.npz", "--filter", "bogus >"), 1, "bogus")
+    assert not (files / "matches.npz.parts").exists(), "nothing was searched"
+    (files / "matches.npz.parts").mkdir()
     (files / "matches.npz.parts" / "inputs.json").write_text("{}")
     assert_fails(run(*matching, "--out", "matches.npz"), 1, "matches.npz.parts", "another match")
