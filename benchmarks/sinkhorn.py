@@ -1,4 +1,4 @@
-"""Sinkhorn with all scores recomputed, kept, or of the nearest only: time and R@1, beside POT and KeOps.
+"""Sinkhorn with all scores recomputed, kept, or of the nearest only: time and R@1, compared with POT and KeOps.
 
     python -m benchmarks.sinkhorn [--task NAME] [--keops] [--save]
 
@@ -110,9 +110,9 @@ def main() -> int:
         potentials = run(bank, items).numpy()[:, None]
         seconds = time.perf_counter() - began
         fitted = Sinkhorn(TAU).restore(kept, np.ascontiguousarray(potentials, np.float32))
-        cells[name] = {"seconds": seconds, "r1": recall_at_1(options.task, fitted)[0]}
+        cells[name] = {"seconds": seconds, "r1": recall_at_1(task, fitted)[0]}
         print(name, cells[name], flush=True)
-    raw = recall_at_1(options.task, None)[0]
+    raw = recall_at_1(task, None)[0]
     taken = scores_for(len(bank), len(items))
     lines = [[name, f"{cell['seconds']:.2f}", f"{cell['r1']:.2f}"] for name, cell in cells.items()]
     markdown = table(["scores", "seconds", f"R@1 (raw {raw:.2f})"], lines)
