@@ -8,13 +8,13 @@ follow likewise from f, and shares (t, m): Σ_j exp((s_ij + f_i + g_j) / tau), n
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.kernels.primitives import POLICY, TopK, is_tensor, resolve_device, uses_numpy
+from milvus_hubness.kernels.primitives import POLICY, TopK, is_tensor, resolve_device, score_tiles, uses_numpy
 
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Taus: TypeAlias = npt.NDArray[np.float64]
@@ -36,21 +36,6 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     if 4 * m * n <= memory:
         return "float32"
     return "recomputed" if m * n <= most else "sparse"
-
-
-def score_tiles(rows: Potentials, columns: Potentials, device: str = "auto") -> Iterator[tuple[slice, Any]]:
-    """Yield the inner products of rows (n, d) with all columns (m, d), in tiles of whole rows: arrays or tensors."""
-    if uses_numpy(rows.size * len(columns), device):
-        size = max(1, POLICY.get().tile_size_of("numpy") // len(columns))
-        for start in range(0, len(rows), size):
-            yield slice(start, start + size), rows[start : start + size] @ columns.T
-        return
-    from milvus_hubness.kernels.operands import Operands, full_precision
-
-    operands = Operands.of(rows, columns, device)
-    with full_precision(operands.device):
-        for part, tile in operands.rows(operands.tile_shape(columns=len(columns))[0]):
-            yield part, tile @ operands.bank.T
 
 
 class AllScores:
