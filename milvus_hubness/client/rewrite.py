@@ -91,7 +91,7 @@ class Reading:
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
         """Convert the rows of hits to the user's form, in place."""
         for hits in results:  # all hits of one query have the same fields
-            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
+            if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
 
@@ -104,7 +104,7 @@ class Reading:
         return tuple(name for codec in self._codecs for name in codec.hidden_fields)
 
     @cached_property
-    def _changed(self) -> frozenset[str]:
+    def changed(self) -> frozenset[str]:
         """The fields that hold augmented vectors, and the hidden fields."""
         return frozenset([*self._hidden, *(state.field for state in self.states)])
 

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from pymilvus.grpc_gen import common_pb2
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.rewrite import FieldRequest, Rewrite
+from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
-from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
+from milvus_hubness.proxy.messages import (
+    FIELD,
+    METRIC,
+    Overrides,
+    SearchParameters,
+    Send,
+    columns_out,
+    pairs_of,
+    response_of,
+)
 from milvus_hubness.state import CollectionState
 
 DEFAULT_LIMIT = 10
+_VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
+"""Fields of a SearchRequest that do not change how a search is rewritten."""
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
@@ -36,13 +48,20 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a SearchRequest, ranked by the corrected score. overrides: settings for a request without its own.
+    """Answer a SearchRequest, ranked by the corrected score, with a message or its bytes. overrides: settings for a
+    request without its own.
 
     Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server would use scores
     before they are corrected.
     """
 
+    kind = _kind_of(request, overrides)
+
     def call(cached: CachedState) -> Operation[Any]:
+        if not cached.states:
+            return (yield Send(request, with_bytes=True))[1]
+        if prepared := cached.prepared.get(kind):
+            return (yield from _direct(operations, cached, prepared, request))
         params = SearchParameters(request, overrides)
         options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
@@ -61,19 +80,68 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
             profile = rewrite.profile(question)
             bank = yield from operations.biases.bank(request.collection_name, state, profile)
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+        by_ids = request.WhichOneof("search_input") == "ids"
+        if not (by_ids or _reorders(rewrite, question) or _rescores(rewrite, question, request)):
+            if len(cached.prepared) >= MAX_PREPARED:
+                cached.prepared.clear()
+            cached.prepared[kind] = prepared = _prepared(rewrite, question, params)
+            return (yield from _direct(operations, cached, prepared, request))
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
-        if request.WhichOneof("search_input") != "ids":
+        if not by_ids:
             operations.searches.sample(cached, state, question.profile, question.data)
         return joined(answers)
 
     return operations.states.retrying(request.collection_name, None, call)
 
 
+def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
+    """Return the part of a search that stays the same when only the queries, the filter and the like differ."""
+    fixed = deepcopy(request)
+    for name in _VARYING:
+        fixed.ClearField(name)
+    return fixed.SerializeToString(deterministic=True), overrides
+
+
+class PreparedRequest(NamedTuple):
+    """A direct search: the server's hits and scores are the user's. tail: the serialized fields that replace those of
+    the request."""
+
+    state: CollectionState
+    encode: Callable[[Floats], list[Any]]
+    tail: bytes
+    fields: FieldRequest
+    profile: str | None
+
+
+def _prepared(rewrite: Rewrite, question: Question, params: SearchParameters) -> PreparedRequest:
+    codec, weight, slot = rewrite.codec, rewrite.strength(question), rewrite.profile(question).slot
+    sent = _rewritten(params, rewrite, rewrite.ask(question))
+    tail = milvus_pb2.SearchRequest(search_params=sent.search_params, output_fields=sent.output_fields)
+
+    def encode(queries: Floats) -> list[Any]:
+        return codec.pack_queries(codec.layout.require_finite(queries, "query"), weight, slot=slot)
+
+    fields = rewrite.reading.fields(question.output_fields)
+    return PreparedRequest(rewrite.state, encode, tail.SerializeToString(), fields, question.profile)
+
+
+def _direct(operations: Operations, cached: CachedState, prepared: PreparedRequest, request: Any) -> Operation[Any]:
+    queries = queries_in(request.placeholder_group, prepared.state)
+    sent = deepcopy(request)
+    sent.ClearField("search_params")
+    sent.ClearField("output_fields")
+    _put_queries(sent, prepared.encode(queries), prepared.state)
+    response, content = yield Send(sent, prepared.tail, with_bytes=True)
+    operations.searches.sample(cached, prepared.state, prepared.profile, queries)
+    if cached.reading.changed.isdisjoint([column.field_name for column in response.results.fields_data]):
+        return content
+    columns_out(cached, response.results, prepared.fields)
+    return response
+
+
 def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
-    if not cached.states:
-        return (yield Send(request))
     params = SearchParameters(request)
     if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
         params.put(FIELD, field)
@@ -119,9 +187,7 @@ def _answer(
 ) -> Operation[Any]:
     search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
     response = yield Send(_rewritten(params, rewrite, search_request))
-    converts = rewrite.state.metric == "L2" and codec.served_metric != "L2"
-    rounds = question.round_decimal >= 0 and not request.HasField("search_aggregation")
-    if _reorders(rewrite, question) or converts or rounds:
+    if _reorders(rewrite, question) or _rescores(rewrite, question, request):
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
         biases = []
         if side := search_request.biases_of:
@@ -180,7 +246,8 @@ def _merged_here(
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
-        answers.append((yield from search(operations, _alone(part.request, request), part.overrides)))
+        answer = yield from search(operations, _alone(part.request, request), part.overrides)
+        answers.append(response_of("Search", answer) if isinstance(answer, bytes) else answer)
         if state:
             metrics.append(state.metric)
             continue
@@ -209,6 +276,12 @@ def _level(request: Any) -> dict[str, int | None]:
 def _reorders(rewrite: Rewrite, question: Question) -> bool:
     """Whether the server's order differs from the requested one."""
     return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
+
+
+def _rescores(rewrite: Rewrite, question: Question, request: Any) -> bool:
+    """Whether the server's scores differ from the requested ones: under L2, and if they are rounded here."""
+    converts = rewrite.state.metric == "L2" and rewrite.codec.served_metric != "L2"
+    return converts or (question.round_decimal >= 0 and not request.HasField("search_aggregation"))
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
@@ -250,12 +323,16 @@ def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: Searc
     if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)
     sent = params.sent()
-    queries = [query if isinstance(query, bytes) else query.tobytes() for query in search_request.data]
-    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[rewrite.state.dtype], values=queries)
-    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
-    sent.nq = len(search_request.data)
+    _put_queries(sent, search_request.data, rewrite.state)
     sent.output_fields[:] = search_request.output_fields or []
     return sent
+
+
+def _put_queries(sent: Any, encoded: Sequence[Any], state: CollectionState) -> None:
+    queries = [query if isinstance(query, bytes) else query.tobytes() for query in encoded]
+    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[state.dtype], values=queries)
+    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
+    sent.nq = len(queries)
 
 
 def _alone(part: Any, request: Any) -> Any:

@@ -50,15 +50,13 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, channel: grpc.aio.Channel, sessions: Sessions) -> None:
         self._channel, self._sessions = channel, sessions
         self._unary: dict[str, Any] = {}
+        rewritten = {_SERVICE + method: partial(self._rewritten, method) for method in (*REWRITTEN, *SEARCHES)}
+        handlers = {path: partial(self._passed, path) for path in _UNARY} | rewritten
+        self._handlers = {path: grpc.unary_unary_rpc_method_handler(call) for path, call in handlers.items()}
 
     def service(self, details: Any) -> Any:
         path: str = details.method
-        method = path.removeprefix(_SERVICE)
-        if (method in REWRITTEN or method in SEARCHES) and path.startswith(_SERVICE):
-            return grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
-        if path in _UNARY:
-            return grpc.unary_unary_rpc_method_handler(partial(self._passed, path))
-        return grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
+        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
 
     async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
         call = self._call(path, message, context)
@@ -99,16 +97,17 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
 
-        async def send(request: Any) -> Any:
+        async def send(request: Any, tail: bytes = b"", with_bytes: bool = False) -> Any:
             name = messages.method_of(request)
-            call = self._call(_SERVICE + name, request.SerializeToString(), context)
+            call = self._call(_SERVICE + name, request.SerializeToString() + tail, context)
             if name == method:
                 last[:] = [call]
-            response = messages.response_of(name, await call)
+            answer = await call
+            response = messages.response_of(name, answer)
             status = messages.status_in(response)
             if status.code or status.error_code:
                 raise messages.Refused(response, status)
-            return response
+            return (response, answer) if with_bytes else response
 
         try:
             response = await self._operated(method, message, context, send)
@@ -128,7 +127,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._sessions.forget()
         if last:
             await _relay_metadata(last[0], context)
-        return bytes(response.SerializeToString())
+        return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
     async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
         request, metadata = messages.request_of(method, message), context.invocation_metadata()

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
+from functools import cached_property
 from math import inf
 from threading import Lock
 from time import monotonic
@@ -117,9 +118,11 @@ class _CallerCallable:
 class CollectionPool:
     """The running calls on one collection, and threads for their blocking parts."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
+    calls = 0
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(THREADS, "hubness-proxy")
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
         """Run `work` in a thread for this caller and return its result. If cancelled, cancels the upstream calls and
@@ -166,7 +169,8 @@ class CollectionPools:
             pool.calls -= 1
             if not pool.calls:
                 del self._pools[collection]
-                pool.threads.shutdown(wait=False)
+                if "threads" in vars(pool):
+                    pool.threads.shutdown(wait=False)
 
 
 MAX_SESSIONS = 64
