@@ -232,15 +232,17 @@ class RowCodec(ABC):
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
-    def encode_one(self, query: list[float] | Floats, strength: float, *, slot: int) -> tuple[bytes, float] | None:
-        """Return the augmented query as float32 bytes, up to a factor, and that factor.
+    def encode_one(
+        self, query: list[float] | Floats, strength: float, *, slot: int, exact: bool = False
+    ) -> tuple[bytes, float] | None:
+        """Return the augmented query as float32 bytes, up to a factor, and that factor; `exact`, of an array, it is 1.
 
         query: d Python numbers, or float32 (d,). This takes a fraction of the time of `pack_queries`, because it avoids
-        the overhead of NumPy. Returns None under L2, for half precision, and for anything but d finite numbers of an
-        ordinary length.
+        the overhead of NumPy. Returns None under L2, for half precision, for biases outside the vectors, and for
+        anything but d finite numbers of an ordinary length.
         """
         layout = self.layout
-        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2":
+        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2" or self.leaves_vectors:
             return None
         columns = [0.0] * (layout.width - layout.dim)
         try:
@@ -255,6 +257,9 @@ class RowCodec(ABC):
                 return None
             if layout.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
                 length = 1.0
+            elif exact:
+                wide = np.asarray(query, np.float64)
+                query, length = (wide / math.sqrt(wide.dot(wide))).astype(np.float32), 1.0
             columns[slot] = -strength * length
             if isinstance(query, list):
                 return struct.pack(f"{layout.width}f", *query, *columns), length

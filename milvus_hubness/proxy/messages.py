@@ -180,15 +180,15 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
     )
 
 
-def header(metadata: Iterable[Any] | None, name: str) -> str:
-    """Return the last value of that name; empty if there is none."""
-    last = dict(metadata or ()).get(name, "")
-    return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
+def header(headers: Mapping[str, str | bytes], name: str) -> str:
+    """Return the value of that name; empty if there is none."""
+    value = headers.get(name, "")
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
+def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
     """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
-    return Overrides.parsed(header(metadata, STRENGTH_HEADER), header(metadata, PROFILE_HEADER))
+    return Overrides.parsed(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
 
 
 def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:

@@ -121,6 +121,8 @@ def _prepared(rewrite: Rewrite, question: Question, params: SearchParameters) ->
     tail = milvus_pb2.SearchRequest(search_params=sent.search_params, output_fields=sent.output_fields)
 
     def encode(queries: Floats) -> list[Any]:
+        if len(queries) == 1 and (one := codec.encode_one(queries[0], weight, slot=slot, exact=True)):
+            return [one[0]]
         return codec.pack_queries(codec.layout.require_finite(queries, "query"), weight, slot=slot)
 
     fields = rewrite.reading.fields(question.output_fields)

@@ -25,6 +25,9 @@ from milvus_hubness.proxy.sessions import Caller, Sessions
 Context = Any
 """grpc.aio's ServicerContext."""
 
+Headers = dict[str, str | bytes]
+"""The metadata of a call; of several values of a name, the last."""
+
 Ending = tuple[grpc.StatusCode, str | None, messages.Metadata]
 """The status of a call, its details and the trailing metadata."""
 
@@ -59,7 +62,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
 
     async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
-        call = self._call(path, message, context)
+        call = self._call(path, message, messages.passed_on(context.invocation_metadata()), context)
         try:
             response: bytes = await call
         except grpc.aio.AioRpcError as error:
@@ -87,19 +90,19 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         finally:
             call.cancel()
 
-    def _call(self, path: str, message: bytes, context: Context) -> Any:
+    def _call(self, path: str, message: bytes, metadata: messages.Metadata, context: Context) -> Any:
         if path not in self._unary:
             self._unary[path] = self._channel.unary_unary(path)
-        return self._unary[path](
-            message, metadata=messages.passed_on(context.invocation_metadata()), timeout=context.time_remaining()
-        )
+        return self._unary[path](message, metadata=metadata or None, timeout=context.time_remaining())
 
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
+        received = context.invocation_metadata()
+        metadata = messages.passed_on(received)
 
         async def send(request: Any, tail: bytes = b"", with_bytes: bool = False) -> Any:
             name = messages.method_of(request)
-            call = self._call(_SERVICE + name, request.SerializeToString() + tail, context)
+            call = self._call(_SERVICE + name, request.SerializeToString() + tail, metadata, context)
             if name == method:
                 last[:] = [call]
             answer = await call
@@ -110,7 +113,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             return (response, answer) if with_bytes else response
 
         try:
-            response = await self._operated(method, message, context, send)
+            response = await self._operated(method, message, dict(received), Caller(context.time_remaining()), send)
         except grpc.RpcError as error:
             await _abort(context, error)
         except ServerUnavailable as error:
@@ -129,15 +132,14 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             await _relay_metadata(last[0], context)
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
-    async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
-        request, metadata = messages.request_of(method, message), context.invocation_metadata()
-        database = getattr(request, "db_name", "") or messages.header(metadata, "dbname")
-        session = self._sessions.of(messages.header(metadata, "authorization"), database)
-        caller = Caller(context.time_remaining())
+    async def _operated(self, method: str, message: bytes, headers: Headers, caller: Caller, send: Any) -> Any:
+        request = messages.request_of(method, message)
+        database = getattr(request, "db_name", "") or messages.header(headers, "dbname")
+        session = self._sessions.of(messages.header(headers, "authorization"), database)
         collection = request.oldName if method == "RenameCollection" else request.collection_name
         with session.pools.entered(str(collection)) as pool:
             if method in SEARCHES:
-                operation = SEARCHES[method](session.operations, request, messages.overrides_in(metadata))
+                operation = SEARCHES[method](session.operations, request, messages.overrides_in(headers))
             else:
                 operation = REWRITTEN[method](session.operations, request)
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
@@ -147,7 +149,8 @@ async def _relay_metadata(call: Any, context: Context) -> None:
     with suppress(grpc.aio.AioRpcError):
         if initial := messages.passed_on(await call.initial_metadata()):
             await context.send_initial_metadata(initial)
-        context.set_trailing_metadata(messages.passed_on(await call.trailing_metadata()))
+        if trailing := messages.passed_on(await call.trailing_metadata()):
+            context.set_trailing_metadata(trailing)
 
 
 async def _status_of(call: Any, first: list[Ending]) -> Ending:
