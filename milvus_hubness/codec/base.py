@@ -242,7 +242,7 @@ class RowCodec(ABC):
         anything but d finite numbers of an ordinary length.
         """
         layout = self.layout
-        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2" or self.leaves_vectors:
+        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2" or self.needs_candidates:
             return None
         columns = [0.0] * (layout.width - layout.dim)
         try:
