@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavail
 
 if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Event
-    from milvus_hubness.proxy import ProxyOptions, Tls
+    from milvus_hubness.proxy import Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
 
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
@@ -156,6 +155,7 @@ class Proxying:
     state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = STATE_TTL
     max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = MAX_CALLS
     drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = DRAIN_SECONDS
+    workers: Annotated[int, "Processes that serve the port.", {"min": 1}] = 1
 
 
 def proxy(
@@ -177,6 +177,7 @@ def proxy(
     import asyncio
 
     from milvus_hubness.proxy import ProxyOptions
+    from milvus_hubness.proxy.workers import run
 
     options = ProxyOptions(
         upstream,
@@ -185,7 +186,13 @@ def proxy(
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
     )
-    asyncio.run(_run_proxy(options, as_json))
+
+    def listening(port: int) -> None:
+        address = f"{options.host}:{port}"
+        result = {"event": "listening", "address": address, "upstream": options.upstream}
+        show_result(as_json, result, lambda: typer.echo(f"listening on {address}, for Milvus at {options.upstream}"))
+
+    asyncio.run(run(options, listening))
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -194,20 +201,3 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
     return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
-
-
-async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:
-    """Run the proxy until SIGTERM or SIGINT."""
-    import asyncio
-
-    from milvus_hubness.proxy import Proxy
-
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    async with Proxy(options) as running:
-        listening = f"{options.host}:{running.port}"
-        result = {"event": "listening", "address": listening, "upstream": options.upstream}
-        text = f"listening on {listening}, for Milvus at {options.upstream}"
-        show_result(as_json, result, lambda: typer.echo(text))
-        await stopped.wait()
