@@ -114,7 +114,8 @@ class SearchParameters:
             self._inner = None
         if not isinstance(self._inner, dict):
             raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
-        strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
+        inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
+        strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
         self.overrides = Overrides.parsed(strength, profile, default or (None, None))
 
     def value(self, name: str) -> Any:
