@@ -12,7 +12,6 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.proxy.options import ProxyOptions
@@ -23,7 +22,6 @@ GRACE_SECONDS = 10.0
 RESTART_SECONDS = 0.5
 """Pause before another worker takes the place of one that ended."""
 LISTENING = "listening"
-"""The first line of a worker that serves; one that cannot serve writes the error."""
 
 log = logging.getLogger("milvus_hubness")
 
@@ -36,12 +34,12 @@ async def run(options: ProxyOptions, listening: Callable[[int], object]) -> None
         return
     with _reserved(options) as reserved:
         options = replace(options, port=reserved.getsockname()[1])
-        workers = await asyncio.gather(*(_start(options) for _ in range(options.workers)))
-        for worker, line in workers:
-            if line != LISTENING:
+        workers = [await _start(options) for _ in range(options.workers)]
+        for worker in workers:
+            if worker.stdout and (line := (await worker.stdout.readline()).decode().strip()) != LISTENING:
                 raise InvalidParameter(line or f"a worker ended with exit code {await worker.wait()}")
         listening(options.port)
-        keepers = [asyncio.create_task(_keep(options, worker)) for worker, _ in workers]
+        keepers = [asyncio.create_task(_keep(options, worker)) for worker in workers]
         await stopped.wait()
         for keeper in keepers:
             keeper.cancel()
@@ -76,12 +74,12 @@ def _reserved(options: ProxyOptions) -> socket.socket:
     return reserved
 
 
-async def _start(options: ProxyOptions) -> tuple[Process, str]:
-    """Start a worker, and return it with its first line, when it listens or ends. It ends when this process does."""
+async def _start(options: ProxyOptions) -> Process:
+    """Start a worker, which ends when this process does. Its first line is LISTENING, or why it cannot serve."""
     worker = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE)
-    pipes: Any = worker
-    pipes.stdin.write(pickle.dumps(options))
-    return worker, (await pipes.stdout.readline()).decode().strip()
+    if worker.stdin:
+        worker.stdin.write(pickle.dumps(options))
+    return worker
 
 
 async def _keep(options: ProxyOptions, worker: Process) -> None:
@@ -91,7 +89,7 @@ async def _keep(options: ProxyOptions, worker: Process) -> None:
             code = await worker.wait()
             log.warning("a worker ended with exit code %d: another one starts", code)
             await asyncio.sleep(RESTART_SECONDS)
-            worker, _ = await _start(options)
+            worker = await _start(options)
     finally:
         with suppress(ProcessLookupError):
             worker.terminate()

@@ -5,7 +5,7 @@ import json
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
@@ -24,6 +24,7 @@ from tests.proxy.upstreams import FakeUpstream
 DIM, NAME = 6, "c"
 FIELDS = [{"name": "id", "is_primary": True}, {"name": "vector"}, {"name": "group"}]
 CHANGED = ("search_params", "placeholder_group", "output_fields")
+NONE = Overrides()
 SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 
 
@@ -49,7 +50,7 @@ class Server:
         self.operations, self.state, self.columns, self.sent = Operations(None, 60.0, 1 << 20), state, columns, []
         self.description = {"fields": FIELDS, "properties": {"hubness": state.to_json()}}
 
-    def search(self, request, overrides=Overrides()):
+    def search(self, request, overrides=NONE):
         operation = search(self.operations, request, overrides)
         try:
             step = next(operation)
@@ -116,6 +117,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+@example(corrected(), [[3.0] * DIM], [[0.5] * DIM], {"topk": "1"}, {}, {"output_fields": []}, None)
 @given(STATES, QUERIES, QUERIES, PAIRS, INNER, OPTIONS, st.sampled_from([None, 0.5]))
 def test_only_what_the_correction_needs_is_changed(state, first, second, pairs, inner, options, header):
     if state.metric == "L2":
@@ -167,7 +169,7 @@ def test_searches_of_one_kind_are_prepared_once_and_others_apart(monkeypatch):
     parse = searching.SearchParameters
     monkeypatch.setattr(searching, "SearchParameters", lambda *args: parsed.append(args) or parse(*args))
 
-    def search_with(pairs=(("topk", "3"),), overrides=Overrides(), count=1, **options):
+    def search_with(pairs=(("topk", "3"),), overrides=NONE, count=1, **options):
         before = len(parsed)
         server.search(request_for(server.state, np.ones((count, DIM), np.float32), pairs, **options), overrides)
         return len(parsed) - before

@@ -10,8 +10,8 @@ from milvus_hubness.proxy.messages import request_of
 
 class FakeUpstream:
     """calls: (path, metadata, seconds left) of each. A call of Slow, or of a method that is held, waits until it is
-    cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither listening; others are
-    answered as `answers` says, by method, or echo, streams message by message."""
+    cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither listening. Others
+    are answered as `answers` says, by method, or echo, streams message by message."""
 
     def __init__(self, answers=()):
         self.calls, self.held, self.answers = [], {"Slow"}, dict(answers)

@@ -1,0 +1,99 @@
+"""Several processes on one port: all serve, one that ends is replaced, and SIGTERM lets calls end."""
+
+import errno
+import os
+import signal
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from milvus_hubness.cli import app
+from milvus_hubness.errors import InvalidParameter
+from tests.proxy.running import ProxyProcess, eventually
+from tests.proxy.upstreams import FakeUpstream
+
+SERVICE = "/milvus.proto.milvus.MilvusService/"
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
+
+
+@pytest.fixture
+def upstream():
+    here = FakeUpstream()
+    yield here
+    here.stop()
+
+
+def workers_of(proxy):
+    process = proxy.process.pid
+    return {int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+
+
+def answers(proxy, connections=8):
+    """Whether each of so many new connections is served."""
+    for _ in range(connections):
+        with grpc.insecure_channel(proxy.address, OWN_CONNECTION) as channel:
+            assert channel.unary_unary(SERVICE + "Flush")(b"hello", timeout=20) == b"hello"
+
+
+def refuses(proxy):
+    """Whether no process listens."""
+    host, _, port = proxy.address.rpartition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == errno.ECONNREFUSED
+
+
+def test_workers_share_a_port_are_replaced_and_drain(upstream):
+    with ProxyProcess(upstream.address, "--workers", "2", "--drain", "20") as proxy:
+        before = workers_of(proxy)
+        assert len(before) == 2
+        answers(proxy)
+        killed = min(before)
+        os.kill(killed, signal.SIGKILL)
+
+        def is_replaced():
+            now = workers_of(proxy)
+            assert (len(now), killed in now) == (2, False)
+            return now
+
+        eventually(is_replaced)
+        answers(proxy)
+        port = proxy.address.rpartition(":")[2]
+        second = CliRunner().invoke(app, ["proxy", "--upstream", upstream.address, "--port", port, "--workers", "2"])
+        assert isinstance(second.exception, InvalidParameter)
+        with grpc.insecure_channel(proxy.address) as channel:
+            running = channel.unary_unary(SERVICE + "Slow").future(b"last words", timeout=30)
+            eventually(lambda: next(path for path, _, _ in upstream.calls if path.endswith("Slow")))
+            proxy.process.send_signal(signal.SIGTERM)
+
+            def is_draining():
+                assert refuses(proxy)
+
+            eventually(is_draining)
+            assert not running.done()
+            upstream.cancelled.set()  # The upstream answers now.
+            assert running.result() == b"last words"
+        assert proxy.process.wait(20) == 0
+    assert not any(Path(f"/proc/{worker}").exists() for worker in before)
+
+
+@pytest.mark.long
+def test_workers_end_with_the_process_that_started_them(upstream):
+    with ProxyProcess(upstream.address, "--workers", "2") as proxy:
+        workers = workers_of(proxy)
+        proxy.process.kill()
+
+    def are_gone():
+        assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+    eventually(are_gone)
+
+
+@pytest.mark.long
+def test_a_worker_that_cannot_serve_says_why():
+    wrong = ["--tls-cert", __file__, "--tls-key", __file__]
+    done = CliRunner().invoke(app, ["proxy", "--upstream", "localhost:1", "--port", "0", "--workers", "2", *wrong])
+    assert isinstance(done.exception, InvalidParameter)
+    assert "a certificate of its key" in str(done.exception)
