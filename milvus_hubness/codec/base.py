@@ -258,8 +258,7 @@ class RowCodec(ABC):
             if layout.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
                 length = 1.0
             elif exact:
-                wide = np.asarray(query, np.float64)
-                query, length = (wide / math.sqrt(wide.dot(wide))).astype(np.float32), 1.0
+                query, length = np.divide(query, length, dtype=np.float32), 1.0
             columns[slot] = -strength * length
             if isinstance(query, list):
                 return struct.pack(f"{layout.width}f", *query, *columns), length

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
@@ -17,23 +17,14 @@ from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.rewrite import FieldRequest, Rewrite
+from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
-from milvus_hubness.proxy.messages import (
-    FIELD,
-    METRIC,
-    Overrides,
-    SearchParameters,
-    Send,
-    columns_out,
-    pairs_of,
-    response_of,
-)
+from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
 from milvus_hubness.state import CollectionState
 
 DEFAULT_LIMIT = 10
@@ -60,8 +51,8 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
-        if prepared := cached.prepared.get(kind):
-            return (yield from _direct(operations, cached, prepared, request))
+        if direct := cached.prepared.get(kind):
+            return (yield from direct(request))
         params = SearchParameters(request, overrides)
         options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
@@ -84,8 +75,8 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
         if not (by_ids or _reorders(rewrite, question) or _rescores(rewrite, question, request)):
             if len(cached.prepared) >= MAX_PREPARED:
                 cached.prepared.clear()
-            cached.prepared[kind] = prepared = _prepared(rewrite, question, params)
-            return (yield from _direct(operations, cached, prepared, request))
+            cached.prepared[kind] = _direct(operations, cached, rewrite, question, params)
+            return (yield from cached.prepared[kind](request))
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
@@ -104,43 +95,34 @@ def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
     return fixed.SerializeToString(deterministic=True), overrides
 
 
-class PreparedRequest(NamedTuple):
-    """A direct search: the server's hits and scores are the user's. tail: the serialized fields that replace those of
-    the request."""
-
-    state: CollectionState
-    encode: Callable[[Floats], list[Any]]
-    tail: bytes
-    fields: FieldRequest
-    profile: str | None
-
-
-def _prepared(rewrite: Rewrite, question: Question, params: SearchParameters) -> PreparedRequest:
-    codec, weight, slot = rewrite.codec, rewrite.strength(question), rewrite.profile(question).slot
+def _direct(
+    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
+) -> Callable[[Any], Operation[Any]]:
+    """Return a function that answers any search of this kind: only the queries, the parameters and the output fields
+    of the request change, and the server's hits and scores are the user's."""
+    state, codec, fields = rewrite.state, rewrite.codec, rewrite.reading.fields(question.output_fields)
+    weight, slot, profile = rewrite.strength(question), rewrite.profile(question).slot, question.profile
     sent = _rewritten(params, rewrite, rewrite.ask(question))
     tail = milvus_pb2.SearchRequest(search_params=sent.search_params, output_fields=sent.output_fields)
+    replacement = tail.SerializeToString()
 
-    def encode(queries: Floats) -> list[Any]:
-        if len(queries) == 1 and (one := codec.encode_one(queries[0], weight, slot=slot, exact=True)):
-            return [one[0]]
-        return codec.pack_queries(codec.layout.require_finite(queries, "query"), weight, slot=slot)
+    def answer(request: Any) -> Operation[Any]:
+        queries = queries_in(request.placeholder_group, state)
+        one = codec.encode_one(queries[0], weight, slot=slot, exact=True) if len(queries) == 1 else None
+        if one is None:
+            encoded = codec.pack_queries(codec.layout.require_finite(queries, "query"), weight, slot=slot)
+        sent = deepcopy(request)
+        sent.ClearField("search_params")
+        sent.ClearField("output_fields")
+        _put_queries(sent, [one[0]] if one else encoded, state)
+        response, content = yield Send(sent, replacement, with_bytes=True)
+        operations.searches.sample(cached, state, profile, queries)
+        if cached.reading.changed.isdisjoint([column.field_name for column in response.results.fields_data]):
+            return content
+        columns_out(cached, response.results, fields)
+        return response
 
-    fields = rewrite.reading.fields(question.output_fields)
-    return PreparedRequest(rewrite.state, encode, tail.SerializeToString(), fields, question.profile)
-
-
-def _direct(operations: Operations, cached: CachedState, prepared: PreparedRequest, request: Any) -> Operation[Any]:
-    queries = queries_in(request.placeholder_group, prepared.state)
-    sent = deepcopy(request)
-    sent.ClearField("search_params")
-    sent.ClearField("output_fields")
-    _put_queries(sent, prepared.encode(queries), prepared.state)
-    response, content = yield Send(sent, prepared.tail, with_bytes=True)
-    operations.searches.sample(cached, prepared.state, prepared.profile, queries)
-    if cached.reading.changed.isdisjoint([column.field_name for column in response.results.fields_data]):
-        return content
-    columns_out(cached, response.results, prepared.fields)
-    return response
+    return answer
 
 
 def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
@@ -249,7 +231,7 @@ def _merged_here(
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
         answer = yield from search(operations, _alone(part.request, request), part.overrides)
-        answers.append(response_of("Search", answer) if isinstance(answer, bytes) else answer)
+        answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
         if state:
             metrics.append(state.metric)
             continue

@@ -25,9 +25,6 @@ from milvus_hubness.proxy.sessions import Caller, Sessions
 Context = Any
 """grpc.aio's ServicerContext."""
 
-Headers = dict[str, str | bytes]
-"""The metadata of a call; of several values of a name, the last."""
-
 Ending = tuple[grpc.StatusCode, str | None, messages.Metadata]
 """The status of a call, its details and the trailing metadata."""
 
@@ -132,7 +129,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             await _relay_metadata(last[0], context)
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
-    async def _operated(self, method: str, message: bytes, headers: Headers, caller: Caller, send: Any) -> Any:
+    async def _operated(self, method: str, message: bytes, headers: dict[str, Any], caller: Caller, send: Any) -> Any:
         request = messages.request_of(method, message)
         database = getattr(request, "db_name", "") or messages.header(headers, "dbname")
         session = self._sessions.of(messages.header(headers, "authorization"), database)

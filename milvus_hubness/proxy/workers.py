@@ -30,7 +30,9 @@ async def run(options: ProxyOptions, listening: Callable[[int], object]) -> None
     """Run a proxy until SIGTERM or SIGINT. listening: takes the port. Raises InvalidParameter."""
     stopped = _stopped()
     if options.workers == 1:
-        await _serve(options, listening, stopped)
+        async with Proxy(options) as proxy:
+            listening(proxy.port)
+            await stopped.wait()
         return
     with _reserved(options) as reserved:
         options = replace(options, port=reserved.getsockname()[1])
@@ -52,12 +54,6 @@ def _stopped() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     return stopped
-
-
-async def _serve(options: ProxyOptions, listening: Callable[[int], object], stopped: asyncio.Event) -> None:
-    async with Proxy(options) as proxy:
-        listening(proxy.port)
-        await stopped.wait()
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
@@ -103,14 +99,11 @@ async def _work() -> None:
     stopped = _stopped()
     asyncio.get_running_loop().add_reader(sys.stdin, stopped.set)
     try:
-        await _serve(options, lambda _: _report(LISTENING), stopped)
+        async with Proxy(options):
+            print(LISTENING, flush=True)  # noqa: T201
+            await stopped.wait()
     except InvalidParameter as error:
-        _report(str(error))
-
-
-def _report(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+        print(error)  # noqa: T201
 
 
 if __name__ == "__main__":
