@@ -1,11 +1,12 @@
 """What the proxy costs: searches of a corrected collection through it, and straight, at 1 and 64 connections.
 
-    python -m benchmarks.proxy_overhead [--seconds 3] [--rounds 5]
+    python -m benchmarks.proxy_overhead [--seconds 2.5] [--rounds 5]
 
-Straight means queries that are in the augmented form already, so that the server does the same work for all. The ways
-take turns, in rounds; medians over the rounds are compared. A process of its own sends serialized requests by gRPC and
-does not decode the answers. It, the proxy and the server share the machine. CPU time is that of all threads and
-processes of each, per search, from /proc."""
+Straight means queries that are in the augmented form already, so that the server does the same work for all. A relay
+passes the same bytes on by grpc.aio and does nothing else: no proxy on that library costs less. The ways take turns, in
+rounds; medians over the rounds are compared. A process of its own sends serialized requests by gRPC and does not decode
+the answers. It, the proxy and the server share the machine. CPU time is that of all threads and processes of each, per
+search, from /proc."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ from pymilvus.grpc_gen import milvus_pb2
 from benchmarks.client_overhead import BANK, DIM, LIMIT, ROWS, fill
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness.cli.servers import GRPC_THREADS
 from tests.servers import MilvusServer, die_with_parent
 
 CONNECTIONS = (1, 64)
@@ -44,11 +46,11 @@ STARTUP_SECONDS = 0.5
 
 
 class Way(NamedTuple):
-    """Where searches go, what is sent, and the process whose CPU time is the proxy's."""
+    """Where searches go, the process whose CPU time is the proxy's, and what is sent."""
 
     address: str
-    requests: list[bytes]
     process: int | None
+    requests: list[bytes]
 
 
 def load(address: str, requests: list[bytes], connections: int, seconds: float) -> dict[str, float]:
@@ -96,15 +98,38 @@ def cpu_seconds(process: int) -> float:
     return own + sum(cpu_seconds(int(child)) for child in children)
 
 
-@contextmanager
-def proxy(upstream: str, workers: int) -> Iterator[tuple[str, int]]:
-    """Yield the address and the process of a proxy."""
+async def relay(upstream: str) -> None:
+    """Pass searches on, and print the address as the proxy does. Runs in its own process, with the proxy's settings."""
+    from milvus_hubness.proxy import ProxyOptions
+
+    options = ProxyOptions(upstream)
+    forward = options.open_channel(grpc.aio).unary_unary(SEARCH)
+
+    async def answer(request: bytes, context: Any) -> Any:
+        return await forward(request)
+
+    handlers = {SEARCH.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(answer)}
+    service = grpc.method_handlers_generic_handler(SEARCH.split("/")[1], handlers)
+    server = grpc.aio.server(handlers=[service], options=options.server_options())
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    print(json.dumps({"address": address}), flush=True)
+    await server.wait_for_termination()
+
+
+def proxy_command(upstream: str, workers: int) -> list[str]:
     command = ["-m", "milvus_hubness", "proxy", "--upstream", upstream, "--port", "0", "--json"]
-    command += ["--workers", str(workers)] if workers > 1 else []
-    process = subprocess.Popen(die_with_parent([sys.executable, *command]), stdout=subprocess.PIPE)
+    return [*command, "--workers", str(workers)]
+
+
+@contextmanager
+def started_with(command: list[str]) -> Iterator[tuple[str, int]]:
+    """Yield the address and the process of a proxy or a relay."""
+    environment = {"GRPC_EXPERIMENTS": GRPC_THREADS, **os.environ}
+    process = subprocess.Popen(die_with_parent([sys.executable, *command]), stdout=subprocess.PIPE, env=environment)
     try:
         if process.stdout is None:
-            raise RuntimeError("the proxy has no output")
+            raise RuntimeError(f"{command} has no output")
         yield json.loads(process.stdout.readline())["address"], process.pid
     finally:
         process.terminate()
@@ -171,19 +196,21 @@ def _row(connections: int, name: str, each: dict[str, list[dict[str, float]]]) -
 def main() -> None:
     one_thread()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one way in one round")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of one way in one round")
     parser.add_argument("--rounds", type=int, default=5)
     options, started = parser.parse_args(), time.monotonic()
     with MilvusServer() as server, ExitStack() as stack:
         straight, through = corrected(server.uri)
         upstream = server.uri.removeprefix("http://")
-        ways = {"straight": Way(upstream, straight, None)}
+        relaying = ["-c", f"import asyncio, {__spec__.name} as b; asyncio.run(b.relay({upstream!r}))"]
+        ways = {"straight": Way(upstream, None, straight)}
+        ways["relay"] = Way(*stack.enter_context(started_with(relaying)), straight)
         for workers in WORKERS:
-            address, process = stack.enter_context(proxy(upstream, workers))
-            ways[f"proxy, {workers} worker{'s' if workers > 1 else ''}"] = Way(address, through, process)
+            proxied = stack.enter_context(started_with(proxy_command(upstream, workers)))
+            ways[f"proxy, {workers} worker{'s' if workers > 1 else ''}"] = Way(*proxied, through)
         rows = measure(ways, server.pid, options.rounds, options.seconds)
     shown = table(
-        ["connections", "way", "latency, ms", "ratio", "searches/s", "ratio", "CPU ms: client", "server", "proxy"],
+        ["connections", "way", "latency, ms", "ratio", "searches/s", "ratio", "CPU ms: client", "server", "between"],
         [
             [
                 str(row["connections"]),
