@@ -41,11 +41,11 @@ async def run(options: ProxyOptions, listening: Callable[[int], object]) -> None
             if worker.stdout and (line := (await worker.stdout.readline()).decode().strip()) != LISTENING:
                 raise InvalidParameter(line or f"a worker ended with exit code {await worker.wait()}")
         listening(options.port)
-        keepers = [asyncio.create_task(_keep(options, worker)) for worker in workers]
+        tasks = [asyncio.create_task(_replace_ended(options, worker)) for worker in workers]
         await stopped.wait()
-        for keeper in keepers:
-            keeper.cancel()
-        await asyncio.wait(keepers)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _stopped() -> asyncio.Event:
@@ -78,7 +78,7 @@ async def _start(options: ProxyOptions) -> Process:
     return worker
 
 
-async def _keep(options: ProxyOptions, worker: Process) -> None:
+async def _replace_ended(options: ProxyOptions, worker: Process) -> None:
     """Replace a worker whenever it ends. If cancelled, stop it, which drains its calls."""
     try:
         while True:
