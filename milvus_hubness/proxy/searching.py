@@ -183,13 +183,13 @@ def _answer(
 
 
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a HybridSearchRequest, with corrected scores on corrected fields. overrides: as for `search`. Raises as
-    `search` does, and UnsupportedOperation if the proxy must merge answers and cannot."""
+    """Answer a HybridSearchRequest as `search` does, with corrected scores on corrected fields. Raises as it does, and
+    UnsupportedOperation if the proxy must merge answers and cannot."""
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = [SearchParameters(part, overrides) for part in request.requests]
         if not cached.states:
-            return (yield Send(request))
+            return (yield Send(request, with_bytes=True))[1]
+        params = [SearchParameters(part, overrides) for part in request.requests]
         states = [cached.searched(part.value(FIELD)) for part in params]
         for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
