@@ -1,4 +1,4 @@
-"""Sinkhorn with all scores recomputed, kept, or of the nearest only: time and R@1, beside POT and KeOps.
+"""Sinkhorn with all scores recomputed, kept, or of the nearest only: time and R@1, compared with POT and KeOps.
 
     python -m benchmarks.sinkhorn [--task NAME] [--keops] [--save]
 
@@ -23,7 +23,8 @@ import torch
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn
-from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps, scores_for, sparse_steps
+from milvus_hubness.estimators.sinkhorn import balance, scores_for
+from milvus_hubness.kernels.steps import full_steps, sparse_steps
 from tests.real_data import load_task, recall_at_1
 
 TAU, ITERATIONS = 0.03, 10
@@ -34,15 +35,11 @@ KEOPS_ROWS = 500
 
 def ours(bank: torch.Tensor, items: torch.Tensor, way: str) -> torch.Tensor:
     """(m,) potentials of the bank."""
-    zero = torch.zeros(len(items))
+    m, n, g, last = bank.numpy(), items.numpy(), np.zeros(len(items)), ITERATIONS
     if way == "sparse":
-        near = sparse_steps(bank, items, TAU, 64)
-        g = near[1](balance(near, zero, TAU, ITERATIONS - 1, 0.0).f)
-        return balance(dense_steps(bank, items, TAU), g, TAU, 1, 0.0).f
-    if way == "recomputed":
-        return balance(dense_steps(bank, items, TAU), zero, TAU, ITERATIONS, 0.0).f
-    steps = cached_steps(bank, items, TAU, getattr(torch, way))
-    return balance(steps, zero, TAU, ITERATIONS, 0.0).f
+        near = sparse_steps(m, n, TAU, 64, "cpu")
+        g, last = near[1](balance(near, g, TAU, ITERATIONS - 1, 0.0).f), 1
+    return torch.from_numpy(balance(full_steps(m, n, TAU, "cpu", way), g, TAU, last, 0.0).f)
 
 
 def pot(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -114,10 +111,10 @@ def main() -> int:
         potentials = run(bank, items).numpy()[:, None]
         seconds = time.perf_counter() - began
         fitted = Sinkhorn(TAU).restore(kept, np.ascontiguousarray(potentials, np.float32))
-        cells[name] = {"seconds": seconds, "r1": recall_at_1(options.task, fitted)[0]}
+        cells[name] = {"seconds": seconds, "r1": recall_at_1(task, fitted)[0]}
         print(name, cells[name], flush=True)
-    raw = recall_at_1(options.task, None)[0]
-    taken = scores_for(len(bank), len(items), torch.device("cpu"))
+    raw = recall_at_1(task, None)[0]
+    taken = scores_for(len(bank), len(items))
     lines = [[name, f"{cell['seconds']:.2f}", f"{cell['r1']:.2f}"] for name, cell in cells.items()]
     markdown = table(["scores", "seconds", f"R@1 (raw {raw:.2f})"], lines)
     beside = beside_keops(bank, items) if options.keops else None

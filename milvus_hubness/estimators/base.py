@@ -173,12 +173,6 @@ class Estimator(ABC):
         diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
         return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
 
-    @classmethod
-    def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Self:
-        if "device" in {parameter.name for parameter in fields(cls)}:
-            parameters["device"] = device
-        return cls(**parameters)
-
     # -- temperatures -------------------------------------------------------------------------------
 
     @property
@@ -353,8 +347,8 @@ def _plain(value: Any) -> Any:
     return to_dict(value) if isinstance(value, Estimator) else value
 
 
-def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
-    """Return the estimator that `to_dict` described, to run on `device`.
+def from_dict(values: Mapping[str, Any]) -> Estimator:
+    """Return the estimator that `to_dict` described.
 
     Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
     or a value out of range.
@@ -369,7 +363,11 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
         raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}")
-    return ESTIMATORS[name]._from_parameters(parameters, device)
+    if "estimators" in parameters:
+        if not isinstance(parameters["estimators"], list | tuple):
+            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}")
+        parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
+    return ESTIMATORS[name](**parameters)
 
 
 def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
