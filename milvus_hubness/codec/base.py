@@ -232,39 +232,33 @@ class RowCodec(ABC):
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
-    def encode_one(
-        self, query: list[float] | Floats, strength: float, *, slot: int, exact: bool = False
-    ) -> tuple[bytes, float] | None:
-        """Return the augmented query as float32 bytes, up to a factor, and that factor; `exact`, of an array, it is 1.
+    def encode_one(self, query: list[float] | Floats, strength: float, *, slot: int) -> bytes | None:
+        """Return the augmented query as float32 bytes.
 
         query: d Python numbers, or float32 (d,). This takes a fraction of the time of `pack_queries`, because it avoids
-        the overhead of NumPy. Returns None under L2, for half precision, for biases outside the vectors, and for
-        anything but d finite numbers of an ordinary length.
+        the overhead of NumPy. Returns None under L2, for half precision, and for anything but d finite numbers of an
+        ordinary length.
         """
         layout = self.layout
-        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2" or self.needs_candidates:
+        if self.dtype != "float32" or layout.metric == "L2":
             return None
-        columns = [0.0] * (layout.width - layout.dim)
         try:
             if isinstance(query, list):
-                length = math.hypot(*query)
-            elif query.dtype == np.float32 and query.ndim == 1:
+                length, numbers = math.hypot(*query), struct.pack(f"{layout.dim}f", *query)
+            elif query.dtype == np.float32 and query.shape == (layout.dim,):
                 with np.errstate(over="ignore", invalid="ignore"):
-                    length = math.sqrt(query.dot(query))
+                    length, numbers = math.sqrt(query.dot(query)), query.tobytes()
             else:
                 return None
-            if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
-                return None
-            if layout.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
-                length = 1.0
-            elif exact:
-                query, length = np.divide(query, length, dtype=np.float32), 1.0
-            columns[slot] = -strength * length
-            if isinstance(query, list):
-                return struct.pack(f"{layout.width}f", *query, *columns), length
-            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
-        except (struct.error, TypeError):
+        except (AttributeError, OverflowError, struct.error, TypeError):
             return None
+        if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
+            return None
+        if layout.metric == "COSINE" and abs(length - 1) > UNIT_TOLERANCE:
+            numbers = np.divide(np.frombuffer(numbers, np.float32), length, dtype=np.float32).tobytes()
+        columns = [0.0] * (layout.width - layout.dim)
+        columns[slot] = -strength
+        return numbers + struct.pack(f"{len(columns)}f", *columns)
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""

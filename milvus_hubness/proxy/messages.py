@@ -23,11 +23,11 @@ from milvus_hubness.state import read_states
 
 
 class Send(Ask):
-    """Send a request message to the server, and after it `tail`, the bytes of further fields. The outcome is the
-    response message, `with_bytes` a pair of it and its bytes. Raises Refused."""
+    """Send a request message to the server. The outcome is the response message, or `with_bytes` a pair of it and its
+    bytes. Raises Refused."""
 
-    def __init__(self, request: Any, tail: bytes = b"", *, with_bytes: bool = False) -> None:
-        super().__init__(method_of(request), (request, tail, with_bytes))
+    def __init__(self, request: Any, *, with_bytes: bool = False) -> None:
+        super().__init__(method_of(request), (request, with_bytes))
 
 
 def method_of(request: Any) -> str:

@@ -18,7 +18,6 @@ from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
@@ -30,6 +29,8 @@ from milvus_hubness.state import CollectionState
 DEFAULT_LIMIT = 10
 _VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
 """Fields of a SearchRequest that do not change how a search is rewritten."""
+MAX_KIND_BYTES = 8_192
+"""Largest kind of a search that is prepared: one of a request is as large as its user makes it."""
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
@@ -46,11 +47,10 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     before they are corrected.
     """
 
-    kind = _kind_of(request, overrides)
-
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
+        kind = _kind_of(request, overrides)
         if direct := cached.prepared.get(kind):
             return (yield from direct(request))
         params = SearchParameters(request, overrides)
@@ -62,21 +62,20 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
         question = yield from _question(operations, cached, state, params)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
-        if _reorders(rewrite, question) and params.value("iterator") is not None:
+        is_gated, by_ids = rewrite.is_gated(question), request.WhichOneof("search_input") == "ids"
+        if (is_gated or rewrite.ranks_candidates(question)) and params.value("iterator") is not None:
             raise UnsupportedOperation(
                 f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
                 "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
             )
-        if rewrite.is_gated(question):
+        if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
+            if len(kind[0]) <= MAX_KIND_BYTES:
+                cached.prepare(kind, direct)
+            return (yield from direct(request))
+        if is_gated:
             profile = rewrite.profile(question)
             bank = yield from operations.biases.bank(request.collection_name, state, profile)
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-        by_ids = request.WhichOneof("search_input") == "ids"
-        if not (by_ids or _reorders(rewrite, question) or _rescores(rewrite, question, request)):
-            if len(cached.prepared) >= MAX_PREPARED:
-                cached.prepared.clear()
-            cached.prepared[kind] = _direct(operations, cached, rewrite, question, params)
-            return (yield from cached.prepared[kind](request))
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
@@ -97,29 +96,29 @@ def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
 
 def _direct(
     operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
-) -> Callable[[Any], Operation[Any]]:
+) -> Callable[[Any], Operation[Any]] | None:
     """Return a function that answers any search of this kind: only the queries, the parameters and the output fields
-    of the request change, and the server's hits and scores are the user's."""
-    state, codec, fields = rewrite.state, rewrite.codec, rewrite.reading.fields(question.output_fields)
-    weight, slot, profile = rewrite.strength(question), rewrite.profile(question).slot, question.profile
-    sent = _rewritten(params, rewrite, rewrite.ask(question))
-    tail = milvus_pb2.SearchRequest(search_params=sent.search_params, output_fields=sent.output_fields)
-    replacement = tail.SerializeToString()
+    of the request change. Returns None unless the server's hits and scores are the user's."""
+    ask = rewrite.asking(replace(question, data=()))
+    if ask is None or not rewrite.scores_are_products(question):
+        return None
+    state, profile, fields = rewrite.state, question.profile, rewrite.reading.fields(question.output_fields)
+    rewritten = _rewritten(params, rewrite, ask(question.data))
+    fixed = milvus_pb2.SearchRequest(search_params=rewritten.search_params, output_fields=rewritten.output_fields)
 
     def answer(request: Any) -> Operation[Any]:
-        queries = queries_in(request.placeholder_group, state)
-        one = codec.encode_one(queries[0], weight, slot=slot, exact=True) if len(queries) == 1 else None
-        if one is None:
-            encoded = codec.pack_queries(codec.layout.require_finite(queries, "query"), weight, slot=slot)
-        sent = deepcopy(request)
+        queries, sent = queries_in(request.placeholder_group, state), deepcopy(request)
         sent.ClearField("search_params")
         sent.ClearField("output_fields")
-        _put_queries(sent, [one[0]] if one else encoded, state)
-        response, content = yield Send(sent, replacement, with_bytes=True)
+        sent.MergeFrom(fixed)
+        _put_queries(sent, ask(queries).data, state)
+        response, content = yield Send(sent, with_bytes=True)
         operations.searches.sample(cached, state, profile, queries)
-        if cached.reading.changed.isdisjoint([column.field_name for column in response.results.fields_data]):
+        results = response.results
+        names = [*results.output_fields, *(column.field_name for column in results.fields_data)]
+        if cached.reading.changed.isdisjoint(names):
             return content
-        columns_out(cached, response.results, fields)
+        columns_out(cached, results, fields)
         return response
 
     return answer
@@ -160,7 +159,7 @@ def _question(
         offset=params.number("offset", 0),
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
-        round_decimal=params.number("round_decimal", -1),
+        round_decimal=-1 if request.HasField("search_aggregation") else params.number("round_decimal", -1),
         strength=operations.searches.strength if params.overrides.strength is None else params.overrides.strength,
         profile=params.overrides.profile,
     )
@@ -171,7 +170,7 @@ def _answer(
 ) -> Operation[Any]:
     search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
     response = yield Send(_rewritten(params, rewrite, search_request))
-    if _reorders(rewrite, question) or _rescores(rewrite, question, request):
+    if not request.HasField("search_aggregation"):  # Else hits are in buckets, and their scores are the user's.
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
         biases = []
         if side := search_request.biases_of:
@@ -193,13 +192,12 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         states = [cached.searched(part.value(FIELD)) for part in params]
         for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
-        for state, part_params in zip(states, params, strict=True):
-            if state is None or part_params.overrides.profile not in state.profiles:
-                part_params.overrides = part_params.overrides._replace(profile=None)
         questions: dict[int, tuple[Rewrite, Question]] = {}
-        for i, (state, part_params) in enumerate(zip(states, params, strict=True)):
+        for i, (state, part) in enumerate(zip(states, params, strict=True)):
+            if state is None or part.overrides.profile not in state.profiles:
+                part.overrides = part.overrides._replace(profile=None)
             if state is not None:
-                question = yield from _question(operations, cached, state, part_params)
+                question = yield from _question(operations, cached, state, part)
                 questions[i] = rewrite_of(state, cached.reading), question
         ranker, sent = _ranker(request), deepcopy(request)
         if ranking.must_merge(ranker, list(questions.values())):
@@ -255,17 +253,6 @@ def _merged_here(
 def _level(request: Any) -> dict[str, int | None]:
     """Return the consistency level of a request, as an argument of pymilvus; None is that of the collection."""
     return {"consistency_level": None if request.use_default_consistency else int(request.consistency_level)}
-
-
-def _reorders(rewrite: Rewrite, question: Question) -> bool:
-    """Whether the server's order differs from the requested one."""
-    return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
-
-
-def _rescores(rewrite: Rewrite, question: Question, request: Any) -> bool:
-    """Whether the server's scores differ from the requested ones: under L2, and if they are rounded here."""
-    converts = rewrite.state.metric == "L2" and rewrite.codec.served_metric != "L2"
-    return converts or (question.round_decimal >= 0 and not request.HasField("search_aggregation"))
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:

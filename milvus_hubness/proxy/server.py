@@ -97,9 +97,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         received = context.invocation_metadata()
         metadata = messages.passed_on(received)
 
-        async def send(request: Any, tail: bytes = b"", with_bytes: bool = False) -> Any:
+        async def send(request: Any, with_bytes: bool = False) -> Any:
             name = messages.method_of(request)
-            call = self._call(_SERVICE + name, request.SerializeToString() + tail, metadata, context)
+            call = self._call(_SERVICE + name, request.SerializeToString(), metadata, context)
             if name == method:
                 last[:] = [call]
             answer = await call
@@ -182,7 +182,7 @@ async def _abort(context: Context, error: Any) -> NoReturn:
 
 class Proxy:
     """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
-    with Proxy(ProxyOptions("localhost:19530")) as proxy: await proxy.ended()"""
+    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()"""
 
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
@@ -208,10 +208,6 @@ class Proxy:
             await self._channel.close()
             raise InvalidParameter(f"cannot listen on {address}: choose a free port, and a certificate of its key")
         await self._server.start()
-
-    async def ended(self) -> None:
-        if self._server is not None:
-            await self._server.wait_for_termination()
 
     async def stop(self) -> None:
         """Accept no more calls, wait `drain` seconds for running ones, and close the connections."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pickle
 import signal
 import socket
 import sys
+import threading
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.proxy.options import ProxyOptions
@@ -19,8 +22,8 @@ from milvus_hubness.proxy.server import Proxy
 
 GRACE_SECONDS = 10.0
 """Seconds beyond `drain` after which a worker is killed."""
-RESTART_SECONDS = 0.5
-"""Pause before another worker takes the place of one that ended."""
+RESTART_SECONDS, LONGEST_PAUSE = 0.5, 30.0
+"""Pause before another worker takes the place of one that ended; it doubles while none can serve."""
 LISTENING = "listening"
 
 log = logging.getLogger("milvus_hubness")
@@ -28,32 +31,41 @@ log = logging.getLogger("milvus_hubness")
 
 async def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:
     """Run a proxy until SIGTERM or SIGINT. listening: takes the port. Raises InvalidParameter."""
-    stopped = _stopped()
-    if options.workers == 1:
-        async with Proxy(options) as proxy:
-            listening(proxy.port)
-            await stopped.wait()
-        return
-    with _reserved(options) as reserved:
-        options = replace(options, port=reserved.getsockname()[1])
-        workers = [await _start(options) for _ in range(options.workers)]
-        for worker in workers:
-            if worker.stdout and (line := (await worker.stdout.readline()).decode().strip()) != LISTENING:
-                raise InvalidParameter(line or f"a worker ended with exit code {await worker.wait()}")
-        listening(options.port)
-        tasks = [asyncio.create_task(_replace_ended(options, worker)) for worker in workers]
-        await stopped.wait()
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+    serve = _serve if options.workers == 1 else _serve_by_workers
+    await _until_signal(serve(options, listening))
 
 
-def _stopped() -> asyncio.Event:
-    """Return an event that the signals to stop set."""
+async def _until_signal(serving: Coroutine[Any, Any, None]) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    return stopped
+    tasks = [asyncio.create_task(work) for work in (serving, stopped.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    with suppress(asyncio.CancelledError):
+        await tasks[0]
+
+
+async def _serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
+    async with Proxy(options) as proxy:
+        listening(proxy.port)
+        await asyncio.Event().wait()
+
+
+async def _serve_by_workers(options: ProxyOptions, listening: Callable[[int], object]) -> None:
+    with _reserved(options) as reserved:
+        options = replace(options, port=reserved.getsockname()[1])
+        workers: list[Process] = []
+        try:
+            for _ in range(options.workers):
+                workers.append(await _start(options))
+            for worker in workers:
+                await _expect_listening(worker)
+            listening(options.port)
+            await asyncio.gather(*(_replace_ended(options, workers, i) for i in range(len(workers))))
+        finally:
+            await asyncio.gather(*(_stop(worker, options.drain + GRACE_SECONDS) for worker in workers))
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:
@@ -71,40 +83,56 @@ def _reserved(options: ProxyOptions) -> socket.socket:
 
 
 async def _start(options: ProxyOptions) -> Process:
-    """Start a worker, which ends when this process does. Its first line is LISTENING, or why it cannot serve."""
-    worker = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE)
+    """Start a worker, which imports from where this process does. Signals of a terminal reach this process only."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; work()"
+    command = (sys.executable, "-c", code)
+    worker = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
     if worker.stdin:
         worker.stdin.write(pickle.dumps(options))
     return worker
 
 
-async def _replace_ended(options: ProxyOptions, worker: Process) -> None:
-    """Replace a worker whenever it ends. If cancelled, stop it, which drains its calls."""
-    try:
-        while True:
-            code = await worker.wait()
-            log.warning("a worker ended with exit code %d: another one starts", code)
-            await asyncio.sleep(RESTART_SECONDS)
-            worker = await _start(options)
-    finally:
-        with suppress(ProcessLookupError):
-            worker.terminate()
-            await asyncio.wait({asyncio.ensure_future(worker.wait())}, timeout=options.drain + GRACE_SECONDS)
-            worker.kill()
+async def _expect_listening(worker: Process) -> None:
+    """Wait until a worker serves. Raises InvalidParameter if it ends instead."""
+    if worker.stdout and (line := (await worker.stdout.readline()).decode().strip()) != LISTENING:
+        raise InvalidParameter(line or f"a worker ended with exit code {await worker.wait()}")
 
 
-async def _work() -> None:
-    """Serve as a worker: options come from standard input, whose end stops it as a signal does."""
+async def _replace_ended(options: ProxyOptions, workers: list[Process], i: int) -> None:
+    """Replace a worker whenever it ends."""
+    pause = RESTART_SECONDS
+    while True:
+        code = await workers[i].wait()
+        log.warning("a worker ended with exit code %d: another one starts in %g seconds", code, pause)
+        await asyncio.sleep(pause)
+        try:
+            workers[i] = await _start(options)
+            await _expect_listening(workers[i])
+            pause = RESTART_SECONDS
+        except (InvalidParameter, OSError) as error:
+            log.error("a worker cannot serve: %s", error)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+async def _stop(worker: Process, seconds: float) -> None:
+    """Stop a worker, which drains its calls, and kill it if it takes longer than that."""
+    with suppress(ProcessLookupError):
+        worker.terminate()
+        await asyncio.wait({asyncio.ensure_future(worker.wait())}, timeout=seconds)
+        worker.kill()
+
+
+def work() -> None:
+    """Serve as a worker, and print LISTENING, or why it cannot. Options come from standard input, which ends with the
+    process that started this one."""
     options: ProxyOptions = pickle.load(sys.stdin.buffer)
-    stopped = _stopped()
-    asyncio.get_running_loop().add_reader(sys.stdin, stopped.set)
+
+    def end_with_parent() -> None:
+        os.read(sys.stdin.fileno(), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        async with Proxy(options):
-            print(LISTENING, flush=True)  # noqa: T201
-            await stopped.wait()
+        asyncio.run(_until_signal(_serve(options, lambda _: print(LISTENING, flush=True))))  # noqa: T201
     except InvalidParameter as error:
         print(error)  # noqa: T201
-
-
-if __name__ == "__main__":
-    asyncio.run(_work())

@@ -62,8 +62,7 @@ class Server:
     def _outcome(self, step):
         if not isinstance(step, Send):
             return None if isinstance(step, LearnSchema) else self.description
-        message, tail, with_bytes = step.args
-        request = milvus_pb2.SearchRequest.FromString(message.SerializeToString() + tail)
+        request, with_bytes = step.args
         self.sent.append(request)
         answer = answer_to(request, self.columns)
         return (answer, answer.SerializeToString()) if with_bytes else answer
