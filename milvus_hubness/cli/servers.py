@@ -147,11 +147,9 @@ def proxy(
 
     Example: milvus-hubness proxy --upstream localhost:19530 --port 19540
     """
-    import asyncio
-
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)  # gRPC reads it when it is imported.
+    from milvus_hubness.cli.workers import run
     from milvus_hubness.proxy import ProxyOptions
-    from milvus_hubness.proxy.workers import run
 
     options = ProxyOptions(
         upstream,
@@ -166,7 +164,7 @@ def proxy(
         result = {"event": "listening", "address": address, "upstream": options.upstream}
         show_result(as_json, result, lambda: typer.echo(f"listening on {address}, for Milvus at {options.upstream}"))
 
-    asyncio.run(run(options, listening))
+    run(options, listening)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 from pymilvus.exceptions import MilvusException
-from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client.steps import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
@@ -36,38 +35,22 @@ _STATUS_SECONDS = 2.0
 
 log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
-_UNARY = frozenset(
-    f"/{service.full_name}/{method.name}"
-    for service in milvus_pb2.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-    if not method.client_streaming and not method.server_streaming
-)
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of every method. A method unknown to the proxy passes as a stream, which works for any method."""
+    """Handler of every method. A method that is not rewritten passes as a stream, which works for any method."""
 
     def __init__(self, channel: grpc.aio.Channel, sessions: Sessions) -> None:
         self._channel, self._sessions = channel, sessions
-        self._unary: dict[str, Any] = {}
-        rewritten = {_SERVICE + method: partial(self._rewritten, method) for method in (*REWRITTEN, *SEARCHES)}
-        handlers = {path: partial(self._passed, path) for path in _UNARY} | rewritten
-        self._handlers = {path: grpc.unary_unary_rpc_method_handler(call) for path, call in handlers.items()}
+        self._unary = cache(channel.unary_unary)
+        self._handlers = {
+            _SERVICE + method: grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
+            for method in (*REWRITTEN, *SEARCHES)
+        }
 
     def service(self, details: Any) -> Any:
         path: str = details.method
         return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
-
-    async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
-        call = self._call(path, message, messages.passed_on(context.invocation_metadata()), context)
-        try:
-            response: bytes = await call
-        except grpc.aio.AioRpcError as error:
-            await _abort(context, error)
-        await _relay_metadata(call, context)
-        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
-            self._sessions.forget()
-        return response
 
     async def _streamed(self, path: str, stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         call = self._channel.stream_stream(path)(
@@ -86,20 +69,20 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.set_trailing_metadata(trailing)
         finally:
             call.cancel()
+            self._forget_after(path)
 
-    def _call(self, path: str, message: bytes, metadata: messages.Metadata, context: Context) -> Any:
-        if path not in self._unary:
-            self._unary[path] = self._channel.unary_unary(path)
-        return self._unary[path](message, metadata=metadata or None, timeout=context.time_remaining())
+    def _forget_after(self, path: str) -> None:
+        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
+            self._sessions.forget()
 
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
         received = context.invocation_metadata()
-        metadata = messages.passed_on(received)
+        metadata = messages.passed_on(received) or None
 
         async def send(request: Any, with_bytes: bool = False) -> Any:
-            name = messages.method_of(request)
-            call = self._call(_SERVICE + name, request.SerializeToString(), metadata, context)
+            name, timeout = messages.method_of(request), context.time_remaining()
+            call = self._unary(_SERVICE + name)(request.SerializeToString(), metadata=metadata, timeout=timeout)
             if name == method:
                 last[:] = [call]
             answer = await call
@@ -123,8 +106,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             response = messages.refusal(method, error)
             if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
                 response = error.response
-        if OUTDATES.fullmatch(method):
-            self._sessions.forget()
+        self._forget_after(method)
         if last:
             await _relay_metadata(last[0], context)
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())

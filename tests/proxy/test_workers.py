@@ -28,7 +28,8 @@ def upstream():
 
 def workers_of(proxy):
     process = proxy.process.pid
-    return {int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()}
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
 
 def answers(proxy, connections=8):
