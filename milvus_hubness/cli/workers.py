@@ -20,8 +20,8 @@ from milvus_hubness.proxy import Proxy, ProxyOptions
 
 GRACE_SECONDS = 10.0
 """Seconds beyond `drain` after which a worker is killed."""
-RESTART_SECONDS, LONGEST_PAUSE = 0.5, 30.0
-"""Pause before another worker takes the place of one that ended; it doubles while none can serve."""
+RESTART_SECONDS = 2.0
+"""Pause before another worker takes the place of one that ended."""
 
 log = logging.getLogger("milvus_hubness")
 
@@ -42,7 +42,16 @@ def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:
             listening(options.port)
             _replace_ended(workers, options)
         finally:
-            _stop(workers, options.drain + GRACE_SECONDS)
+            until = time.monotonic() + options.drain + GRACE_SECONDS
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.join(max(0.0, until - time.monotonic()))
+                worker.kill()
+
+
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt
 
 
 async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
@@ -88,35 +97,17 @@ class Worker(SpawnProcess):
 
 def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
     """Replace each worker that ends, for ever."""
-    pause = RESTART_SECONDS
     while True:
         wait([worker.sentinel for worker in workers])
         for i, worker in enumerate(workers):
-            if worker.exitcode is None:
-                continue
-            log.warning("a worker ended with exit code %d: another one starts in %g s", worker.exitcode, pause)
-            time.sleep(pause)
-            workers[i] = Worker(options)
-            try:
-                workers[i].expect_listening()
-                pause = RESTART_SECONDS
-            except InvalidParameter as error:
-                log.error("a worker cannot serve: %s", error)
-                pause = min(2 * pause, LONGEST_PAUSE)
-
-
-def _stop(workers: list[Worker], seconds: float) -> None:
-    """Stop workers, which drain their calls, and kill those that take longer."""
-    until = time.monotonic() + seconds
-    for worker in workers:
-        worker.terminate()
-    for worker in workers:
-        worker.join(max(0.0, until - time.monotonic()))
-        worker.kill()
-
-
-def _interrupt(number: int) -> None:
-    raise KeyboardInterrupt
+            if worker.exitcode is not None:
+                log.warning("a worker ended with exit code %d: another one starts", worker.exitcode)
+                time.sleep(RESTART_SECONDS)
+                workers[i] = Worker(options)
+                try:
+                    workers[i].expect_listening()
+                except InvalidParameter as error:
+                    log.error("a worker cannot serve: %s", error)
 
 
 def _reserved(options: ProxyOptions) -> socket.socket:

@@ -38,6 +38,7 @@ KEYS_PER_REQUEST = 8_000
 Kind = tuple[Any, ...]
 """The part of a search that stays the same when only its data, filter, timeout and the like differ."""
 _Part = tuple[AnnSearchRequest, Question, Rewrite | None]
+MAX_PREPARED = 256
 
 
 class Searches:
@@ -113,10 +114,10 @@ class Searches:
                 results = answer
             else:
                 results += answer  # pymilvus's own type stays
-        if kind is not None and len(parts) == 1:
+        if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
             copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
             if ask := rewrite.asking(copied):
-                cached.prepare(kind, PreparedSearch(state, ask, field_arguments(state)))
+                cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
         if question.ids is None:  # else the queries are items of the gallery
             self.sample(cached, state, question.profile, question.data)
         return results

@@ -84,7 +84,6 @@ class BankCache:
 T = TypeVar("T")
 
 CUT_OVER_PAUSE = 0.02
-MAX_PREPARED = 256
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
 
@@ -119,12 +118,6 @@ class CachedState:
     @cached_property
     def reading(self) -> Reading:
         return Reading(tuple(self.states.values()))
-
-    def prepare(self, kind: tuple[Any, ...], search: Any) -> None:
-        """Prepare a search for all of its kind. If too many are prepared, the others are dropped."""
-        if len(self.prepared) >= MAX_PREPARED:
-            self.prepared.clear()
-        self.prepared[kind] = search
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
         """Return the state of the named field; without a name, the state of the only corrected field."""

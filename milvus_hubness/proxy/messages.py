@@ -94,11 +94,10 @@ class Overrides(NamedTuple):
     strength: float | None = None
     profile: str | None = None
 
-    @classmethod
-    def parsed(cls, strength: Any, profile: Any, default: tuple[float | None, str | None] = (None, None)) -> Overrides:
-        """Parse the settings from text; `default` has those that are unset. Raises InvalidParameter."""
-        weight = default[0] if strength in (None, "") else _number("strength", strength)
-        return cls(weight, str(profile) if profile else default[1])
+    def updated(self, strength: Any, profile: Any) -> Overrides:
+        """Replace those settings that are set here, from text. Raises InvalidParameter."""
+        weight = self.strength if strength in (None, "") else _number("strength", strength)
+        return Overrides(weight, str(profile) if profile else self.profile)
 
 
 class SearchParameters:
@@ -116,7 +115,7 @@ class SearchParameters:
             raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
         inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
         strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
-        self.overrides = Overrides.parsed(strength, profile, default or (None, None))
+        self.overrides = (default or Overrides()).updated(strength, profile)
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -189,13 +188,15 @@ def header(headers: Mapping[str, str | bytes], name: str) -> str:
 
 def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
     """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
-    return Overrides.parsed(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
+    return Overrides().updated(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
 
 
-def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
-    """Convert the fields_data and output_fields of a message to the user's form, in place. Raises StateError if the
-    stored vectors have another width than the state says."""
+def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool:
+    """Convert the fields_data and output_fields of a message to the user's form, in place. Return whether they may have
+    changed. Raises StateError if the stored vectors have another width than the state says."""
     columns = message.fields_data
+    if cached.reading.changed.isdisjoint([*message.output_fields, *(column.field_name for column in columns)]):
+        return False
     for state in cached.states.values():
         codec, column = state.codec, column_named(columns, state.field)
         if column is None or codec.leaves_vectors:
@@ -209,6 +210,7 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None
         put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)
     put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
     message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
+    return True
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:

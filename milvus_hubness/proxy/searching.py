@@ -18,6 +18,7 @@ from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
@@ -69,8 +70,8 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
                 "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
             )
         if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
-            if len(kind[0]) <= MAX_KIND_BYTES:
-                cached.prepare(kind, direct)
+            if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
+                cached.prepared[kind] = direct
             return (yield from direct(request))
         if is_gated:
             profile = rewrite.profile(question)
@@ -114,12 +115,7 @@ def _direct(
         _put_queries(sent, ask(queries).data, state)
         response, content = yield Send(sent, with_bytes=True)
         operations.searches.sample(cached, state, profile, queries)
-        results = response.results
-        names = [*results.output_fields, *(column.field_name for column in results.fields_data)]
-        if cached.reading.changed.isdisjoint(names):
-            return content
-        columns_out(cached, results, fields)
-        return response
+        return response if columns_out(cached, response.results, fields) else content
 
     return answer
 
@@ -132,12 +128,11 @@ def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
-    """Send a request that has the user's output fields, and convert the rows of the answer."""
+    """Send a request that has the user's output fields; return the answer with converted rows, or its bytes."""
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
-    response = yield Send(sent)
-    columns_out(cached, getattr(response, "results", response), fields)
-    return response
+    response, content = yield Send(sent, with_bytes=True)
+    return response if columns_out(cached, getattr(response, "results", response), fields) else content
 
 
 def _question(
@@ -230,13 +225,9 @@ def _merged_here(
     for state, part in zip(states, parts, strict=True):
         answer = yield from search(operations, _alone(part.request, request), part.overrides)
         answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
-        if state:
-            metrics.append(state.metric)
-            continue
-        metric = part.value(METRIC)
+        metric = state.metric if state else part.value(METRIC)
         if not metric:
-            field = part.value(FIELD) or ""
-            metric = yield from operations.states.metric(request.collection_name, field, None)
+            metric = yield from operations.states.metric(request.collection_name, part.value(FIELD) or "", None)
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)

@@ -107,8 +107,11 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
                 response = error.response
         self._forget_after(method)
-        if last:
-            await _relay_metadata(last[0], context)
+        for call in last:
+            with suppress(grpc.aio.AioRpcError):
+                if initial := messages.passed_on(await call.initial_metadata()):
+                    await context.send_initial_metadata(initial)
+                context.set_trailing_metadata(messages.passed_on(await call.trailing_metadata()))
         return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
     async def _operated(self, method: str, message: bytes, headers: dict[str, Any], caller: Caller, send: Any) -> Any:
@@ -122,14 +125,6 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             else:
                 operation = REWRITTEN[method](session.operations, request)
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
-
-
-async def _relay_metadata(call: Any, context: Context) -> None:
-    with suppress(grpc.aio.AioRpcError):
-        if initial := messages.passed_on(await call.initial_metadata()):
-            await context.send_initial_metadata(initial)
-        if trailing := messages.passed_on(await call.trailing_metadata()):
-            context.set_trailing_metadata(trailing)
 
 
 async def _status_of(call: Any, first: list[Ending]) -> Ending:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from functools import cached_property
 from math import inf
 from threading import Lock
 from time import monotonic
@@ -118,11 +117,9 @@ class _CallerCallable:
 class CollectionPool:
     """The running calls on one collection, and threads for their blocking parts."""
 
-    calls = 0
-
-    @cached_property
-    def threads(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(THREADS, "hubness-proxy")
+    def __init__(self) -> None:
+        self.calls = 0
+        self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
         """Run `work` in a thread for this caller and return its result. If cancelled, cancels the upstream calls and
@@ -169,15 +166,14 @@ class CollectionPools:
             pool.calls -= 1
             if not pool.calls:
                 del self._pools[collection]
-                if "threads" in vars(pool):
-                    pool.threads.shutdown(wait=False)
+                pool.threads.shutdown(wait=False)
 
 
 MAX_SESSIONS = 64
 """Largest number of sessions, apart from those with running calls. The least recently used one is dropped first."""
 
-Sending = Callable[[Any], Awaitable[Any]]
-"""Sends a request message, and returns the response message. Raises Refused."""
+Sending = Callable[..., Awaitable[Any]]
+"""Sends a request message, and returns the outcome of `Send`. Raises Refused."""
 
 
 class Session:
