@@ -205,18 +205,13 @@ class Rewrite:
             return None
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
-        are_products = self.scores_are_products(question)
 
         def ask(data: npt.ArrayLike) -> SearchRequest:
-            one = None
-            if are_products and isinstance(data, list | np.ndarray) and len(data) == 1:
-                one = self.codec.encode_one(data[0], strength, slot=slot)
-            queries = None if one else self.codec.layout.rows(rounded_vectors(data, self.state))
-            encoded = [one] if queries is None else self.codec.pack_queries(queries, strength, slot=slot)
+            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
+            encoded = self.codec.pack_queries(queries, strength, slot=slot)
 
             def answer(results: Any) -> Any:
-                if queries is not None:
-                    self._score(results, queries, strength, question)
+                self._score(results, queries, strength, question)
                 return self.reading.hits_out(results, fields)
 
             params = self.search_params(question.search_params, queries)
@@ -228,7 +223,7 @@ class Rewrite:
         """Whether the server's scores are those of the answer, unless the client ranks candidates."""
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
-    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats | None) -> dict[str, Any]:
+    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
         if not requested:
             return {}
@@ -241,7 +236,7 @@ class Rewrite:
         for place in places(params):
             for name in RANGE_BOUNDS:
                 if place.get(name) is not None:
-                    place[name] = float(self.codec.layout.products(place[name], () if queries is None else queries[0]))
+                    place[name] = float(self.codec.layout.products(place[name], queries[0]))
         return params
 
     def _gated(self, question: Question) -> SearchRequest:
