@@ -243,6 +243,11 @@ def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
     return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
 
 
+def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
+    """Return the numbers of the queries in two random halves of a bank of this size."""
+    return np.split(np.random.default_rng(0).permutation(size), [size // 2])
+
+
 def correlation(first: Vectors, second: Vectors) -> float:
     """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
     one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
@@ -296,10 +301,9 @@ class FittedBias:
         if self.estimator.strength != "agreement":
             return self
         sample, agreement = items[_places(items, ITEMS)], 0.0
-        order, middle = np.random.default_rng(0).permutation(len(self.bank)), len(self.bank) // 2
-        if middle:
+        if middle := len(self.bank) // 2:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            parts = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
+            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in split_in_half(len(self.bank)))
             biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
             agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))

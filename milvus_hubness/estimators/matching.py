@@ -7,12 +7,13 @@ nearest to each item, so that neither hubs nor anti-hubs lack pairs.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.estimators.sinkhorn import Potentials, Step, balance
+from milvus_hubness.estimators.sinkhorn import iterate
+from milvus_hubness.estimators.steps import PairSteps
 
 Numbers = npt.NDArray[np.int32]
 Scores = npt.NDArray[np.float32]
@@ -61,21 +62,6 @@ class Pairs(NamedTuple):
         ranks[order] = 1 + np.arange(len(order)) - self.by_query(self.starts)
         return ranks
 
-    def steps(self, items: int, tau: float) -> tuple[Step, Step]:
-        """Return the two steps of a Sinkhorn iteration over the pairs, in float64; every item has a pair."""
-        queries, numbers = len(self.starts), self.by_query(np.arange(len(self.starts)))
-
-        def soft(groups: int, group: npt.NDArray[Any], values: Potentials) -> Potentials:
-            largest = np.full(groups, -np.inf)
-            np.maximum.at(largest, group, values)
-            values = np.exp((values - largest[group]) / tau)
-            return -largest - tau * np.log(np.bincount(group, values, groups))
-
-        return (
-            lambda g: soft(queries, numbers, self.scores + g[self.items]),
-            lambda f: soft(items, self.items, self.scores + f[numbers]),
-        )
-
 
 class Balanced(NamedTuple):
     """biases: (n,), less their mean. warnings: why matching may be worse than the raw ranking here. facts: the
@@ -91,10 +77,11 @@ def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
     tau, count = TEMPERATURE * spread, len(pairs.starts)
     if not count:
         return Balanced(np.empty(0, np.float32), [], dict.fromkeys(("queries", "items", "pairs"), 0))
-    steps = pairs.steps(items, tau)
-    result = balance(steps, np.zeros(items), tau, ITERATIONS, TOLERANCE)
-    biases = -steps[1](result.f)
-    biases -= biases.mean()
+    steps = PairSteps(pairs.items, pairs.by_query(np.arange(count)), pairs.scores.astype(np.float64))
+    taus = np.array([tau])
+    start = steps.from_items(np.zeros((1, items)), taus)
+    [result] = iterate(steps.from_bank, start, taus, items, ITERATIONS, TOLERANCE)
+    biases = result.g.mean() - result.g
     of_item = np.full(items, -np.inf, np.float32)
     np.maximum.at(of_item, pairs.items, pairs.scores)
     of_query = np.maximum.reduceat(pairs.scores, pairs.starts)
