@@ -103,10 +103,10 @@ def _replace_ended(workers: list[Worker], options: ProxyOptions) -> None:
             if worker.exitcode is not None:
                 log.warning("a worker ended with exit code %d: another one starts", worker.exitcode)
                 time.sleep(RESTART_SECONDS)
-                workers[i] = Worker(options)
                 try:
+                    workers[i] = Worker(options)
                     workers[i].expect_listening()
-                except InvalidParameter as error:
+                except (InvalidParameter, OSError) as error:
                     log.error("a worker cannot serve: %s", error)
 
 

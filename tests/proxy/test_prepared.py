@@ -1,18 +1,21 @@
 """Searches on corrected fields: what is sent for a request, the first time and later, and what comes back."""
 
 import json
+import tracemalloc
 
 import grpc
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, Layout
 from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.steps import LearnSchema
-from milvus_hubness.codec.arrays import encode, rounded
+from milvus_hubness.codec.arrays import BYTES, encode, rounded
 from milvus_hubness.correction import initial_state
 from milvus_hubness.errors import DimensionMismatch, NonFiniteVectors
 from milvus_hubness.proxy.messages import Overrides, Send
@@ -25,12 +28,13 @@ DIM, NAME = 6, "c"
 FIELDS = [{"name": "id", "is_primary": True}, {"name": "vector"}, {"name": "group"}]
 CHANGED = ("search_params", "placeholder_group", "output_fields")
 NONE = Overrides()
+FIXED = {"field": "vector", "suffix": "", "dtype": "float32", "source": NAME, "phase": "ready"}
 SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 
 
 def corrected(metric="COSINE", dtype="float32", second=None):
     reference = BankReference(collection="b", generation="01", fingerprint="", count=9)
-    fixed = {"field": "vector", "suffix": "", "dtype": dtype, "source": NAME, "phase": "ready"}
+    fixed = {**FIXED, "dtype": dtype}
     return initial_state(Layout(DIM, metric), NNN(4), reference, strength=0.75, second_vector=second, **fixed)
 
 
@@ -44,18 +48,31 @@ def answer_to(request, columns=()):
 
 
 class Server:
-    """A client's operations before a server with one corrected collection, and the requests that reached it."""
+    """A client's operations before a server with one corrected collection, and the requests that reached it. named: the
+    output fields of its answers. Queries of another width than the field's are refused."""
 
-    def __init__(self, state, columns=()):
-        self.operations, self.state, self.columns, self.sent = Operations(None, 60.0, 1 << 20), state, columns, []
-        self.description = {"fields": FIELDS, "properties": {"hubness": state.to_json()}}
+    def __init__(self, state, columns=(), named=()):
+        self.operations, self.columns, self.named, self.sent = Operations(None, 60.0, 1 << 20), columns, named, []
+        self.become(state)
+
+    def become(self, state):
+        self.state, self.description = state, {"fields": FIELDS, "properties": {"hubness": state.to_json()}}
+
+    @property
+    def prepared(self):
+        return self.operations.states.remembered(NAME).prepared
 
     def search(self, request, overrides=NONE):
         operation = search(self.operations, request, overrides)
         try:
             step = next(operation)
             while True:
-                step = operation.send(self._outcome(step))
+                try:
+                    outcome = self._outcome(step)
+                except MilvusException as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(outcome)
         except StopIteration as done:
             return done.value
 
@@ -64,7 +81,11 @@ class Server:
             return None if isinstance(step, LearnSchema) else self.description
         request, with_bytes = step.args
         self.sent.append(request)
+        [placeholder] = common_pb2.PlaceholderGroup.FromString(request.placeholder_group).placeholders
+        if len(placeholder.values[0]) != self.state.codec.form.width * BYTES[self.state.dtype]:
+            raise MilvusException(65535, "vector dimension mismatch")
         answer = answer_to(request, self.columns)
+        answer.results.output_fields[:] = self.named
         return (answer, answer.SerializeToString()) if with_bytes else answer
 
 
@@ -203,6 +224,49 @@ def test_rows_with_hidden_fields_are_converted_and_others_pass_as_bytes():
     assert isinstance(Server(corrected(), [group]).search(request), bytes)
     shown = Server(corrected(), [group, bias]).search(request)
     assert [column.field_name for column in shown.results.fields_data] == ["group"]
+    empty = Server(corrected(), named=["group", "hubness_bias"]).search(
+        request
+    )  # An answer without hits has no columns.
+    assert list(empty.results.output_fields) == ["group"]
+
+
+def test_prepared_searches_are_limited_in_number_and_size():
+    """However many kinds users think of, and without the queries that each was asked first."""
+    server = Server(corrected())
+    one, many = np.ones((1, DIM), np.float32), np.ones((10_000, DIM), np.float32)
+    server.search(request_for(server.state, one, output_fields=["group"], partition_names=["p" * 100_000]))
+    assert not server.prepared
+    tracemalloc.start()
+    for limit in range(1, 21):
+        server.search(request_for(server.state, many, [("topk", str(limit))]))
+        server.sent.clear()
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < many.nbytes
+    for limit in range(1, MAX_PREPARED + 50):
+        server.search(request_for(server.state, one, [("topk", str(limit))]))
+    assert len(server.prepared) == MAX_PREPARED
+    assert isinstance(server.search(request_for(server.state, one, [("topk", "9999")])), bytes)
+
+
+def test_a_prepared_search_ends_with_the_state_that_it_is_for():
+    """Whether the state is read again in time, or because the server refuses the queries."""
+    before = corrected()
+    request, server = request_for(before, np.eye(1, DIM, dtype=np.float32)), Server(before)
+    server.search(request)
+    refreshed = before.profile.model_copy(update={"slot": 1, "standby": 0})
+    server.become(before.model_copy(update={"profiles": {before.active: refreshed}}))
+    server.operations.states.forget(NAME)
+    server.search(request)
+    server.become(initial_state(Layout(DIM, "COSINE", 20), NNN(4), before.profile.bank, strength=0.5, **FIXED))
+    server.search(request)
+    weights = [
+        np.frombuffer(placeholder.values[0], np.float32)[DIM:]
+        for sent in server.sent
+        for placeholder in common_pb2.PlaceholderGroup.FromString(sent.placeholder_group).placeholders
+    ]
+    assert [(values.argmin(), values.min()) for values in weights] == [(0, -0.75), (1, -0.75), (1, -0.75), (0, -0.5)]
+    assert [len(values) for values in weights] == [10, 10, 10, 26]
 
 
 # -- through a proxy -------------------------------------------------------------------------------------
