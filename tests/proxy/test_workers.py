@@ -2,8 +2,12 @@
 
 import errno
 import os
+import resource
 import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -12,7 +16,7 @@ from typer.testing import CliRunner
 
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
-from tests.proxy.running import ProxyProcess, eventually
+from tests.proxy.running import ProxyProcess, eventually, started
 from tests.proxy.upstreams import FakeUpstream
 
 SERVICE = "/milvus.proto.milvus.MilvusService/"
@@ -26,8 +30,7 @@ def upstream():
     here.stop()
 
 
-def workers_of(proxy):
-    process = proxy.process.pid
+def workers_of(process):
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
 
@@ -48,14 +51,14 @@ def refuses(proxy):
 
 def test_workers_share_a_port_are_replaced_and_drain(upstream):
     with ProxyProcess(upstream.address, "--workers", "2", "--drain", "20") as proxy:
-        before = workers_of(proxy)
+        before = workers_of(proxy.process.pid)
         assert len(before) == 2
         answers(proxy)
         killed = min(before)
         os.kill(killed, signal.SIGKILL)
 
         def is_replaced():
-            now = workers_of(proxy)
+            now = workers_of(proxy.process.pid)
             assert (len(now), killed in now) == (2, False)
             return now
 
@@ -83,13 +86,73 @@ def test_workers_share_a_port_are_replaced_and_drain(upstream):
 @pytest.mark.long
 def test_workers_end_with_the_process_that_started_them(upstream):
     with ProxyProcess(upstream.address, "--workers", "2") as proxy:
-        workers = workers_of(proxy)
+        workers = workers_of(proxy.process.pid)
         proxy.process.kill()
 
     def are_gone():
         assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
     eventually(are_gone)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", ["[::1]", "0.0.0.0", "localhost"])
+def test_workers_share_any_address(upstream, host):
+    if host == "[::1]" and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    with ProxyProcess(upstream.address, "--workers", "2", "--host", host) as proxy:
+        assert proxy.address.startswith(f"{host}:")
+        answers(proxy)
+        assert proxy.stop() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seconds", [0.0, 0.5, 1.0])
+def test_a_signal_during_the_start_ends_all(upstream, seconds):
+    command = [sys.executable, "-m", "milvus_hubness", "proxy", "--upstream", upstream.address, "--workers", "2"]
+    process = started([*command, "--port", "0"], stderr=subprocess.PIPE)
+
+    def have_started():
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        return workers
+
+    workers = eventually(have_started)
+    time.sleep(seconds)
+    process.terminate()
+    assert process.wait(10) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.long
+def test_a_worker_that_cannot_start_again_is_tried_until_it_can(upstream, capfd):
+    with ProxyProcess(upstream.address, "--workers", "2") as proxy:
+        killed, other = sorted(workers_of(proxy.process.pid))
+        unlimited = resource.prlimit(proxy.process.pid, resource.RLIMIT_AS)
+        resource.prlimit(proxy.process.pid, resource.RLIMIT_AS, (300 << 20, unlimited[1]))  # Too little for gRPC.
+        os.kill(killed, signal.SIGKILL)
+        said = ""
+
+        def says_why():
+            nonlocal said
+            said += capfd.readouterr().err
+            assert "a worker ended with exit code -9" in said
+            assert "a worker cannot serve: a worker ended with exit code 1" in said
+
+        eventually(says_why)
+        assert other in workers_of(proxy.process.pid)
+        answers(proxy)
+        resource.prlimit(proxy.process.pid, resource.RLIMIT_AS, unlimited)
+        os.kill(other, signal.SIGKILL)
+
+        def is_replaced():
+            assert len(workers_of(proxy.process.pid) - {killed, other}) == 2
+
+        eventually(is_replaced, 30)
+        eventually(lambda: answers(proxy))
+        assert proxy.stop() == 0
 
 
 @pytest.mark.long
