@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from milvus_hubness.kernels.operands import Operands, full_precision
+from milvus_hubness.kernels.operands import Operands, full_precision, product
 from milvus_hubness.kernels.primitives import POLICY
 
 
@@ -38,7 +38,7 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
     result = operands.empty(operands.X.shape[0])
     rows, columns = operands.tile_shape()
     for part, x in operands.rows(rows):
-        tiles = (torch.addmm(weights[span], x, tile) for span, tile in operands.columns(columns))
+        tiles = (product(x, tile).add_(weights[span]) for span, tile in operands.columns(columns))
         result[part] = running_logsumexp(tiles, tau, x.new_empty(len(x)))
     return (result,)
 
@@ -62,7 +62,7 @@ def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Ten
         best = x.new_empty(len(x), 0)
         places = best.long()
         for span, tile in operands.columns(columns):
-            scores = x @ tile
+            scores = product(x, tile)
             fresh, where = scores.topk(min(k, scores.shape[1]), dim=1, sorted=False)
             best = torch.cat([best, fresh], 1)
             places = torch.cat([places, where + span.start], 1)
@@ -78,7 +78,7 @@ def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch
     size = max(1, POLICY.get().tile_size_of(X.device.type) // len(B))
     with full_precision(X.device):
         for start in range(0, len(X), size):
-            scores[start : start + size] = X[start : start + size] @ B.T
+            scores[start : start + size] = product(X[start : start + size], B.T)
     return scores
 
 

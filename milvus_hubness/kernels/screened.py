@@ -1,10 +1,11 @@
-"""Top-k means on devices with native bfloat16, CPUs and CUDA: screened in bfloat16, then computed exactly.
+"""Top-k means on CPUs and CUDA: screened, in bfloat16 on devices that multiply it natively, then computed exactly.
 
 The screen subtracts the mean of the bank, which changes all scores of a row by the same number. It subtracts the mean c
 of X too, and adds c·b in float32, as three more columns of the bank, if there is room for them or c is large. Rounding
 both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower bound of
 the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that bound less
-2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
+2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties. Elsewhere
+the screen is in float32: the bound saves a sort, and e is that of a sum.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, as_tensor, share_out
-from milvus_hubness.kernels.primitives import POLICY, import_faiss
+from milvus_hubness.kernels.operands import Operands, as_tensor, product, share_out
+from milvus_hubness.kernels.primitives import POLICY, import_faiss, screens_in_bfloat16
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -37,8 +38,6 @@ LEAST_GROUPS = 4
 MOST_SELECTED = 8
 """Largest number of selected groups of a row for each of the k; or, if more, the usual share of all groups."""
 USUAL_SHARE = 1 / 16
-HALF_UNIT = 2.0**-8
-"""Largest relative error of rounding to bfloat16."""
 SUM_UNIT = 2.0**-22
 """Largest error of a term of a sum in float32, in units of the product of the norms: it covers any order, tensor cores,
 which cut instead of rounding, and the rounding of the centred bank and of the norms."""
@@ -53,8 +52,9 @@ class Tiles(NamedTuple):
 
 class _Bank(NamedTuple):
     """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: the bank less its
-    mean, and the products with the center in PARTS, (p, q) bfloat16, with zeros up to multiples of the groups and of
-    ALIGNED. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding error."""
+    mean, and the products with the center in PARTS, (p, q) in the dtype of the screen, with zeros up to multiples of
+    the groups and of ALIGNED. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding
+    error."""
 
     exact: torch.Tensor
     center: torch.Tensor
@@ -62,15 +62,24 @@ class _Bank(NamedTuple):
     norm: float
     error: float
 
+    @property
+    def half_unit(self) -> float:
+        """The largest relative error of rounding to the dtype of the screen."""
+        return torch.finfo(self.rounded.dtype).eps / 2
+
 
 def tiles_for(dim: int, device: torch.device) -> Tiles:
-    """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
-    columns that their scores would fill the third-level cache; on CUDA larger ones; or those of the policy."""
-    policy, whole = POLICY.get(), GROUP * GROUPS_TOGETHER
-    rows, scores = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)), THIRD_CACHE // 2
+    """Return tiles with as many rows of X as half the second-level cache holds, 128 to 1,024, and so many columns that
+    their scores would fill the third-level cache; on CUDA larger ones; or those of the policy."""
+    policy, whole, size = POLICY.get(), GROUP * GROUPS_TOGETHER, _dtype_on(device).itemsize
+    rows, scores = min(1024, max(128, SECOND_CACHE // (2 * size * dim) // 128 * 128)), THIRD_CACHE // size
     if device.type == "cuda":
         rows, scores = CUDA_ROWS, policy.tile_size_of("screened")
     return Tiles(*policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole))
+
+
+def _dtype_on(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if screens_in_bfloat16(device) else torch.float32
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
@@ -97,7 +106,9 @@ def _screened(
 ) -> Results:
     """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k). exact: the
     dense kernel, for the rows that the screen is not certain of."""
-    threads, bank = 1 if operands.bank.is_cuda else torch.get_num_threads(), _rounded(operands)
+    bank = _rounded(operands)
+    # The product in float32 has threads of its own.
+    threads = torch.get_num_threads() if bank.rounded.dtype == torch.bfloat16 and not bank.exact.is_cuda else 1
     tiles, unsure = tiles_for(bank.exact.shape[1], operands.device), []
 
     def work(task: tuple[slice, torch.Tensor]) -> None:
@@ -123,7 +134,7 @@ def _rounded(operands: Operands) -> _Bank:
     is_large = bool(center.norm() > LARGE_MEAN * sample.norm(dim=1).mean())
     width = -(-(d + PARTS * is_large) // ALIGNED) * ALIGNED
     center *= width >= d + PARTS
-    rounded = exact.new_zeros(-(-m // whole) * whole, width, dtype=torch.bfloat16)
+    rounded = exact.new_zeros(-(-m // whole) * whole, width, dtype=_dtype_on(exact.device))
     norms = []
     for part, near in zip(torch.split(exact, 4096), torch.split(rounded[:m], 4096), strict=True):
         centered = part - mean
@@ -140,16 +151,16 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
     certain, (rows,)."""
     centered = x - bank.center
-    near = centered.bfloat16()
-    product = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
-    product += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
+    near = centered.to(bank.rounded.dtype)
+    error = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
+    error += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
     near = torch.nn.functional.pad(near, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
-    scores, columns, threshold = _selected(near, bank, k, product, tiles)
+    scores, columns, threshold = _selected(near, bank, k, error, tiles)
     enough = (columns >= 0).sum(1) >= k
     if not enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), enough
     last = scores.topk(k, dim=1).values[:, -1]
-    cut = last - 2 * (product + HALF_UNIT * (last.abs() + 2 * product))
+    cut = last - 2 * (error + bank.half_unit * (last.abs() + 2 * error))
     sure = enough & (threshold <= cut)
     columns[(scores < cut[:, None]) | ~sure[:, None]] = -1
     exact = _products(x, bank.exact, columns)
@@ -158,11 +169,10 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
 
 
 def _selected(
-    near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
+    near: torch.Tensor, bank: _Bank, k: int, error: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the scores that reach a threshold, float32, their columns, both (rows, p), and the threshold, (rows,).
-    Unused places are −inf and −1; the threshold is infinite for rows that would select too many. product: (rows,)
-    errors."""
+    Unused places are −inf and −1; the threshold is infinite for rows that would select too many. error: (rows,)."""
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = near.new_zeros(len(near), dtype=torch.int64)
@@ -170,7 +180,7 @@ def _selected(
     survivors = []
     for start in range(0, len(bank.rounded), tiles.columns):
         part = bank.rounded[start : start + tiles.columns]
-        scores = torch.mm(near, part.T, out=room[: len(near) * len(part)].view(len(near), len(part)))
+        scores = product(near, part.T, out=room[: len(near) * len(part)].view(len(near), len(part)))
         scores[:, max(0, len(bank.exact) - start) :] = -torch.inf
         highest = _highest(scores, GROUP)
         few = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
@@ -178,9 +188,9 @@ def _selected(
         best = torch.cat([best, bounds.float()], 1)
         best = best.topk(min(k, best.shape[1]), dim=1).values
         low = best[:, -1]
-        threshold = (low - 2 * product - 4 * HALF_UNIT * low.abs()).bfloat16()
+        threshold = (low - 2 * error - 4 * bank.half_unit * low.abs()).to(near.dtype)
         if (threshold > 0).all():
-            reached = highest.view(torch.int16) >= threshold.view(torch.int16)[:, None]
+            reached = _bits(highest) >= _bits(threshold)[:, None]
         else:
             reached = scores.view(len(near), GROUP, -1).amax(1) >= threshold[:, None]
         counted += reached.sum(1)
@@ -192,11 +202,14 @@ def _selected(
 
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
-    """Return the largest of every `together` scores (rows, p) bfloat16, (rows, p / together), if one is above 0.
-    Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits read as
-    integers, which are compared many times faster."""
-    grouped = scores.view(torch.int16).view(len(scores), together, -1)
-    return grouped.amax(1).view(torch.bfloat16)
+    """Return the largest of every `together` scores (rows, p), (rows, p / together), if one is above 0. Otherwise the
+    result is one of these scores. Numbers above 0 have the same order as their bits read as integers, which are
+    compared many times faster."""
+    return _bits(scores).view(len(scores), together, -1).amax(1).view(scores.dtype)
+
+
+def _bits(scores: torch.Tensor) -> torch.Tensor:
+    return scores.view(torch.int16 if scores.dtype == torch.bfloat16 else torch.int32)
 
 
 def _padded(
