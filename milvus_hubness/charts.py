@@ -37,6 +37,8 @@ polyline{fill:none;stroke-width:2} text.loss{fill:#b4531a;stroke:none} text.mrr{
 text.r1{fill:#4c7a17;stroke:none} .best{stroke:#222;stroke-dasharray:4 3}
 </style>""")
 
+Box = tuple[float, float, float, float]
+Label = Callable[[float], str]
 Interval = tuple[float, float, float]
 """An estimate and the bounds of its confidence interval, as shares."""
 Bin = tuple[int, int, int, int]
@@ -99,18 +101,12 @@ def _tooltip(text: str) -> Markup:
 
 
 class _Plot:
-    """A plot with labelled horizontal lines at round values. box: left, right, top, bottom. first, last: of x."""
+    """A plot with labelled horizontal lines at round values. box: left, right, top, bottom. ends: the range of x."""
 
     def __init__(
-        self,
-        drawing: _Drawing,
-        box: tuple[float, float, float, float],
-        first: float,
-        last: float,
-        values: Sequence[float],
-        label: Callable[[float], str],
+        self, drawing: _Drawing, box: Box, ends: tuple[float, float], values: Sequence[float], label: Label
     ) -> None:
-        self._drawing, self._first, self._last = drawing, first, last
+        self._drawing, (self._first, self._last) = drawing, ends
         self.left, self.right, self.top, self.bottom = box
         ticks = round_ticks(min(values), max(values))
         self._low, self._high = min(*values, ticks[0]), max(*values, ticks[-1])
@@ -127,6 +123,16 @@ class _Plot:
     def draw(self, shape: str, kind: str, points: Iterable[tuple[float, float]]) -> None:
         corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self._drawing.add(f'<{shape} class="{{}}" points="{{}}"/>', kind, corners)
+
+    def draw_band(self, band: Sequence[tuple[float, float, float]]) -> None:
+        """Draw the area between two lines. band: x, low, high."""
+        self.draw("polygon", "band", [*((x, high) for x, _, high in band), *((x, low) for x, low, _ in reversed(band))])
+
+    def mark_now(self, x: float, label: str, anchor: str, room: float) -> None:
+        """Draw a vertical line with its label, which ends at the line if less than `room` is left."""
+        self._drawing.line("now", self.x(x), self.x(x), self.top - 6, self.bottom)
+        anchor = "end" if self.x(x) > WIDTH - room else anchor
+        self._drawing.text(self.x(x), self.top - 10, label, anchor)
 
 
 def histogram(bins: Sequence[Bin], k: int) -> Markup:
@@ -168,32 +174,23 @@ def curve(
 ) -> Markup:
     """Draw a measure against the strength. now: the strength in use, which is marked. band: intervals of the values."""
     drawing = _Drawing(f"{title} against the strength of the correction", WIDTH, height)
-    plot = _Plot(
-        drawing,
-        (44, WIDTH - 14, 30, height - 22),
-        0,
-        max(strengths) or 1.0,
-        [*values, *(bound for _, *bounds in band for bound in bounds)],
-        lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}",
-    )
+    box, bounds = (44, WIDTH - 14, 30, height - 22), [bound for _, *bounds in band for bound in bounds]
+    ends, label = (0, max(strengths) or 1.0), lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}"
+    plot = _Plot(drawing, box, ends, [*values, *bounds], label)
     last_label = -math.inf
     for strength in strengths:
         if plot.x(strength) - last_label >= 30:
             last_label = plot.x(strength)
             drawing.text(last_label, height - 6, f"{strength:g}", "middle")
     if band:
-        upper = [(strength, high) for strength, (_, _, high) in zip(strengths, band, strict=True)]
-        lower = [(strength, low) for strength, (_, low, _) in zip(strengths, band, strict=True)]
-        plot.draw("polygon", "band", [*upper, *reversed(lower)])
+        plot.draw_band([(strength, low, high) for strength, (_, low, high) in zip(strengths, band, strict=True)])
     plot.draw("polyline", "line", zip(strengths, values, strict=True))
-    drawing.line("now", plot.x(now), plot.x(now), plot.top - 6, plot.bottom)
+    plot.mark_now(now, f"in use: {now:g}", "middle", 70)
     for strength, value in zip(strengths, values, strict=True):
         shown = f"{100 * value:.1f}%" if percent else f"{value:.2f}"
         kind, radius = "before" if strength == 0 else "after", 5 if strength in (0, now) else 3
         drawing.dot(kind, plot.x(strength), plot.y(value), radius, f"strength {strength:g}: {shown}")
     drawing.text(0, 14, title, "start", "name")
-    anchor = "end" if plot.x(now) > WIDTH - 70 else "middle"
-    drawing.text(plot.x(now), plot.top - 10, f"in use: {now:g}", anchor)
     return drawing.svg()
 
 
@@ -204,19 +201,16 @@ def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement:
     drawing = _Drawing("Gain of a correction against the two-view agreement of its bank", WIDTH, height)
     bounds = [bound for _, *values in curve for bound in values]
     last = max(agreement, curve[-1][0])
-    plot = _Plot(drawing, (44, WIDTH - 14, 50, height - 22), 0, last, bounds, lambda tick: f"{tick:+.4g}")
+    plot = _Plot(drawing, (44, WIDTH - 14, 50, height - 22), (0, last), bounds, lambda tick: f"{tick:+.4g}")
     for tick in (tick for tick in round_ticks(0, last) if tick <= last):
         drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
-    upper, lower = ([(at, band[end]) for at, *band in curve] for end in (2, 1))
-    plot.draw("polygon", "band", [*upper, *reversed(lower)])
+    plot.draw_band([(at, low, high) for at, _, low, high in curve])
     plot.draw("polyline", "line", [(at, mean) for at, mean, _, _ in curve])
     drawing.line("grid", plot.x(least), plot.x(least), plot.top, plot.bottom)
     gain = float(np.interp(agreement, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
-    drawing.line("now", plot.x(agreement), plot.x(agreement), plot.top - 6, plot.bottom)
     label = f"this bank: {agreement:.0%}"
+    plot.mark_now(agreement, label, "start", 110)
     drawing.dot("after", plot.x(agreement), plot.y(gain), 5, f"{label}; banks like it gain {gain:+.1f} points")
-    anchor = "end" if plot.x(agreement) > WIDTH - 110 else "start"
-    drawing.text(plot.x(agreement), plot.top - 10, label, anchor)
     drawing.text(0, 14, "Points of R@1 gained", "start", "name")
     return drawing.svg()
 
@@ -259,12 +253,7 @@ def whisker(interval: Interval, measure: str) -> Markup:
 
 
 def timeline(
-    title: str,
-    lines: Sequence[Line],
-    since: datetime,
-    until: datetime,
-    shown: Callable[[float], str],
-    marks: Sequence[Mark] = (),
+    title: str, lines: Sequence[Line], since: datetime, until: datetime, shown: Label, marks: Sequence[Mark] = ()
 ) -> Markup:
     """Draw lines over time from 0 on, with their names at their ends and in the title. shown: formats a value."""
     width, height = TIMELINE_SIZE
@@ -272,7 +261,7 @@ def timeline(
     start = min(since, until - timedelta(minutes=1))
     values = [0, *(value for line in lines for _, value in line.points), *(mark.value for mark in marks)]
     box = (60, width - 104, 14, height - 26)
-    plot = _Plot(drawing, box, start.timestamp(), until.timestamp(), values, shown)
+    plot = _Plot(drawing, box, (start.timestamp(), until.timestamp()), values, shown)
 
     def x(moment: datetime) -> float:
         return plot.x(moment.timestamp())
@@ -349,7 +338,7 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
 
     def panel(lines: Mapping[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> _Plot:
         values = [value for line in lines.values() for _, value in line]
-        plot = _Plot(drawing, (left, right, top, bottom), 0, last, values, lambda tick: f"{tick:.4g}")
+        plot = _Plot(drawing, (left, right, top, bottom), (0, last), values, lambda tick: f"{tick:.4g}")
         for epoch in sorted({round(last * nth / 5) for nth in range(6)}):
             drawing.text(plot.x(epoch), bottom + 15, str(epoch), "middle")
         for kind, line in lines.items():

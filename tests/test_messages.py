@@ -132,7 +132,7 @@ COMMANDS = {
     ),
     "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
     "migrate plan products --bank bank.npy --k 41": ("the bank from bank.npy has 40 queries; at least 41 are needed"),
-    "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0",
+    "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0.0",
     "migrate plan products --bank bank.npy --method blend --k 8": (
         "Blend has no parameter 'k': use one of estimators, weights, strength, agreement"
     ),

@@ -24,7 +24,6 @@ from milvus_hubness.client.rewrite import (
     rescore,
 )
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState
 
 MEASURED_DEPTH = 10
@@ -53,8 +52,6 @@ class CandidateRewrite(Rewrite):
         queries, strength = self.queries(question), self.strength(question)
         data = self.encoded_queries(question, queries, strength)
         params = copy.deepcopy(dict(question.search_params or {}))
-        if isinstance(question.rerank, GloballyCorrected) and question.bank is not None:
-            return self._reranked(question, question.rerank, question.bank, queries, params)
         fields = self.reading.fields(question.output_fields)
         if strength == 0:
             return self._uncorrected(question, data, params, fields)

@@ -114,7 +114,7 @@ class Question:
     strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one. rerank: a
     GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an Adaptive one ranks
     corrected candidates. candidates: how many; None uses the number of the re-ranker. activated: keys that open the
-    gate, if the search is gated. with_raw_score: hits have their uncorrected scores too.
+    gate, if the search is gated. with_raw_score: hits have their uncorrected scores too. ids: of rows to search with.
     """
 
     data: npt.ArrayLike
@@ -130,6 +130,8 @@ class Question:
     bank: Floats | None = None
     activated: AbstractSet[Any] = frozenset()
     with_raw_score: bool = False
+    filter: str = ""
+    ids: Any = None
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
         """Return how many candidates a re-ranker needs: at least up to the end of the page."""

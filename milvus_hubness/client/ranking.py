@@ -17,8 +17,9 @@ from pymilvus import AnnSearchRequest
 
 from milvus_hubness.client.messages import Question, SearchRequest
 from milvus_hubness.client.rewrite import Reading, Rewrite, add_raw_scores, copied, keep, raised, rescore
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.rerank import Adaptive
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import CollectionState
 
 SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
@@ -138,15 +139,17 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 }
 
 
-def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
+def reranked(rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected) -> SearchRequest:
     """Return the search request that answers a question for its re-ranker: derived queries, or candidates to rank.
 
-    Ranked hits have the re-ranker's score, and greater is better under every metric. Raises as `Rewrite.ask` does, and
-    DimensionMismatch if the re-ranker is for vectors of another dimension.
+    Hits that an Adaptive ranks have its score, and greater is better under every metric. A GloballyCorrected ranks raw
+    candidates, which keep their scores. Raises as `Rewrite.ask` does, and DimensionMismatch if an Adaptive is for
+    vectors of another dimension.
     """
-    how.expect_dim(rewrite.state.dim)
+    if isinstance(how, Adaptive):
+        how.expect_dim(rewrite.state.dim)
     queries = rewrite.queries(question)
-    if how.direct:
+    if isinstance(how, Adaptive) and how.direct:
         return rewrite.ask(replace(question, data=how.direct_queries(queries), rerank=None))
     fields = rewrite.fields_for(question, with_vector=True)
     limit = question.pool(how)
@@ -157,6 +160,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
         search_params=raised(copied(question.search_params or {}), limit),
         output_fields=fields.requested,
         round_decimal=-1,
+        strength=question.strength if isinstance(how, Adaptive) else 0.0,
         rerank=None,
         with_raw_score=False,
     )
@@ -164,27 +168,35 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
 
     def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
         candidates = search_request.answer(results, *biases)
-        vectors = [rewrite.vectors_of(hits) for hits in candidates]
-        scores = how.scores(queries, vectors)
-        for hits, query, items, own in zip(candidates, queries, vectors, scores, strict=True):
-            if hits:
-                _rank(rewrite, hits, query, items, own, question, how.correction)
+        _rank(rewrite, question, how, queries, candidates)
         return rewrite.reading.hits_out(candidates, fields)
 
     return replace(search_request, answer=answer, works=True)
 
 
 def _rank(
-    rewrite: Rewrite, hits: Any, query: Any, items: Any, scores: Any, question: Question, correction: float
+    rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected, queries: Floats, candidates: Any
 ) -> None:
-    """Sort the hits of one query by their scores and cut them to the page, in place."""
-    raw = rewrite.codec.raw_scores(items, query)
-    if correction:
-        corrected = np.asarray(hits.distances, np.float64)
-        subtracted = (corrected - raw) / 2 if rewrite.state.metric == "L2" else raw - corrected
-        scores = scores - correction * subtracted
-    order = np.argsort(-scores, kind="stable")[question.page]
-    keep(hits, [hits[i] for i in order])
-    rescore(hits, scores[order], question.round_decimal)
-    if question.with_raw_score:
-        add_raw_scores(hits, raw[order], question.round_decimal)
+    """Sort the candidates of each query by their re-ranker and cut them to the page, in place."""
+    layout, vectors = rewrite.codec.layout, [rewrite.vectors_of(hits) for hits in candidates]
+    if isinstance(how, Adaptive):
+        adapted = how.scores(queries, vectors)
+    elif question.bank is not None:
+        bank, reduced = layout.reduce_queries(question.bank), layout.reduce_queries(queries)
+    for i, hits in enumerate(candidates):
+        if not hits:
+            continue
+        raw: Any = np.asarray(hits.distances, np.float64)
+        scores = raw
+        if isinstance(how, Adaptive):
+            raw = rewrite.codec.raw_scores(vectors[i], queries[i])
+            subtracted = (scores - raw) / 2 if layout.metric == "L2" else raw - scores
+            scores = adapted[i] - how.correction * subtracted
+            order = np.argsort(-scores, kind="stable")[question.page]
+        else:
+            items = layout.reduce_items(vectors[i])
+            order = how.order(items @ reduced[i], items, bank)[question.page]
+        keep(hits, [hits[place] for place in order])
+        rescore(hits, scores[order], question.round_decimal)
+        if question.with_raw_score:
+            add_raw_scores(hits, raw[order], question.round_decimal)

@@ -25,7 +25,7 @@ from milvus_hubness.client.messages import (
 from milvus_hubness.codec.arrays import Floats, decode, returned, rounded
 from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
-from milvus_hubness.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.rerank import Adaptive
 from milvus_hubness.rerank.rerankers import gate
 from milvus_hubness.state import CollectionState, Profile
 
@@ -191,24 +191,20 @@ class Rewrite:
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
-        """Return the one request that answers a search: corrected, gated, or raw candidates to be re-ranked. Raises
+        """Return the one request that answers a search without a re-ranker: corrected or gated. Raises
         DimensionMismatch, InvalidInput, InvalidParameter."""
         if asking := self.asking(question, exact=True):
             return asking(question.data)
-        queries = self.queries(question)
-        params = self.search_params(question.search_params, queries)
-        if isinstance(question.rerank, GloballyCorrected) and question.bank is not None:
-            return self._reranked(question, question.rerank, question.bank, queries, params)
-        return self._gated(question, queries, params)
+        return self._gated(question)
 
     def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
         """Return a function that builds the request of this question for other data, and raises as `ask` does.
 
         exact: the scores are needed as such; else one query may be sent up to a factor, in a fraction of the time.
-        Returns None if candidates are to be re-ranked, or if a gate limits the correction to some queries.
+        Returns None if a gate limits the correction to some queries.
         """
         strength = self.strength(question)
-        if question.rerank is not None or self.is_gated(question):
+        if self.is_gated(question):
             return None
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
@@ -220,7 +216,7 @@ class Rewrite:
                 if queries is not None:
                     self._score(results, queries, strength, question)
                 elif length != 1:
-                    rescale(results[0], length)
+                    rescore(results[0], np.divide(results[0].distances, length))
                 return self.reading.hits_out(results, fields)
 
             params = self.search_params(question.search_params, queries)
@@ -255,9 +251,10 @@ class Rewrite:
                     place[name] = float(self.codec.layout.products(place[name], queries[0]))
         return params
 
-    def _gated(self, question: Question, queries: Floats, params: dict[str, Any]) -> SearchRequest:
+    def _gated(self, question: Question) -> SearchRequest:
         """Return one request that has every query twice, raw and corrected."""
-        strength = self.strength(question)
+        queries, strength = self.queries(question), self.strength(question)
+        params = self.search_params(question.search_params, queries)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
@@ -272,26 +269,6 @@ class Rewrite:
 
         data = [*self.encoded_queries(question, queries, 0.0), *self.encoded_queries(question, queries, strength)]
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
-
-    def _reranked(
-        self, question: Question, how: GloballyCorrected, bank: Floats, queries: Floats, params: dict[str, Any]
-    ) -> SearchRequest:
-        fields = self.fields_for(question, with_vector=True)
-        layout = self.codec.layout
-
-        def answer(results: Any) -> Any:
-            self._score(results, queries, 0.0, replace(question, with_raw_score=False))
-            reduced_bank, reduced_queries = layout.reduce_queries(bank), layout.reduce_queries(queries)
-            for hits, query in zip(results, reduced_queries, strict=True):
-                items = layout.reduce_items(self.vectors_of(hits))
-                order = how.order(items @ query, items, reduced_bank)
-                keep(hits, [hits[i] for i in order[question.page]])
-                if question.with_raw_score:
-                    add_raw_scores(hits, hits.distances)
-            return self.reading.hits_out(results, fields)
-
-        data, limit = self.encoded_queries(question, queries, 0.0), question.pool(how)
-        return SearchRequest(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
         """Return the fields that a search requests. with_vector: the answer needs the stored vectors."""
@@ -328,13 +305,6 @@ def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
     """Set the score of each hit, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
     hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
-    for hit, score in zip(hits, hits.distances, strict=True):
-        hit["distance"] = score
-
-
-def rescale(hits: Any, length: float) -> None:
-    """Divide the scores of one query's hits by its length."""
-    hits.distances = [score / length for score in hits.distances]
     for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
         hit["distance"] = score
 

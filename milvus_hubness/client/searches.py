@@ -63,7 +63,8 @@ class Searches:
         def call(cached: CachedState) -> Operation[Any]:
             prepared = cached.prepared.get(kind) if kind is not None else None
             if prepared is None:
-                return (yield from self._search(collection, cached, question, filter, options, ids, kind))
+                whole = replace(question, filter=filter, ids=ids)
+                return (yield from self._search(collection, cached, whole, options, kind))
             search_request = prepared.ask(question.data)
             results = yield _request(collection, prepared.field, filter, search_request, options)
             answer = search_request.answer(results)
@@ -73,22 +74,15 @@ class Searches:
         return self._states.retrying(collection, options.get("timeout"), call)
 
     def _search(
-        self,
-        collection: str,
-        cached: CachedState,
-        question: Question,
-        filter: str,
-        options: Mapping[str, Any],
-        ids: Any,
-        kind: Kind | None,
+        self, collection: str, cached: CachedState, question: Question, options: Mapping[str, Any], kind: Kind | None
     ) -> Operation[Any]:
         """Search in as many steps as needed, and prepare the searches of this kind if one request answers."""
         expect_candidates(question.rerank, question.candidates)
         expect_whole_hits(question.output_fields, cached.states, options)
         state = cached.searched(options.get("anns_field"))
         if state is None:
-            return (yield from _uncorrected(collection, cached, question, filter, options, ids))
-        expect_question(question.data, ids, question.output_fields, question.search_params, options)
+            return (yield from _uncorrected(collection, cached, question, options))
+        expect_question(question.data, question.ids, question.output_fields, question.search_params, options)
         rewrite = yield from self._states.rewrite(cached, state)
         further, params = dict(options), dict(question.search_params or {})
         question = replace(
@@ -98,8 +92,8 @@ class Searches:
             round_decimal=further.pop("round_decimal", -1),
             strength=self.strength if question.strength is None else question.strength,
         )
-        if ids is not None:
-            vectors = yield from self.vectors(collection, cached, state, ids, options)
+        if question.ids is not None:
+            vectors = yield from self.vectors(collection, cached, state, question.ids, options)
             question = replace(question, data=vectors)
         rewrite.expect_answerable(question, further)
         if further.get("search_aggregation") is not None:
@@ -113,8 +107,9 @@ class Searches:
         parts = rewrite.apart(question)
         for part in parts:
             how = part.rerank
-            search_request = ranking.adapted(rewrite, part, how) if isinstance(how, Adaptive) else rewrite.ask(part)
-            answer = yield from self._answered(collection, cached, state, filter, search_request, further)
+            search_request = rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
+            request = _request(collection, field_arguments(state), question.filter, search_request, further)
+            answer = yield from self._answered(cached, search_request, request)
             if results is None:
                 results = answer
             else:
@@ -123,7 +118,7 @@ class Searches:
             copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
             if ask := rewrite.asking(copied):
                 cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
-        if ids is None:  # else the queries are items of the gallery
+        if question.ids is None:  # else the queries are items of the gallery
             self.sample(cached, state, question.profile, question.data)
         return results
 
@@ -134,19 +129,11 @@ class Searches:
             if online_bank is not None:
                 self._sampler.offer(online_bank, state, data)
 
-    def _answered(
-        self,
-        collection: str,
-        cached: CachedState,
-        state: CollectionState,
-        filter: str,
-        search_request: SearchRequest,
-        options: Mapping[str, Any],
-    ) -> Operation[Any]:
-        arguments = [(yield _request(collection, field_arguments(state), filter, search_request, options))]
-        if search_request.biases_of is not None:
+    def _answered(self, cached: CachedState, search_request: SearchRequest, request: Ask) -> Operation[Any]:
+        arguments = [(yield request)]
+        if side := search_request.biases_of:
             keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
-            arguments.append((yield from self.side_biases(search_request.biases_of, cached.key_field, keys, options)))
+            arguments.append((yield from self.side_biases(side, cached.key_field, keys, request.options)))
         if search_request.works:
             return (yield Compute(lambda: search_request.answer(*arguments)))
         return search_request.answer(*arguments)
@@ -284,15 +271,15 @@ def _request(
 
 
 def _uncorrected(
-    collection: str, cached: CachedState, question: Question, filter: str, options: Mapping[str, Any], ids: Any
+    collection: str, cached: CachedState, question: Question, options: Mapping[str, Any]
 ) -> Operation[Any]:
     if isinstance(question.rerank, Adaptive):
         raise UnsupportedOperation(
             f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
         )
     fields = cached.reading.fields(question.output_fields)
-    args = (collection, question.data, filter, question.limit, fields.requested, question.search_params)
-    results = yield Ask("search", args, {**cached.uncorrected(options), "ids": ids})
+    args = (collection, question.data, question.filter, question.limit, fields.requested, question.search_params)
+    results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
     return cached.reading.hits_out(results, fields) if cached.states else results
 
 

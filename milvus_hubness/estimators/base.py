@@ -20,7 +20,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.defaults import SHORT_METHODS
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.primitives import finite_number, positive_number, prefer_torch
+from milvus_hubness.kernels.primitives import finite_number, positive_number, prefer_torch, whole_number
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
@@ -34,6 +34,10 @@ MEASURED = {"items", "agreement", "spread"}
 ESTIMATORS: dict[str, type[Estimator]] = {}
 METHODS: dict[str, str] = {}
 """The names of the classes by their user-facing names; case does not matter."""
+
+_CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
+    "int": whole_number, "int | None": whole_number, "float": finite_number, "float | None": finite_number,
+}  # fmt: skip
 
 QUERIES, ITEMS = 1_000, 20_000
 
@@ -68,12 +72,16 @@ class Estimator(ABC):
             METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
 
     def __post_init__(self) -> None:
+        """Check and convert all numbers, by their annotations; None stays where it is the default."""
+        for parameter in fields(self):
+            convert, value = _CONVERSIONS.get(str(parameter.type)), getattr(self, parameter.name)
+            if convert and (value is not None or parameter.default is not None):
+                object.__setattr__(self, parameter.name, convert(parameter.name, value))
         if self.strength != "agreement":
             if not isinstance(self.strength, str):
-                self._convert(finite_number, "strength")
+                object.__setattr__(self, "strength", finite_number("strength", self.strength))
             if isinstance(self.strength, str) or self.strength < 0:
                 raise InvalidParameter(f'strength must be "agreement" or a number from 0 up, not {self.strength!r}')
-        self._convert(finite_number, "agreement")
 
     @property
     def share(self) -> float:
@@ -165,13 +173,6 @@ class Estimator(ABC):
         diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
         return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
 
-    def _convert(self, convert: Callable[[str, Any], Any], *names: str) -> None:
-        """Check and convert parameters under construction; None stays where it is the default."""
-        for parameter in fields(self):
-            value = getattr(self, parameter.name)
-            if parameter.name in names and (value is not None or parameter.default is not None):
-                object.__setattr__(self, parameter.name, convert(parameter.name, value))
-
     @classmethod
     def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Self:
         if "device" in {parameter.name for parameter in fields(cls)}:
@@ -214,9 +215,11 @@ class Estimator(ABC):
     def _set_temperatures(self, **defaults: float) -> None:
         """Check each tau and temperature under construction; without either, set the default temperature."""
         for tau, temperature in self._temperatures():
-            if getattr(self, tau) is None and getattr(self, temperature) is None:
+            chosen = [name for name in (tau, temperature) if getattr(self, name) is not None]
+            for name in chosen:
+                positive_number(name, getattr(self, name))
+            if not chosen:
                 object.__setattr__(self, temperature, defaults[temperature])
-            self._convert(positive_number, tau, temperature)
 
     def _temperatures(self) -> list[tuple[str, str]]:
         """Return the names of each tau and its temperature."""

@@ -10,7 +10,6 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.primitives import whole_number
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,6 @@ class CSLS(Estimator, alias="csls"):
 
     k: int = 10
     device: str = field(default="auto", repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._convert(whole_number, "k")
 
     @property
     def needs(self) -> Needs:

@@ -9,7 +9,6 @@ import numpy as np
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.primitives import finite_number
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,6 @@ class DistributionNormalization(Estimator, alias="dn"):
     """
 
     lam: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._convert(finite_number, "lam")
 
     @property
     def needs(self) -> Needs:

@@ -12,7 +12,7 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.primitives import finite_number, kernel_for, whole_number
+from milvus_hubness.kernels.primitives import kernel_for
 
 
 class NNNDiagnostics(NamedTuple):
@@ -52,8 +52,6 @@ class NNN(Estimator, alias="nnn"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._convert(whole_number, "k")
-        self._convert(finite_number, "alpha")
         if self.kernel not in ("dense", "approximate"):
             raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
 

@@ -12,7 +12,6 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, score_spread
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.primitives import finite_number, whole_number
 
 SMALLEST_TAU = 1e-300
 """The τ whose log-sum-exp is the largest potential."""
@@ -34,11 +33,6 @@ class RelativeNNN(Estimator, alias="relative"):
     finds: int = 10
     spread: float | None = None
     device: str = field(default="auto", repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._convert(whole_number, "k", "finds")
-        self._convert(finite_number, "discount", "spread")
 
     @property
     def needs_gallery(self) -> bool:

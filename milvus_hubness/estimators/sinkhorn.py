@@ -30,7 +30,7 @@ from milvus_hubness.estimators.nearest import (
 )
 from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.on_numpy import cached_logsumexp
-from milvus_hubness.kernels.primitives import POLICY, finite_number, uses_numpy, whole_number
+from milvus_hubness.kernels.primitives import POLICY, uses_numpy
 
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Step: TypeAlias = Callable[[Potentials], Potentials]
@@ -147,8 +147,6 @@ class Sinkhorn(Estimator, alias="sn"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set_temperatures(temperature=0.5)
-        self._convert(whole_number, "iterations", "neighbors", "items")
-        self._convert(finite_number, "tol")
 
     @property
     def needs_gallery(self) -> bool:

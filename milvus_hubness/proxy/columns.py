@@ -16,6 +16,7 @@ import numpy.typing as npt
 from google.protobuf.message import Message
 from pymilvus import DataType
 from pymilvus.client.entity_helper import sparse_parse_single_row
+from pymilvus.client.search_result import SearchResult
 from pymilvus.grpc_gen import schema_pb2
 
 from milvus_hubness.codec.arrays import Dtype, Floats, decode
@@ -138,37 +139,21 @@ def _extend(column: Any, other: Any) -> None:
         setattr(column.vectors, kind, before + getattr(other.vectors, kind))
 
 
-class Hit(dict[str, Any]):
-    """A hit as in pymilvus: "distance", "entity", its row in the answer's columns as "offset", and its key as `id`."""
-
-    __slots__ = ("id",)
-    id: Key
-
-
-class Hits(list[Hit]):
-    __slots__ = ("distances", "ids")
-    ids: list[Key]
-    distances: list[float]
-
-
-def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
-    """Return the hits of a SearchResultData, by query. fields: scalar fields to include in the hits."""
-    keys, scores = keys_of(results.ids), list(results.scores)
-    entities = rows_of((column for column in results.fields_data if column.field_name in fields), len(keys))
-    answers, start = [], 0
-    for count in results.topks:
-        rows = range(start, start := start + count)
-        hits = Hits()
-        hits.ids, hits.distances = keys[rows.start : rows.stop], scores[rows.start : rows.stop]
-        for row in rows:
-            hit = Hit(distance=scores[row], entity=entities[row], offset=row)
-            hit.id = keys[row]
-            hits.append(hit)
-        answers.append(hits)
-    return answers
+def hits_of(results: Any, fields: Sequence[str] = ()) -> SearchResult:
+    """Return the hits of a SearchResultData, by query, as pymilvus has them; the "offset" of a hit is its row in the
+    columns. fields: scalar fields to include in the hits."""
+    return SearchResult(
+        schema_pb2.SearchResultData(
+            ids=results.ids,
+            scores=results.scores,
+            topks=results.topks,
+            fields_data=[column for column in results.fields_data if column.field_name in fields],
+            element_indices=schema_pb2.LongArray(data=range(len(results.scores))),
+        )
+    )
 
 
-def pick(results: Any, chosen: Sequence[Hits]) -> None:
+def pick(results: Any, chosen: Sequence[Any]) -> None:
     """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in place."""
     rows = [hit["offset"] for hits in chosen for hit in hits]
     keys = keys_of(results.ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from google.protobuf.message_factory import GetMessageClass
@@ -100,11 +101,11 @@ class Overrides(NamedTuple):
 
 
 class SearchParameters:
-    """Parameters of a search, without the correction settings, which are in `overrides`."""
+    """Parameters of a SearchRequest, without the correction settings, which are in `overrides`."""
 
-    def __init__(self, pairs: Iterable[Any], default: Overrides | None = None) -> None:
-        """Parse key-value pairs. default: settings where the pairs have none. Raises InvalidParameter."""
-        self._pairs = dict(pairs_of(pairs))
+    def __init__(self, request: Any, default: Overrides | None = None) -> None:
+        """Parse the request's pairs. default: settings where these have none. Raises InvalidParameter."""
+        self.request, self._pairs = request, dict(pairs_of(request.search_params))
         text = self._pairs.get(_PARAMS)
         try:
             self._inner = json.loads(text) if text else {}
@@ -147,11 +148,14 @@ class SearchParameters:
             if name in self._pairs:
                 self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
 
-    def write(self, pairs: Any) -> None:
-        """Write the parameters into a message in place of its own pairs."""
+    def sent(self) -> Any:
+        """Return a copy of the request that has these parameters."""
+        sent = deepcopy(self.request)
         if _PARAMS in self._pairs or self._inner:
             self._pairs[_PARAMS] = json.dumps(self._inner)
-        put_all(pairs, [common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()])
+        pairs = [common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()]
+        put_all(sent.search_params, pairs)
+        return sent
 
 
 def _number(name: str, value: Any) -> float:

@@ -43,13 +43,13 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
     """
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = SearchParameters(request.search_params, overrides)
-        options = _options(request, params)
+        params = SearchParameters(request, overrides)
+        options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
         state = cached.searched(params.value(FIELD))
         if state is None:
             return (yield from _uncorrected(cached, request))
-        question = yield from _question(operations, cached, state, request, params)
+        question = yield from _question(operations, cached, state, params)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
         if _reorders(rewrite, question) and params.value("iterator") is not None:
@@ -63,7 +63,7 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
         answers = []
         for part in rewrite.apart(question):
-            answers.append((yield from _answer(operations, cached, rewrite, part, request, params)))
+            answers.append((yield from _answer(operations, cached, rewrite, part, params)))
         if request.WhichOneof("search_input") != "ids":
             operations.searches.sample(cached, state, question.profile, question.data)
         return joined(answers)
@@ -74,11 +74,10 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
 def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
     if not cached.states:
         return (yield Send(request))
-    sent, params = deepcopy(request), SearchParameters(request.search_params)
+    params = SearchParameters(request)
     if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
         params.put(FIELD, field)
-    params.write(sent.search_params)
-    return (yield from send_for_rows(cached, sent))
+    return (yield from send_for_rows(cached, params.sent()))
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
@@ -91,8 +90,9 @@ def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
 
 
 def _question(
-    operations: Operations, cached: CachedState, state: CollectionState, request: Any, params: SearchParameters
+    operations: Operations, cached: CachedState, state: CollectionState, params: SearchParameters
 ) -> Operation[Question]:
+    request = params.request
     if request.search_by_primary_keys:
         raise UnsupportedOperation("search_by_primary_keys on a corrected collection: search with ids")
     if request.WhichOneof("search_input") == "ids":
@@ -115,15 +115,10 @@ def _question(
 
 
 def _answer(
-    operations: Operations,
-    cached: CachedState,
-    rewrite: Rewrite,
-    question: Question,
-    request: Any,
-    params: SearchParameters,
+    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
 ) -> Operation[Any]:
-    search_request, codec = rewrite.ask(question), rewrite.codec
-    response = yield Send(_rewritten(request, params, rewrite, search_request))
+    search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
+    response = yield Send(_rewritten(params, rewrite, search_request))
     converts = rewrite.state.metric == "L2" and codec.served_metric != "L2"
     rounds = question.round_decimal >= 0 and not request.HasField("search_aggregation")
     if _reorders(rewrite, question) or converts or rounds:
@@ -142,7 +137,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
     `search` does, and UnsupportedOperation if the proxy must merge answers and cannot."""
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = [SearchParameters(part.search_params, overrides) for part in request.requests]
+        params = [SearchParameters(part, overrides) for part in request.requests]
         if not cached.states:
             return (yield Send(request))
         states = [cached.searched(part.value(FIELD)) for part in params]
@@ -151,21 +146,18 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         for state, part_params in zip(states, params, strict=True):
             if state is None or part_params.overrides.profile not in state.profiles:
                 part_params.overrides = part_params.overrides._replace(profile=None)
-        sent = deepcopy(request)
-        questions: list[tuple[Rewrite, Question]] = []
-        corrected: list[tuple[Any, SearchParameters]] = []
-        for state, part, part_params in zip(states, sent.requests, params, strict=True):
+        questions: dict[int, tuple[Rewrite, Question]] = {}
+        for i, (state, part_params) in enumerate(zip(states, params, strict=True)):
             if state is not None:
-                question = yield from _question(operations, cached, state, part, part_params)
-                questions.append((rewrite_of(state, cached.reading), question))
-                corrected.append((part, part_params))
-        ranker = _ranker(request)
-        if ranking.must_merge(ranker, questions):
+                question = yield from _question(operations, cached, state, part_params)
+                questions[i] = rewrite_of(state, cached.reading), question
+        ranker, sent = _ranker(request), deepcopy(request)
+        if ranking.must_merge(ranker, list(questions.values())):
             return (yield from _merged_here(operations, states, params, ranker, request))
-        for (part, part_params), (rewrite, question) in zip(corrected, questions, strict=True):
-            part.CopyFrom(_rewritten(part, part_params, rewrite, rewrite.ask(question)))
+        for i, (rewrite, question) in questions.items():
+            sent.requests[i].CopyFrom(_rewritten(params[i], rewrite, rewrite.ask(question)))
         response = yield from send_for_rows(cached, sent)
-        for rewrite, question in questions:
+        for rewrite, question in questions.values():
             operations.searches.sample(cached, rewrite.state, question.profile, question.data)
         return response
 
@@ -175,7 +167,7 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
 def _merged_here(
     operations: Operations,
     states: Sequence[CollectionState | None],
-    params_of_parts: Sequence[SearchParameters],
+    parts: Sequence[SearchParameters],
     ranker: ranking.Ranker,
     request: Any,
 ) -> Operation[Any]:
@@ -187,24 +179,24 @@ def _merged_here(
         )
     answers: list[Any] = []
     metrics: list[str] = []
-    for state, part_params, part in zip(states, params_of_parts, request.requests, strict=True):
-        answers.append((yield from search(operations, _alone(part, request), part_params.overrides)))
+    for state, part in zip(states, parts, strict=True):
+        answers.append((yield from search(operations, _alone(part.request, request), part.overrides)))
         if state:
             metrics.append(state.metric)
             continue
-        metric = part_params.value(METRIC)
+        metric = part.value(METRIC)
         if not metric:
-            field = part_params.value(FIELD) or ""
+            field = part.value(FIELD) or ""
             metric = yield from operations.states.metric(request.collection_name, field, None)
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
     hits = iter(hits_of(first.results))
-    parts = [list(islice(hits, count)) for count in counts]
+    hits_of_parts = [list(islice(hits, count)) for count in counts]
     offset = int(params.get("offset") or 0)
     page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
     decimals = params.get("round_decimal")
-    chosen = ranking.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
+    chosen = ranking.merge(hits_of_parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
     pick(first.results, chosen)
     return first
 
@@ -219,8 +211,9 @@ def _reorders(rewrite: Rewrite, question: Question) -> bool:
     return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
 
 
-def _options(request: Any, params: SearchParameters) -> dict[str, Any]:
+def _options(params: SearchParameters) -> dict[str, Any]:
     """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's names."""
+    request = params.request
     options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}
     options["group_size"] = params.number("group_size", 1)
     if functions := request.function_score.functions:
@@ -246,18 +239,17 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     return decode(values, state.dtype)
 
 
-def _rewritten(request: Any, params: SearchParameters, rewrite: Rewrite, search_request: SearchRequest) -> Any:
+def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: SearchRequest) -> Any:
     """Return a SearchRequest message for the augmented vectors. Changes the parameters."""
-    sent = deepcopy(request)
     params.take(search_request.search_params)
-    if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
+    if not params.request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
     if params.value(FIELD) or rewrite.codec.searched_field != rewrite.codec.field:
         params.put(FIELD, rewrite.codec.searched_field)
     params.put("topk", search_request.limit)
     if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)
-    params.write(sent.search_params)
+    sent = params.sent()
     queries = [query if isinstance(query, bytes) else query.tobytes() for query in search_request.data]
     placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[rewrite.state.dtype], values=queries)
     sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
@@ -269,10 +261,10 @@ def _rewritten(request: Any, params: SearchParameters, rewrite: Rewrite, search_
 def _alone(part: Any, request: Any) -> Any:
     """Return one request of a hybrid search as a separate search, without its correction settings, and without the
     offset and the decimals, which pymilvus takes from the whole search."""
-    alone, params = deepcopy(part), SearchParameters(part.search_params)
+    params = SearchParameters(part)
     params.put("offset", 0)
     params.put("round_decimal", -1)
-    params.write(alone.search_params)
+    alone = params.sent()
     alone.collection_name, alone.db_name = request.collection_name, request.db_name
     alone.output_fields[:] = request.output_fields
     alone.partition_names[:] = part.partition_names or request.partition_names

@@ -16,7 +16,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.estimators import Blend, Estimator, from_dict
 from milvus_hubness.operations.inputs import Gallery, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
@@ -177,16 +177,8 @@ def tune(
         seed=seed,
         progress=progress,
     )
-    record = TuningRecord(
-        verdict=tuned.verdict,
-        choice=to_dict(tuned.choice) if tuned.choice else None,
-        strength=round(tuned.strength, 2),
-        gate=tuned.gate,
-        gate_targets=tuned.gate_targets,
-        reason=tuned.reason,
-        labelled=tuned.labelled,
-        bank_fingerprint=bank.fingerprint,
-        tuned_at=datetime.now(timezone.utc),
-    )
+    values = {name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields}
+    values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
+    record = TuningRecord(**values, tuned_at=datetime.now(timezone.utc))
     store.write_property(info.name, TUNING_PROPERTY, record)
     return tuned

@@ -184,9 +184,7 @@ def _place(biased: BiasedGallery, key: str | Key) -> int:
 
 def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Return the rank of each score, from 1 for the highest."""
-    ranks = np.empty(len(scores), np.int64)
-    ranks[np.argsort(-scores, kind="stable")] = np.arange(1, len(scores) + 1)
-    return ranks
+    return 1 + np.argsort(np.argsort(-scores, kind="stable"))
 
 
 def _scores(biased: BiasedGallery, similarities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

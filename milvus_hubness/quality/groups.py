@@ -40,9 +40,14 @@ class Group(NamedTuple):
         return "another value" if self.value is None else self.value
 
 
-def by_value(fields: Sequence[Mapping[str, Any]] | None, field: str, option: str) -> list[tuple[str | None, Members]]:
+def by_value(
+    fields: Sequence[Mapping[str, Any]] | None, field: str | None, option: str
+) -> list[tuple[str | None, Members]]:
     """Return the frequent values of a field, largest group first, with the items (n_items,) that have it; then None for
-    all further values. option: for the message. Raises InvalidInput if no item has the field."""
+    all further values; nothing without a field. option: for the message. Raises InvalidInput if no item has the
+    field."""
+    if field is None:
+        return []
     names = sorted({name for row in fields or () for name in row})
     if field not in names:
         raise InvalidInput(f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with {option}")
@@ -66,6 +71,8 @@ def shares(
 ) -> list[Group]:
     """Return the shares of each group in the answers (n_queries, k) before and after, with 95% bootstrap intervals over
     the queries, jointly for all. Raises InvalidInput for fewer than two queries."""
+    if not members:
+        return []
     if len(before) < 2:
         raise InvalidInput("shares by group need at least two queries: pass more")
     right_items = None if positives is None else measures.checked_positives(positives, len(before), len(members[0][1]))

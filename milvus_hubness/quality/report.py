@@ -271,14 +271,9 @@ def diagnose(
         verdict=None if verdict is None else measures.as_plain(verdict),
         bank=_figures(bank, stored[:, :-1]),
         slice_by=slice_by,
-        slices=[
-            pair.part(name, inside, positives)
-            for name, inside in (by_value(fields, slice_by, "--slice-by") if slice_by is not None else ())
-        ],
+        slices=[pair.part(name, inside, positives) for name, inside in by_value(fields, slice_by, "--slice-by")],
         group_by=group_by,
-        groups=[]
-        if group_by is None
-        else shares(by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives),
+        groups=shares(by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives),
     )
 
 

@@ -220,7 +220,7 @@ def test_the_tutorial_can_be_walked(tmp_path):
 def test_the_figures_of_the_demo_are_what_it_prints():
     command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
     printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks.md", "The demo")):
+    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks" / "quality.md", "The demo")):
         rows = pages.table_rows(page.read_text(), heading)
         for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
             assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]
