@@ -158,7 +158,7 @@ def hook_costs() -> dict[str, float]:
         )  # fmt: skip
         taken = []
         for _ in range(REPEATS):
-            sampler = Sampler(None, lambda samples_collection, samples: None)
+            sampler = Sampler(lambda samples_collection, samples: None)
             began = time.perf_counter()
             for _ in range(rounds):
                 sampler.offer(terms, state, queries)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn
 from milvus_hubness.quality.measures import nearest
 from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.model import Adaptation, cosines
+from milvus_hubness.quari.model import Quari, cosines
 from milvus_hubness.quari.pairs import Pairs, mine
 from milvus_hubness.quari.reranker import QuariReranker
 from milvus_hubness.quari.settings import TrainingSettings
@@ -24,28 +23,14 @@ ESTIMATOR = Sinkhorn(0.03)
 CANDIDATES = 1000
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ADAPTED_BANK = 1000
-QUARI = "QuARI"
+LEARNED = "maps and memory"
 
-Adapt = Callable[[torch.Tensor], Adaptation]
-
-COMMON = TrainingSettings(
-    epochs=24,
-    patience=3,
-    batch=320,
-    learning_rate=1e-4,
-    least_rate=2e-6,
-    anchor_epochs=16,
-    anchor_rate=3e-4,
-    temperature=0.04,
-    noise=0.5,
-)
-SIZES = {"rank": 8, "width": 64, "layers": 2, "steps": 1, "dropout": 0.2, "form": "anchored", "anchors": 128}
+COMMON = TrainingSettings.linear(patience=16, temperature=0.04, noise=0.5)
+SIZES = {"directions": 128}
 MAPS = tuple(
-    dataclasses.replace(
-        COMMON, epochs=COMMON.anchor_epochs, learning_rate=rate, least_rate=rate / 50, anchor_epochs=0, batch=batch
-    )
+    dataclasses.replace(COMMON, learning_rate=rate, least_rate=rate / 50, batch=batch)
     for batch in (320, 1000)
-    for rate in (COMMON.anchor_rate, 2 * COMMON.anchor_rate)
+    for rate in (COMMON.learning_rate, 2 * COMMON.learning_rate)
 )
 
 
@@ -74,8 +59,8 @@ class Maps(torch.nn.Module):
 
 
 def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Maps, float]:
-    """The maps of the epoch with the best validation MRR, and that. As `train` has them learn in its anchor
-    epochs, step by step and on the same cosine; all epochs are made."""
+    """The maps of the epoch with the best validation MRR, and that. As `train` has them learn, step by
+    step and on the same cosine; all epochs are made."""
     torch.manual_seed(settings.seed)
     pairs, model = world.learned, Maps(world.learned.dim, count)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -117,11 +102,11 @@ def map_corrected(model: Maps, pairs: Pairs, bank: np.ndarray, share: float) -> 
     return map_scores(model, pairs.queries, pairs.gallery) - share * bias
 
 
-def adapted_scores(adapt: Adapt, queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """(m, g) cos(q', T r); adapt: a network, or a part of one."""
+def adapted_scores(network: Quari, queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(m, g) cos(q', T r)."""
     items = torch.from_numpy(gallery)
     with torch.inference_mode():
-        parts = [cosines(adapt(part), items) for part in torch.from_numpy(queries).split(32)]
+        parts = [cosines(network(part), items) for part in torch.from_numpy(queries).split(32)]
     return torch.cat(parts).numpy()
 
 
@@ -152,7 +137,7 @@ def bias_of(scores: np.ndarray) -> np.ndarray:
 
 
 def some(bank: np.ndarray) -> np.ndarray:
-    """Bank queries enough for a bias in the adapted space, where each has a T of its own."""
+    """Bank queries enough for a bias in the adapted space."""
     return bank[np.random.default_rng(0).permutation(len(bank))[:ADAPTED_BANK]]
 
 
@@ -173,9 +158,8 @@ def mrr(scores: np.ndarray, pairs: Pairs) -> float:
 class Rivals:
     """All that is chosen on the validation pairs, and the scores of any pairs under it."""
 
-    def __init__(self, world: World, kept: Checkpoint, forgetful: Checkpoint) -> None:
-        """forgetful: the same network without a memory."""
-        self.world, self.network, self.forgetful = world, kept.network(), forgetful.network()
+    def __init__(self, world: World, kept: Checkpoint) -> None:
+        self.world, self.network = world, kept.network()
         held = world.held
         self.chosen: dict[str, Any] = {}
         known = world.learned.queries  # the bank holds the validation queries too
@@ -204,14 +188,12 @@ class Rivals:
         }
         self.place, self.share = max(tried_shares, key=lambda one: tried_shares[one])
         self.before = max(SHARES, key=lambda share: tried_shares["before", share])
-        no_tokens = adapted_scores(self.network.remembering, held.queries, held.gallery)
         memory = self.network.memory
         self.chosen |= {
             "memory": {
                 "strength": float(memory.strength),
                 "temperature": float(memory.temperature),
-                "validation MRR of maps and memory": mrr(no_tokens, held),
-                "with the network": mrr(scores, held),
+                "validation MRR": mrr(scores, held),
             },
             "αQE": {"nearest": self.expansion[0], "power": self.expansion[1]},
             "composition": {
@@ -240,15 +222,9 @@ class Rivals:
                 for name, (model, share) in self.maps.items()
             },
         }
-        for name, adapt in (
-            ("QuARI without its memory", self.forgetful),
-            ("QuARI without its tokens", self.network.remembering),
-        ):
-            alone = adapted_scores(adapt, pairs.queries, pairs.gallery)
-            found[f"{name}, corrected candidates"] = among(alone, corrected, CANDIDATES)
-        found["QuARI, all items"] = adapted
-        found["QuARI, corrected candidates"] = among(adapted, corrected, CANDIDATES)
-        found["QuARI, bias before"] = among(adapted - self.before * bias, corrected, CANDIDATES)
-        found["QuARI, direct"] = direct @ pairs.gallery.T - bias
-        found[QUARI] = among(adapted - self.share * composed, corrected, CANDIDATES)
+        found[f"{LEARNED}, all items"] = adapted
+        found[f"{LEARNED}, corrected candidates"] = among(adapted, corrected, CANDIDATES)
+        found[f"{LEARNED}, bias before"] = among(adapted - self.before * bias, corrected, CANDIDATES)
+        found[f"{LEARNED}, direct"] = direct @ pairs.gallery.T - bias
+        found[LEARNED] = among(adapted - self.share * composed, corrected, CANDIDATES)
         return found

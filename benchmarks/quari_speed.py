@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.quari_rivals import CANDIDATES, SIZES
+from benchmarks.quari_rivals import CANDIDATES
 from milvus_hubness.quari.hypernetwork import INSIDE
 from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.reranker import QuariReranker
@@ -18,23 +18,21 @@ from milvus_hubness.quari.settings import QuariConfig
 
 SPEED_REPEATS = 60
 REMEMBERED = 6000
+NETWORK = "the residual network"
 
 
 def products(config: QuariConfig) -> int:
     """Multiplications of one query and its candidates, of the matrix products alone."""
     if config.form == "linear":
-        return 2 * config.dim**2 + CANDIDATES * (1 + min(config.anchors, config.dim)) * config.dim
+        recalled = 2 * config.memory * config.dim
+        return 2 * config.dim**2 + recalled + CANDIDATES * (1 + min(config.directions, config.dim)) * config.dim
     tokens, width, inside = 1 + 2 * config.rank, config.width, INSIDE * config.width
     a_layer = tokens * width * (4 + 2 * INSIDE) * width + 2 * tokens**2 * width
     decoders = tokens * inside * (width + config.dim)
     a_candidate = (2 * config.rank + 1) * config.dim
     of_query = 2 * config.rank**2 * config.dim
-    if config.form == "anchored":
-        of_query += (config.rank + 2) * config.dim**2
-        a_candidate += min(config.anchors, config.dim) * config.dim
     network = config.layers * config.steps * a_layer + decoders + inside * (config.dim + width)
-    recalled = 2 * config.memory * config.dim
-    return network + recalled + of_query + CANDIDATES * a_candidate
+    return network + of_query + CANDIDATES * a_candidate
 
 
 def speed() -> list[dict[str, Any]]:
@@ -55,9 +53,9 @@ def timed(threads: int) -> list[dict[str, Any]]:
     items = list(rng.normal(size=(16, CANDIDATES, 512)).astype(np.float32))
     left, right = torch.randn(1024, 512), torch.randn(512, 1024)
     for name, sizes in (
-        ("default", {}),
-        ("as trained here", {**SIZES, "memory": REMEMBERED}),
-        ("linear maps", {"form": "linear"}),
+        (NETWORK, {"form": "residual"}),
+        ("linear maps", {}),
+        ("linear maps and memory", {"memory": REMEMBERED}),
     ):
         reranker = QuariReranker(Quari(QuariConfig(512, **sizes)), candidates=CANDIDATES)
         config = reranker.network.config

@@ -13,6 +13,7 @@ globals().update({name: getattr(_errors, name) for name in _ERRORS})
 if TYPE_CHECKING:
     from milvus_hubness.banks.bank import QueryBank as QueryBank
     from milvus_hubness.client.aio import AsyncHubnessClient as AsyncHubnessClient
+    from milvus_hubness.client.matching import Matches as Matches
     from milvus_hubness.client.new_collections import CorrectionConfig as CorrectionConfig
     from milvus_hubness.client.sync import HubnessClient as HubnessClient
     from milvus_hubness.codec.layout import Layout as Layout
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "banks.bank": "QueryBank",
     "client.aio": "AsyncHubnessClient",
+    "client.matching": "Matches",
     "client.new_collections": "CorrectionConfig",
     "client.sync": "HubnessClient",
     "codec.layout": "Layout",

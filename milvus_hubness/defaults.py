@@ -34,9 +34,9 @@ upserted in less time than a copy takes to load."""
 PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 256 << 20, 10.0
 """Of a proxy; see `proxy.ProxyOptions`."""
 
-FORM: Literal["residual"] = "residual"
-MEMORY, EPOCHS, ANCHOR_EPOCHS, MAP_EPOCHS = 0, 100, 0, 16
-"""Of a network for QuARI; see `quari.settings`."""
+FORM: Literal["linear"] = "linear"
+MEMORY, EPOCHS, MAP_EPOCHS = 10_000, 100, 16
+"""Of linear maps and networks for QuARI; see `quari.settings`."""
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"
 """Columns of a file of labelled pairs."""

@@ -4,6 +4,7 @@ import numpy as np
 from pymilvus import DataType
 
 from milvus_hubness.codec.base import NORM_FIELD, VectorCodec
+from milvus_hubness.operations.progress import key_pages
 
 METRICS = ["IP", "COSINE", "L2"]
 
@@ -134,3 +135,9 @@ def plain_collection(client, name, items, metric, *, index_type="FLAT", params=N
 def not_called(*arguments, **options):
     """Take the place of a function that must not be called."""
     raise AssertionError(f"called with {arguments}, {options}")
+
+
+def all_keys(store, collection, partition=None):
+    """The keys of a partition, or of all partitions, in ascending order in each."""
+    partitions = [partition] if partition else store.info(collection, counted=False).partitions
+    return [key for part in partitions for page in key_pages(store, collection, part) for key in page]

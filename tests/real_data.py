@@ -134,12 +134,12 @@ def fit_on(name: str, estimator: Estimator, bank_size: int | None = None) -> Fit
     return estimator.fit(bank, gallery=task.gallery, target_bank=task.target_bank)
 
 
-def recall_at_1(name: str, *fits: FittedBias | None) -> list[float]:
-    """R@1 in percent on a task under each fit, None for the raw search, in one pass over the scores.
+def recall_at_1(name: str | Task, *fits: FittedBias | None) -> list[float]:
+    """R@1 in percent on a task, or one of TASKS, under each fit, None for the raw search, in one pass over the scores.
 
     As `quality.ranks` has it: a tie, up to float32 rounding, counts for the query.
     """
-    task = load_task(name)
+    task = load_task(name) if isinstance(name, str) else name
     biases = [np.float32(0) if fitted is None else fitted.bias(task.gallery) for fitted in fits]
     found = np.zeros(len(fits))
     for start in range(0, len(task.query), 500):

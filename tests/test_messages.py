@@ -142,7 +142,6 @@ COMMANDS = {
     "migrate rollback products": (
         "no migration of 'products' in this database; its migrations: books -> books_hubness, songs -> songs_hubness"
     ),
-    "migrate run --alias live": ("several unfinished migrations (books, songs) in this database: name a collection"),
     "migrate run books --bank bank.npy --k 8 --gate 1": (
         "'books_hubness' is an unfinished copy of 'books' that was started with other options "
         "(gate: None then, 1 now): repeat them, or use --restart, which drops it first"
@@ -153,9 +152,6 @@ COMMANDS = {
         "dropping the source needs it to be 'switched' or 'finished'"
     ),
     "migrate clean songs --drop songs_hubness": "Invalid value: not confirmed: add --yes",
-    "migrate set-rate --control control.json": (
-        "Invalid value: no limit to change: pass one of --rows-per-second, --bytes-per-second, --chunk-seconds"
-    ),
     "proxy --upstream nowhere": "the upstream must be HOST:PORT, not 'nowhere'",
 }
 

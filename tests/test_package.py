@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "state", "stores",
     },
     "client": {
-        "banks", "codec", "correction", "errors", "estimators", "operations", "rerank",
+        "banks", "codec", "correction", "errors", "estimators", "kernels", "operations", "rerank",
         "state", "stores",
     },
     "proxy": {"client", "codec", "errors", "state", "stores"},
@@ -60,7 +60,8 @@ MAY_IMPORT = {
         "banks", "charts", "errors", "estimators", "operations", "quality", "refresh", "state", "stores",
     },
     "cli": {
-        "banks", "charts", "correction", "demo", "enable", "errors", "estimators", "migration", "operations", "proxy",
+        "banks", "charts", "client", "correction", "demo", "enable", "errors", "estimators", "migration", "operations",
+        "proxy",
         "quality", "quari", "refresh", "serve", "state", "stores",
     },
 }  # fmt: skip
@@ -133,7 +134,7 @@ def test_every_command_and_option_is_explained():
     from milvus_hubness.cli import app
 
     found = dict(commands(get_command(app)))
-    assert "milvus-hubness migrate set-rate" in found
+    assert "milvus-hubness quari import-weights" in found
     for name, command in found.items():
         assert command.help, name
         for parameter in command.params:

@@ -22,6 +22,7 @@ MODULES = {
     "diagnose": "reports",
     "explain": "explain",
     "hubs": "explain",
+    "match": "match",
     "enable": "enable",
     "disable": "enable",
     "refresh": "refresh",

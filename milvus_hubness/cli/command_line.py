@@ -15,11 +15,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.models import OptionInfo
 
 PANELS = {
-    "Source": "uri db token_file field vector pairs queries query query_number query_text collection encoder config "
-    "upstream upstream_tls upstream_ca",
+    "Source": "uri db token_file field filter vector pairs queries query query_number query_text collection encoder "
+    "config upstream upstream_tls upstream_ca",
     "Bank": "bank bank_column bank_name target_bank rate size seed_share half_life duplicate_cosine off live",
     "Method": "method param k alpha gate gate_targets strength profile where max_miss_rate refit tolerance form memory "
-    "epochs anchor_epochs candidates correction",
+    "epochs candidates limit with_bank one_to_one correction",
     "Copy": "target alias rename profiles index_type index_param rebuild_share rebuild_rows restart drop keep",
     "Load": "rows_per_second bytes_per_second chunk_seconds max_load critical_load load_every engine "
     "max_calls max_message_mib drain",

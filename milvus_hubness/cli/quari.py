@@ -11,7 +11,7 @@ import typer
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
-from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MAP_EPOCHS, MEMORY
+from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.texts import points
 
@@ -26,30 +26,30 @@ PairsFile = Annotated[
 Collection = Annotated[str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
-VALIDATION = 0.1
 RANKS = ("MdR", "MnR")
 
 
 def train(
     pairs: PairsFile,
-    out: Annotated[Path, "Network file to write; its learning curves are OUT as .svg."],
+    out: Annotated[Path, "Network file to write; its learning curves are OUT as .html."],
     connection: Connection,
     collection: Collection = None,
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
     form: Annotated[
-        str, "linear (two linear maps), residual, anchored or published (the authors' network, loss and noise)."
+        str, "linear (maps with a memory), residual (our network) or published (the authors' network, loss and noise)."
     ] = FORM,
-    memory: Annotated[int, "Training pairs that the network remembers; 0 for none."] = MEMORY,
-    epochs: Annotated[int | None, f"Maximum number of epochs. [default: {EPOCHS}; linear {MAP_EPOCHS}]"] = None,
-    anchor_epochs: Annotated[int, "First epochs, in which only the maps of the anchored form learn."] = ANCHOR_EPOCHS,
+    memory: Annotated[
+        int | None, f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]"
+    ] = None,
+    epochs: Annotated[int | None, f"Maximum number of epochs. [default: {MAP_EPOCHS}; of networks {EPOCHS}]"] = None,
     param: Annotated[
         list[str] | None, "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable."
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a network on labelled pairs of vectors.
+    """Train linear maps or a network on labelled pairs of vectors.
 
     A tenth of the answered items is held out to choose the epoch. The network is written after every epoch;
     --resume continues an interrupted training.
@@ -57,34 +57,34 @@ def train(
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
     from milvus_hubness.charts import learning_curves
+    from milvus_hubness.quari.pairs import Pairs
     from milvus_hubness.quari.reranker import read_labelled
     from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
     from milvus_hubness.quari.train import train
 
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
-    epochs = epochs if epochs is not None else MAP_EPOCHS if form == "linear" else EPOCHS
-    options: dict[str, Any] = {"form": form, "memory": memory, "epochs": epochs, "anchor_epochs": anchor_epochs}
-    options |= pairs_of(param, "--param")
+    options: dict[str, Any] = {"form": form, "memory": MEMORY if form == "linear" and memory is None else memory or 0}
+    options |= pairs_of(param, "--param") | ({} if epochs is None else {"epochs": epochs})
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    is_published = form == "published"
-    config_of: Any = QuariConfig.published if is_published else QuariConfig
-    settings_of: Any = TrainingSettings.published if is_published else TrainingSettings
+    config_of: Any = QuariConfig.published if form == "published" else QuariConfig
+    settings_of: Any = {"linear": TrainingSettings.linear, "published": TrainingSettings.published}.get(
+        form, TrainingSettings
+    )
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
     config_of(dim=1, **sizes)
-    curves = out.with_suffix(".svg")
+    curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
-        labelled = read_labelled(pairs, collection, connection.open, field, progress).pairs
-        learned, held_out = labelled.split(VALIDATION, settings.seed)
+        rows = read_labelled(pairs, collection, connection.open, field, progress)
+        labelled = Pairs(rows.queries, rows.gallery, rows.answers)
         network = train(
-            learned,
-            config_of(learned.dim, **sizes),
+            labelled,
+            config_of(labelled.dim, **sizes),
             settings,
-            validation=held_out,
             path=out,
             resume=resume,
             encoder=encoder,
@@ -92,7 +92,7 @@ def train(
         )
     write_page(curves, learning_curves(network.history, network.best_epoch))
     facts = {**_facts(network), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
-    title = f"Trained on {network.pairs} pairs, judged on {len(held_out)}"
+    title = f"Trained on {network.pairs} pairs, judged on {len(labelled) - network.pairs}"
     show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
 

@@ -12,7 +12,6 @@ from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
 
 if TYPE_CHECKING:
-    from milvus_hubness.quality.measures import Interval
     from milvus_hubness.quality.report import Diagnosis
     from milvus_hubness.refresh.status import Status
 
@@ -113,7 +112,7 @@ def diagnose(
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
-        str | None, "Scalar field with the path or URL of an image of the row; the page embeds local ones."
+        str | None, "Scalar field with the path or URL of an image of the row; the page embeds small local ones."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
     group_by: Annotated[
@@ -215,19 +214,15 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
     if diagnosis.groups:
         table = []
         for group in diagnosis.groups:
-            excess = group.excess_before, group.excess_after
+            intervals = [[100 * value for value in own] for own in (group.excess_before, group.excess_after)]
+            excess = ["{:+.1f} ({:+.1f} … {:+.1f})".format(*own) for own in intervals]
             right = f"{group.right.estimate:.1%}" if group.right else ""
             first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
             top = f"{group.top_before.estimate:.1%} -> {group.top_after.estimate:.1%}"
-            table.append((group.name, f"{group.gallery:.1%}", right, first, top, *map(_in_points, excess)))
+            table.append((group.name, f"{group.gallery:.1%}", right, first, top, *excess))
         answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
         columns = (str(diagnosis.group_by), "items", "right answers", *answers)
         console.show_table("\nShares by value; excess of the first answers in points, 95%", columns, table)
-
-
-def _in_points(interval: Interval) -> str:
-    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
-    return f"{estimate} ({low} … {high})"
 
 
 def status(

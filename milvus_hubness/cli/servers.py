@@ -6,11 +6,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
@@ -26,42 +25,14 @@ if TYPE_CHECKING:
     from milvus_hubness.proxy import ProxyOptions, Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
 
-RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
-LINES = {
-    "started": "page and metrics at {url}",
-    "waiting": "waiting for the database: {message}",
-    "ready": "every collection was reconciled",
-    "warning": "{collection}: {message}",
-    "stopping": "stopping after the current batch",
-    "stopped": "stopped",
-}
-
 
 def print_event(event: Event) -> None:
-    """Print an event on standard output, without buffering."""
-    if line := _line(event.name, event.facts):
-        typer.echo(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {line}"))
-
-
-def _line(name: str, facts: Mapping[str, Any]) -> str:
-    """Return the line of an event; empty for a reconciliation in which nothing was due."""
-    from milvus_hubness.serve import ACTIONS
-
-    if name == "missed":
-        count = f"{facts['count']:,} scheduled runs" if facts["count"] > 1 else "a scheduled run"
-        reason = "this process was delayed" if facts["reason"] == "late" else "the last run was not over"
-        return f"{facts['collection']}: missed {count}, as {reason}; running now"
-    if name != "reconciled":
-        return LINES.get(name, "").format(**facts)
-    collection, message = facts["collection"], " ".join(facts["message"].split())
-    if facts["result"] != "ok":
-        return f"{collection}: {RESULTS[facts['result']]}: {message}"
-    if facts["action"] == "none":
-        return ""
-    counts = "{scanned:,} scanned, {written:,} written, {skipped:,} unchanged, in {seconds:.1f} s".format(**facts)
-    skewness = ", ".join(f"{name} {value:.2f}" for name, value in facts["skewness"].items())
-    skewness = f"; skewness {skewness}" if skewness else ""
-    return f"{collection}: {ACTIONS[facts['action']]} ({message}): {counts}{skewness}"
+    """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
+    if event.facts.get("result") == "ok" and event.facts["action"] == "none":
+        return
+    facts = {name: round(fact, 2) if isinstance(fact, float) else fact for name, fact in event.facts.items()}
+    words = (f"{name}={' '.join(str(fact).split())}" for name, fact in facts.items() if fact not in (None, "", 0, {}))
+    typer.echo(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {' '.join((event.name, *words))}"))
 
 
 def serve(

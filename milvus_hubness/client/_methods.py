@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,18 @@ from pymilvus import AnnSearchRequest, CollectionSchema, DataType
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.messages import QUICK_FORM, Bias, Deletion, Question, Write
-from milvus_hubness.client.steps import Ask, ClientPolicy, Effect, Operation, PlainConnection, Step, as_milvus, refusing
+from milvus_hubness.client.steps import (
+    Ask,
+    ClientPolicy,
+    Effect,
+    Operation,
+    PlainConnection,
+    Step,
+    raising_as_milvus,
+    refusing,
+)
 from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.errors import HubnessError
+from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.stores.milvus_server import EscapedKeys
 
@@ -22,43 +31,6 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.milvus_banks import Sample
 
 DEFAULT_BANK_BUDGET = 1 << 30
-
-
-def _raising_as_milvus(operation: Operation[Any]) -> Operation[Any]:
-    try:
-        return (yield from operation)
-    except HubnessError as error:
-        raise as_milvus(error) from error
-
-
-def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-    """Run an operation and return its result. answer: runs one step; the operation receives its exceptions."""
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
-
-
-async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
-    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = await answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
 
 
 class Methods(EscapedKeys):
@@ -86,15 +58,19 @@ class Methods(EscapedKeys):
         strength: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
-        sample_queries: float | None = None,
+        sample_queries: bool = True,
         **kwargs: Any,
     ) -> None:
         # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
         from milvus_hubness.client.operations import Operations
-        from milvus_hubness.client.query_samples import sampler_for
+        from milvus_hubness.client.query_samples import Sampler
 
         with refusing():
-            self._sampler = sampler_for(sample_queries, self._put_samples)
+            if not isinstance(sample_queries, bool):
+                raise InvalidParameter(
+                    f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
+                )
+            self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
@@ -106,7 +82,7 @@ class Methods(EscapedKeys):
         put_samples(self._plain.client(), samples_collection, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[Any]) -> Any:
-        return self._drive(_raising_as_milvus(operation), self._answer)
+        return self._drive(raising_as_milvus(operation), self._answer)
 
     def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
@@ -240,6 +216,42 @@ class Methods(EscapedKeys):
         if highlighter is not None:
             options["highlighter"] = highlighter
         return self._run(self._operations.searches.search(collection_name, question, filter, options, ids=ids))
+
+    def match(
+        self,
+        collection_name: str,
+        queries: Any,
+        limit: int = 10,
+        filter: str = "",
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        *,
+        candidates: int = 200,
+        with_bank: bool = False,
+        one_to_one: bool = False,
+        folder: str | Path | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Match a batch of queries with rows: each row gets a bias that balances the queries against all rows.
+
+        queries: (m, d). candidates: rows that the index finds for each query, by raw score. with_bank: the stored bank
+        joins the queries, which helps if these ask for some of the rows only. one_to_one: each row goes to at most one
+        query, and limit has no effect. folder: for parts, from which an interrupted call with the same arguments
+        continues. progress: called with the step, and the done and total numbers. Returns `Matches`. Raises
+        MissingExtra without milvus-hubness[jobs], UnreadableFile for parts that cannot be used, and as `search` does.
+        """
+        from milvus_hubness.client.matching import match
+
+        search = {"search_params": search_params, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        operation = match(
+            self._operations, collection_name, queries, limit, filter, {**search, "anns_field": anns_field},
+            candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
+            folder=Path(folder) if folder else None, progress=progress,
+        )  # fmt: skip
+        return self._run(operation)
 
     def query(
         self,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.client._methods import Methods, drive_async
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
+from milvus_hubness.client._methods import Methods
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive_async, refusing
 
 if TYPE_CHECKING:
     from milvus_hubness.banks.generations import StoredBank

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.codec.arrays import decode
-from milvus_hubness.errors import InvalidParameter, StateError
+from milvus_hubness.errors import StateError
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample
 from milvus_hubness.stores.records import OnlineBank, OnlineBanks
@@ -45,11 +45,11 @@ class Sampled:
 
 
 class Sampler:
-    """Samples live queries and stores them from one thread, which runs while samples wait. rate: the share of queries
-    to sample; None for the rates of the online banks. Samples not stored are dropped."""
+    """Samples live queries at the rates of the online banks, and stores them from one thread, which runs while samples
+    wait. Samples not stored are dropped."""
 
-    def __init__(self, rate: float | None, write: Write) -> None:
-        self._rate, self._write_samples = rate, write
+    def __init__(self, write: Write) -> None:
+        self._write_samples = write
         self._gaps: dict[tuple[str, str, float], int] = {}
         self._resting: dict[str, float] = {}
         self._waiting: list[tuple[str, Sample]] = []
@@ -61,7 +61,7 @@ class Sampler:
     def offer(self, online_bank: OnlineBank, state: CollectionState, queries: Any) -> None:
         """Sample some of the queries (m, d) of an answered search."""
         try:
-            rate = online_bank.rate if self._rate is None else self._rate
+            rate = online_bank.rate
             name = (online_bank.samples_collection, online_bank.profile, rate)
             gap, count = self._gaps.get(name), len(queries)
             gap = _gap(rate) if gap is None else gap
@@ -155,19 +155,6 @@ class Sampler:
         else:
             with self._changed:
                 self._stored += len(samples)
-
-
-def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
-    """Return the sampler for a client's argument `sample_queries`. Raises InvalidParameter."""
-    if sample_queries is None:
-        return Sampler(None, write)
-    if sample_queries is False:
-        return None
-    if type(sample_queries) not in (int, float) or not 0 <= sample_queries <= 1:
-        raise InvalidParameter(
-            f"sample_queries is None, False or a share of queries from 0 to 1, got {sample_queries!r}"
-        )
-    return Sampler(float(sample_queries), write) if sample_queries else None
 
 
 def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:

@@ -9,9 +9,9 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.client._methods import Methods, drive
+from milvus_hubness.client._methods import Methods
 from milvus_hubness.client.messages import Question
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive
 
 
 class HubnessClient(Methods, MilvusClient):
@@ -27,9 +27,8 @@ class HubnessClient(Methods, MilvusClient):
     strength: w of every search that names none; None uses the strength of the collection (1.0 unless changed).
     state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two refreshes.
     bank_budget: bytes of query banks in memory; for a larger bank, a search on the server finds enough of a new row's
-    nearest queries to compute its bias to 0.3% of tau. sample_queries: share of queries sampled for online banks; None
-    uses the share of the bank, False samples none. A sample has the query's vector, its profile and the time; no search
-    waits for it.
+    nearest queries to compute its bias to 0.3% of tau. sample_queries: whether queries are sampled for online banks. A
+    sample has the query's vector, its profile and the time; no search waits for it.
     """
 
     _drive = staticmethod(drive)

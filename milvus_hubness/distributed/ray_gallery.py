@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,13 @@ from milvus_hubness.errors import InvalidInput, naming_extras
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, RelativeNNN, Sinkhorn
 from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank, score_spread
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
-from milvus_hubness.kernels import logsumexp, topk
+from milvus_hubness.estimators.steps import TINY, AllScores
+from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.primitives import finite_number
 
 RETRIES = 3
 Shard: TypeAlias = npt.NDArray[np.floating] | Callable[[], npt.NDArray[np.floating]]
 Doubles: TypeAlias = npt.NDArray[np.float64]
-
-
-class Sums(NamedTuple):
-    """The items of a shard, and τ·log Σ_j exp((s_ij + g_j)/τ) of the queries over them, float64 (m,)."""
-
-    items: int
-    logsumexps: Doubles
 
 
 def shard_items(shard: Shard, bank: QueryBank) -> Vectors:
@@ -44,21 +38,21 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
     return items[np.linspace(0, len(items) - 1, min(most, len(items)), dtype=np.int64)]
 
 
-def shard_sums(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> Sums:
-    """Return the sums under the item potentials g of the bank potentials f (m,), or under g = 0 without f."""
+def shard_step(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> tuple[int, Doubles]:
+    """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f (m,), as `AllScores`
+    has them, or without f potentials of the bank that balance these items alone."""
     items = shard_items(shard, bank)
-    g = np.zeros(len(items), np.float32)
-    if f is not None:
-        g = -logsumexp(items, bank.vectors, tau, f, device=device)
-    return Sums(len(items), logsumexp(bank.vectors, items, tau, g, device=device).astype(np.float64))
+    steps, taus = AllScores(bank.vectors, items, device, "recomputed"), np.array([tau])
+    row = steps.from_items(np.zeros((1, len(items))), taus) if f is None else steps.from_bank(f[None], taus)[1]
+    return len(items), row[0].astype(np.float64)
 
 
-def joined(sums: Sequence[Sums], tau: float) -> Doubles:
-    """Return bank potentials f from the sums of all shards, float64 (m,)."""
-    parts = np.stack([part.logsumexps for part in sums])
+def joined(potentials: Sequence[Doubles], tau: float) -> Doubles:
+    """Return bank potentials (m,) from those of all shards alone."""
+    parts = -np.stack(potentials)
     largest = parts.max(0)
-    potentials: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
-    return potentials
+    whole: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
+    return whole
 
 
 def shard_biases(
@@ -148,21 +142,22 @@ class RayGallery:
         shards = list(self._shards)
         if estimator.needs_target_bank:
             shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
-        remote_bank, tau = self._ray.put(bank), estimator.tau_of()
-        run = self._remote(shard_sums)
+        remote_bank, tau, run = self._ray.put(bank), estimator.tau_of(), self._remote(shard_step)
 
-        def sums(f: Vectors | None) -> list[Sums]:
-            done: list[Sums] = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
-            return done
+        def on_shards(f: Vectors | None) -> list[Any]:
+            done = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
+            return list(zip(*done, strict=True))
 
-        def step(f: Vectors) -> npt.NDArray[np.float64]:
-            return joined(sums(f.astype(np.float32)), tau)
+        def step(f: Vectors, _: Doubles) -> tuple[Vectors, Doubles]:
+            return f, np.sum(on_shards(f[0].astype(np.float32))[1], axis=0)[None]
 
-        first = sums(None if start is None else check_potentials(bank, start, 1)[:, 0])
-        items = sum(part.items for part in first)
-        result = iterate(step, joined(first, tau), tau, items, estimator.iterations, estimator.tol)
+        before = None if start is None else check_potentials(bank, start, 1)[:, 0]
+        counts, rows = on_shards(before)
+        f = joined(rows, tau) if before is None else before - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
+        items, limits = sum(counts), (estimator.iterations, estimator.tol)
+        [result] = iterate(step, f[None], np.array([tau]), items, *limits)
         fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
-        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[1:], "recomputed")
+        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[2:], "recomputed")
         return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:

@@ -19,7 +19,7 @@ from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.lease_records import default_client_ttl
-from milvus_hubness.operations.progress import Progress, chunks, silent
+from milvus_hubness.operations.progress import Progress, key_chunks, key_pages, silent
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
@@ -28,6 +28,7 @@ from milvus_hubness.stores.records import CollectionInfo
 BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
 SAMPLED_ROWS = 128
+KEYS_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -188,31 +189,32 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
 
 
 def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
-    """Return the number of rows, and the keys of the rows whose scores were not correct. Rows may lack locality hints:
-    a client whose memory cannot hold the bank writes such rows."""
+    """Return the number of rows, and keys of some rows whose scores were not correct. Rows may lack locality hints: a
+    client whose memory cannot hold the bank writes such rows."""
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
-    rows, wrong = 0, []
-    for partition in info.partitions:
-        keys = store.keys(info.name, partition=partition)
-        for part in chunks(keys, store.chunk_rows(info), doing, progress):
-            biased_rows = backend.read(part, partition)
-            biases = correction.centred(biased_rows.vectors)[:, None]
-            near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
-            off = biased_rows.unbiased | ~near.all(axis=1)
-            wrong += biased_rows.only(off).batch.keys
-            rows += len(biased_rows.batch)
-            if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
-                backend.write(unfilled, partition, corrections, state.profile.epoch)
+    rows, wrong = 0, list[Key]()
+    for partition, part in key_chunks(store, info, doing, progress):
+        biased_rows = backend.read(part, partition)
+        biases = correction.centred(biased_rows.vectors)[:, None]
+        near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
+        off = biased_rows.unbiased | ~near.all(axis=1)
+        wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
+        rows += len(biased_rows.batch)
+        if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
+            backend.write(unfilled, partition, corrections, state.profile.epoch)
     return rows, wrong
 
 
 def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
     """Return the number of rows searched for, and of those that each field returns; changed rows do not count."""
     counts = np.zeros(3, np.int64)
+    every, seen = max(1, -(-info.rows // SAMPLED_ROWS)), 0
     for partition in info.partitions:
-        all_keys = store.keys(info.name, partition=partition)
-        picked = all_keys[:: max(1, -(-len(all_keys) * len(info.partitions) // SAMPLED_ROWS))]
+        picked: list[Key] = []
+        for page in key_pages(store, info.name, partition, rows=info.rows):
+            picked += page[-seen % every :: every]
+            seen += len(page)
         before = store.get(info.name, picked, state.field, partition=partition)
         valid = ~state.layout.invalid(before.vectors)
         keys = [key for key, usable in zip(before.keys, valid, strict=True) if usable]

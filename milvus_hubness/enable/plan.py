@@ -134,7 +134,11 @@ def plan_enable(
     dtype, presence = info.vector_fields[field].dtype, "none"
     layout: Layout | None = None
     if where == "vectors":
-        layout = unfinished.layout if unfinished else _new_layout(store, info, field)
+        vector = info.vector_fields[field]
+        if not vector.metric:
+            raise CannotMigrate(f"field {field!r} has no index, so its metric is unknown: create an index first")
+        new = Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
+        layout = unfinished.layout if unfinished else new
         second_vectors = capability(store, SecondVectors)
         presence = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
         remarks = second_vectors.second_vector_remarks(info, suffix)
@@ -208,13 +212,6 @@ def measure(
         side=side, candidates=candidates, missed=missed[candidates], allowed=max_miss_rate, queries=len(query_vectors)
     )
     return reranking, missed
-
-
-def _new_layout(store: Store, info: CollectionInfo, field: str) -> Layout:
-    vector = info.vector_fields[field]
-    if not vector.metric:
-        raise CannotMigrate(f"field {field!r} has no index, so its metric is unknown: create an index first")
-    return Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
 
 
 def _require_same(

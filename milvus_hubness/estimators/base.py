@@ -173,12 +173,6 @@ class Estimator(ABC):
         diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
         return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
 
-    @classmethod
-    def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Self:
-        if "device" in {parameter.name for parameter in fields(cls)}:
-            parameters["device"] = device
-        return cls(**parameters)
-
     # -- temperatures -------------------------------------------------------------------------------
 
     @property
@@ -249,6 +243,11 @@ def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
     return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
 
 
+def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
+    """Return the numbers of the queries in two random halves of a bank of this size."""
+    return np.split(np.random.default_rng(0).permutation(size), [size // 2])
+
+
 def correlation(first: Vectors, second: Vectors) -> float:
     """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
     one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
@@ -302,10 +301,9 @@ class FittedBias:
         if self.estimator.strength != "agreement":
             return self
         sample, agreement = items[_places(items, ITEMS)], 0.0
-        order, middle = np.random.default_rng(0).permutation(len(self.bank)), len(self.bank) // 2
-        if middle:
+        if middle := len(self.bank) // 2:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            parts = (QueryBank(self.bank.vectors[part], self.bank.source) for part in np.split(order, [middle]))
+            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in split_in_half(len(self.bank)))
             biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
             agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
@@ -353,8 +351,8 @@ def _plain(value: Any) -> Any:
     return to_dict(value) if isinstance(value, Estimator) else value
 
 
-def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
-    """Return the estimator that `to_dict` described, to run on `device`.
+def from_dict(values: Mapping[str, Any]) -> Estimator:
+    """Return the estimator that `to_dict` described.
 
     Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
     or a value out of range.
@@ -369,7 +367,11 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
         raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}")
-    return ESTIMATORS[name]._from_parameters(parameters, device)
+    if "estimators" in parameters:
+        if not isinstance(parameters["estimators"], list | tuple):
+            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}")
+        parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
+    return ESTIMATORS[name](**parameters)
 
 
 def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:

@@ -12,15 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import (
-    Estimator,
-    FitInputs,
-    FittedBias,
-    Strength,
-    check_potentials,
-    from_dict,
-    to_dict,
-)
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, Strength, check_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
@@ -121,13 +113,6 @@ class Blend(Estimator, alias="blend"):
 
     def clamped(self, bank_size: int) -> Blend:
         return replace(self, estimators=tuple(part.clamped(bank_size) for part in self.estimators))
-
-    @classmethod
-    def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Blend:
-        parts = parameters.get("estimators", [to_dict(part) for part in cls().estimators])
-        if not isinstance(parts, list | tuple):
-            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parts!r}")
-        return cls(**parameters | {"estimators": tuple(from_dict(part, device=device) for part in parts)})
 
     def parts(self) -> Iterator[tuple[Estimator, slice]]:
         """Yield each estimator with its columns of the potentials."""

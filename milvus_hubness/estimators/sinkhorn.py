@@ -7,10 +7,10 @@ there are too many even for that, an estimator uses the nearest pairs only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,79 +28,59 @@ from milvus_hubness.estimators.nearest import (
     bounded_logsumexp,
     own_room,
 )
-from milvus_hubness.kernels import logsumexp
-from milvus_hubness.kernels.on_numpy import cached_logsumexp
-from milvus_hubness.kernels.primitives import POLICY, uses_numpy
+from milvus_hubness.estimators.steps import AllScores, PairSteps, Potentials, Scores, Taus
+from milvus_hubness.kernels import logsumexp, topk
+from milvus_hubness.kernels.primitives import TopK
 
-Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
-Step: TypeAlias = Callable[[Potentials], Potentials]
-"""Maps potentials of the bank or of the items to those of the other, as `iterate` explains."""
-Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
-
-CUDA_SHARE, MOST_ON_CUDA = 0.6, 2e12
-
-
-def scores_for(m: int, n: int, free: float | None = None) -> Scores:
-    """Return how to provide the scores of m × n pairs.
-
-    They are stored in float32 or else float16 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device;
-    else every step recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse".
-    free: bytes of memory of the CUDA device, if there is one.
-    """
-    memory, most = POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
-    if 4 * m * n <= memory:
-        return "float32"
-    if 2 * m * n <= memory:
-        return "float16"
-    return "recomputed" if m * n <= most else "sparse"
+Step: TypeAlias = Callable[[Potentials, Taus], tuple[Potentials, Potentials]]
 
 
 class Balance(NamedTuple):
-    """Potentials f (m,) of the bank, and how near to balance they are.
+    """Potentials f (m,) of the bank and g (n,) of the items, and how near to balance they are.
 
     marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
     """
 
     f: Potentials
+    g: Potentials
     iterations: int
     marginal_error: float
     converged: bool
 
 
-def iterate(step: Step, f: Potentials, tau: float, items: int, iterations: int, tol: float) -> Balance:
-    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals over bank × items.
+def iterate(step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float) -> list[Balance]:
+    """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals of bank and items.
 
-    The iteration starts from f. step: the next f, −tau · log Σ_j exp((s_ij + g_j) / tau), under the g that
-    follow from f likewise over i. So the items' marginal is exact, and the bank's has the reported error.
-    Ends when that is at most `tol`, or after `iterations`.
+    The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank, as in `AllScores`.
+    So the items' marginal is exact, and the bank's has the reported error. Ends for a tau when that is at most `tol`,
+    or after `iterations`.
     """
+    balances, active = {}, np.arange(len(taus))
     for done in range(1, iterations + 1):
-        following = step(f)
-        marginal = np.exp((f - following).astype(np.float64) / tau) / items
-        error = float(np.abs(marginal - 1 / len(f)).sum())
-        if error <= tol or done == iterations:
+        g, shares = step(f[active], taus[active])
+        errors = np.abs(shares / items - 1 / f.shape[1]).sum(1)
+        for row, (which, error) in enumerate(zip(active.tolist(), errors.tolist(), strict=True)):
+            if error <= tol or done == iterations:
+                balances[which] = Balance(f[which].copy(), g[row], done, error, error <= tol)
+        active, shares = active[errors > tol], shares[errors > tol]
+        if not len(active):
             break
-        f = following
-    return Balance(f, done, error, error <= tol)
+        f[active] -= taus[active, None] * np.log(shares)
+    return [balances[which] for which in range(len(taus))]
 
 
-def balance(steps: tuple[Step, Step], g: Potentials, tau: float, iterations: int, tol: float) -> Balance:
-    """Balance by the steps to f and to g, from the potentials g (n,) of the items."""
-    bank_step, item_step = steps
-    return iterate(lambda f: bank_step(item_step(f)), bank_step(g), tau, len(g), iterations, tol)
-
-
-def with_room(bank_step: Step, item_step: Step, f: Potentials, tau: float, share: float) -> Potentials:
+def with_room(steps: AllScores, f: Potentials, tau: float, share: float) -> Potentials:
     """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
-    bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
+    steps: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
     take e^(−f_i/τ) / share of a query, the new ones Σ_j e^((s_ij − b_j)/τ). A refit would also lower the biases of the
     fitted items, on average as much as the potentials. Here these biases stay, and so does the mean of the potentials.
     """
     room = f
     for _ in range(ROUNDS):
-        taken = math.log(share) - bank_step(item_step(room)) / tau
-        room = -tau * np.logaddexp(-f / tau, taken)
+        shares = steps.from_bank(room[None], np.array([tau]))[1][0]
+        with np.errstate(divide="ignore"):
+            room = -tau * np.logaddexp(-f / tau, math.log(share) + np.log(shares) - room / tau)
     return np.asarray(room - (room - f).mean(), np.float32)
 
 
@@ -162,34 +142,12 @@ class Sinkhorn(Estimator, alias="sn"):
         return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        items = np.asarray(inputs.gallery, np.float32)
-        if self.needs_target_bank:
-            targets = require_target_bank(bank, inputs.target_bank, type(self).__name__)
-            items = np.concatenate([items, targets])
-        tau = self.tau_of()
-        scores, steps = self._steps(bank, items)
-        g = np.zeros(len(items), np.float32)
-        if inputs.start is not None:
-            g = steps[1](check_potentials(bank, inputs.start, 1)[:, 0])
-        ahead = 0
-        if scores == "sparse" and self.iterations > 1:
-            from milvus_hubness.kernels.steps import sparse_steps
-
-            nearest = sparse_steps(bank.vectors, items, tau, self.neighbors or NEIGHBORS, self.device)
-            first = balance(nearest, g, tau, self.iterations - 1, self.tol)
-            g, ahead = nearest[1](first.f), first.iterations
-        result = balance(steps, g, tau, 1 if ahead else self.iterations, self.tol)
-        diagnostics = SinkhornDiagnostics(
-            len(bank), bank.dim, len(items), ahead + result.iterations, result.marginal_error,
-            result.converged, scores,
-        )  # fmt: skip
-        fitted = replace(self, items=len(items))
-        return fitted._with_potentials(bank, result.f[:, None], diagnostics)
+        return fit_together([self], bank, inputs)[0][0]
 
     def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
-        return self._with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
+        return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return the log-sum-exp over the nearest, less the room of a new item."""
@@ -199,38 +157,21 @@ class Sinkhorn(Estimator, alias="sn"):
         size = queries.scores.shape[1] + queries.rest
         return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
-    def _steps(self, bank: QueryBank, items: Vectors) -> tuple[Scores, tuple[Step, Step]]:
-        """Return how the scores of bank and items are provided, and the steps over all of them."""
-        vectors, tau = bank.vectors, self.tau_of()
-        if not uses_numpy(vectors.size * len(items), self.device):
-            from milvus_hubness.kernels import steps
-
-            scores = "sparse" if self.neighbors else scores_for(len(bank), len(items), steps.free_memory(self.device))
-            return scores, steps.full_steps(vectors, items, tau, self.device, scores)
-        scores = "sparse" if self.neighbors else scores_for(len(bank), len(items))
-        if scores == "float32":
-            stored = vectors @ items.T
-            return scores, (lambda g: -cached_logsumexp(stored, tau, g), lambda f: -cached_logsumexp(stored.T, tau, f))
-        return "recomputed" if scores == "float16" else scores, (
-            lambda g: -logsumexp(vectors, items, tau, g),
-            lambda f: -logsumexp(items, vectors, tau, f),
-        )
-
     @property
     def _fitted_on(self) -> int:
         if self.items is None:
             raise InvalidParameter(f"{self!r} does not say how many items it was fitted on: pass items=…")
         return self.items
 
-    def _with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
+    def with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
         tau = self.tau_of()
 
         def biases(items: Vectors, f: Vectors) -> npt.NDArray[np.float32]:
             return logsumexp(items, bank.vectors, tau, f, device=self.device)
 
         def new_formula(items: Vectors) -> npt.NDArray[np.float32]:
-            _, steps = replace(self, neighbors=None)._steps(bank, items)
-            return biases(items, with_room(*steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
+            steps = AllScores(bank.vectors, items, self.device)
+            return biases(items, with_room(steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
 
         formula = partial(biases, f=potentials[:, 0])
         return FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
@@ -246,3 +187,35 @@ class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
     @property
     def needs_target_bank(self) -> bool:
         return True
+
+
+def fit_together(
+    estimators: Sequence[Sinkhorn], bank: QueryBank, inputs: FitInputs, nearest: tuple[TopK, TopK] | None = None
+) -> list[tuple[FittedBias, Vectors]]:
+    """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
+    then target bank if it is needed. Each pass over the scores serves all. nearest: as `PairSteps` has them; by
+    default computed."""
+    one, items = estimators[0], np.asarray(inputs.gallery, np.float32)
+    if one.needs_target_bank:
+        items = np.concatenate([items, require_target_bank(bank, inputs.target_bank, type(one).__name__)])
+    taus, iterations = np.array([estimator.tau_of() for estimator in estimators]), one.iterations
+    steps = AllScores(bank.vectors, items, one.device, "sparse" if one.neighbors else None)
+    g, ahead = np.zeros((len(taus), len(items)), np.float32), [0] * len(taus)
+    if inputs.start is not None:
+        g, _ = steps.from_bank(np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus)
+    if steps.scores == "sparse" and iterations > 1:
+        k, sides = one.neighbors or NEIGHBORS, (items, bank.vectors)
+        near = PairSteps.nearest(*(nearest or (
+            topk(rows, columns, min(k, len(columns)), device=one.device) for rows, columns in (sides, sides[::-1])
+        )))  # fmt: skip
+        firsts = iterate(near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol)
+        g, ahead, iterations = np.stack([first.g for first in firsts]), [first.iterations for first in firsts], 1
+    balances = iterate(steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol)
+    fits = []
+    for estimator, before, (f, own_g, done, error, converged) in zip(estimators, ahead, balances, strict=True):
+        diagnostics = SinkhornDiagnostics(
+            len(bank), bank.dim, len(items), before + done, error, converged, steps.scores
+        )  # fmt: skip
+        fitted = replace(estimator, items=len(items))
+        fits.append((fitted.with_potentials(bank, f[:, None], diagnostics), -own_g))
+    return fits

@@ -1,4 +1,4 @@
-"""The primitives on torch, tile by tile, on any device; also the log-sum-exp over cached scores."""
+"""The primitives on torch, tile by tile, on any device."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from milvus_hubness.kernels.operands import Operands, full_precision, product
-from milvus_hubness.kernels.primitives import POLICY
+from milvus_hubness.kernels.operands import Operands, product
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
@@ -70,25 +69,3 @@ def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Ten
                 best, chosen = best.topk(k, dim=1, sorted=False)
                 places = places.gather(1, chosen)
         yield part, best, places
-
-
-def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return inner products of X (n, d) and B (m, d), on one device, (n, m) in `dtype`, float32 or float16."""
-    scores = X.new_empty(len(X), len(B), dtype=dtype)
-    size = max(1, POLICY.get().tile_size_of(X.device.type) // len(B))
-    with full_precision(X.device):
-        for start in range(0, len(X), size):
-            scores[start : start + size] = product(X[start : start + size], B.T)
-    return scores
-
-
-def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
-    """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,). weights:
-    (m,) float32. Needs no memory as large as the scores."""
-    size = max(1, POLICY.get().tile_size_of(scores.device.type) // scores.shape[1])
-    with full_precision(scores.device):
-        parts = [
-            running_logsumexp([tile.float() + weights], tau, weights.new_empty(len(tile)))
-            for tile in torch.split(scores, size)
-        ]
-    return torch.cat(parts)

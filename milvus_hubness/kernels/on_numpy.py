@@ -50,16 +50,6 @@ def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> tuple[Ar
     return (result,)
 
 
-def cached_logsumexp(scores: Array, tau: float, weights: Array) -> Array:
-    """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,)."""
-    result = np.empty(len(scores), np.float32)
-    size = max(1, POLICY.get().tile_size_of("numpy") // scores.shape[1])
-    for start in range(0, len(scores), size):
-        part = scores[start : start + size] + weights
-        result[start : start + size] = _running_logsumexp([part], tau, len(part), part.dtype)
-    return result
-
-
 def _running_logsumexp(tiles: Iterable[Array], tau: float, rows: int, dtype: np.dtype) -> Array:
     """Return tau · log Σ exp(s / tau), float64 (n,), along the rows of all tiles (n, p), which are overwritten."""
     tau = max(tau, float(np.finfo(dtype).tiny))

@@ -306,3 +306,18 @@ def _computed(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> 
     from milvus_hubness.kernels import operands
 
     return operands.compute(name, X, B, device, *arguments)
+
+
+def score_tiles(rows: Array, columns: Array, device: str = "auto") -> Iterator[tuple[slice, Any]]:
+    """Yield the inner products of rows (n, d) with all columns (m, d), in tiles of whole rows: arrays or tensors."""
+    if uses_numpy(rows.size * len(columns), device):
+        size = max(1, POLICY.get().tile_size_of("numpy") // len(columns))
+        for start in range(0, len(rows), size):
+            yield slice(start, start + size), rows[start : start + size] @ columns.T
+        return
+    from milvus_hubness.kernels.operands import Operands, full_precision
+
+    operands = Operands.of(rows, columns, device)
+    with full_precision(operands.device):
+        for part, tile in operands.rows(operands.tile_shape(columns=len(columns))[0]):
+            yield part, tile @ operands.bank.T

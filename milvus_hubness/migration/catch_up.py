@@ -16,8 +16,8 @@ from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, n
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.survey import key_pages
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.migration.survey import scan_chunk
+from milvus_hubness.operations.progress import Throttle, key_pages
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -198,7 +198,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         counted = store.count(copy)
         if counted == rows:
             return
-        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition))
+        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition, rows=counted))
         if counted <= keys or store.count(copy) != counted:
             return
     raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
@@ -206,7 +206,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
 
 def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
     for number in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int)):
-        rows = pair.scan(chunks[number], limit=SAMPLED_ROWS)
+        rows = scan_chunk(pair.store, pair.origin.collection, pair.state.field, chunks[number], SAMPLED_ROWS)
         current, copied = pair.current(rows.keys, chunks[number].partition)
         keys = set(current.keys)
         common = [i for i, key in enumerate(copied.keys) if key in keys]

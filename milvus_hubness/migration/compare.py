@@ -18,9 +18,7 @@ from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.migration.ledger import Chunk
-from milvus_hubness.migration.survey import ceiling_of, scan_chunk
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.operations.progress import Throttle, ceiling_of
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Rows, Store
 
@@ -98,9 +96,6 @@ class Pair:
         to the origin first, so every row of the copy is in the origin."""
         copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
         return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
-
-    def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
-        return scan_chunk(self.store, self.origin.collection, self.state.field, chunk, limit)
 
     def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
         """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never had their keys."""

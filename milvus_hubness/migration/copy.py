@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from milvus_hubness.correction import initial_state
 from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationPlan
-from milvus_hubness.migration.survey import scan_chunk
-from milvus_hubness.operations.inputs import fit_measured
+from milvus_hubness.migration.survey import chunk_pages
+from milvus_hubness.operations.inputs import fit_measured, stacked
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import Rows, Store
 
@@ -79,17 +80,18 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
     """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
     source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
-        parts = [scan_chunk(store, source, field, chunk) for chunk in plan.survey.chunks]
+        pages = (page for chunk in plan.survey.chunks for page, _ in chunk_pages(store, source, field, chunk, size))
     else:
-        parts = [
+        pages = (
             store.get(source, keys[start : start + size], field, partition=partition)
             for partition, keys in plan.survey.sample.items()
             for start in range(0, len(keys), size)
-        ]
-    return np.concatenate([part.vectors for part in parts])
+        )
+    return stacked((page.vectors for page in pages), plan.layout.dim)
 
 
 KEYS_NAMED = 5
+T = TypeVar("T")
 
 
 class Recorder:
@@ -99,7 +101,7 @@ class Recorder:
         self._migration, self._ledger, self._events = migration, ledger, events
         self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
         self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
-        self._rows = self._rows_before
+        self._rows, self._bytes, self._seconds = self._rows_before, 0, 0.0
         self._began = time.perf_counter()
 
     @property
@@ -111,80 +113,84 @@ class Recorder:
     def todo(self) -> list[Chunk]:
         return [chunk for chunk in self.chunks if chunk.seconds is None]
 
-    def write(self, chunks: Sequence[Chunk]) -> None:
-        self._ledger.write_chunks(self._migration, chunks)
-        self._chunks |= {chunk.number: chunk for chunk in chunks}
-
-    def done(self, chunks: Sequence[Chunk], size: int, seconds: float) -> None:
-        """Record these chunks as copied. size: bytes of their vectors. seconds: time that the copy took."""
+    def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
+        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
+        self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
+        if not is_last:
+            return
         moment = time.perf_counter()
-        self.write(chunks)
-        self._rows += sum(chunk.rows for chunk in chunks)
+        chunk = chunk.model_copy(update={"seconds": round(self._seconds, 3)})
+        self._ledger.write_chunks(self._migration, [chunk])
+        self._chunks[chunk.number] = chunk
+        self._rows += chunk.rows
         speed = (self._rows - self._rows_before) / (moment - self._began)
         self._events.report(
             "copying",
-            partition=chunks[-1].partition,
-            chunk=chunks[-1].number + 1,
+            partition=chunk.partition,
+            chunk=chunk.number + 1,
             chunks=len(self._chunks),
             rows=self._rows,
             rows_total=self._migration.rows,
-            bytes=size,
-            seconds=seconds,
+            bytes=self._bytes,
+            seconds=self._seconds,
             rows_per_second=speed,
             eta_seconds=(self._migration.rows - self._rows) / speed,
         )
+        self._bytes, self._seconds = 0, 0.0
 
 
 def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
     invalid = pair.state.layout.invalid(pair.origin.decode_rows(rows).vectors)
-    keys = tuple(rows.keys[i] for i in np.flatnonzero(invalid))
-    return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": keys[:KEYS_NAMED]})
+    keys = (*chunk.invalid_keys, *(rows.keys[i] for i in np.flatnonzero(invalid)))
+    return chunk.model_copy(update={"invalid": chunk.invalid + int(invalid.sum()), "invalid_keys": keys[:KEYS_NAMED]})
 
 
-def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-    """Yield the rows of each chunk in turn, while the next chunk is read."""
-    ahead = [pool.submit(pair.scan, chunk) for chunk in chunks[:1]]
-    for i in range(len(chunks)):
-        rows = ahead.pop().result()
-        ahead += [pool.submit(pair.scan, chunk) for chunk in chunks[i + 1 : i + 2]]
-        yield rows
+def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
+    """Yield each item in turn, while the next one is read."""
+    reading = pool.submit(next, items, None)
+    while (item := reading.result()) is not None:
+        reading = pool.submit(next, items, None)
+        yield item
 
 
 BEGUN_AT_MOST = 4
 """Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
 and a busy Milvus 2.3 may still show a former record."""
 
-_Copied = tuple[list[Chunk], int, float]
-
 
 def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
     """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
     alone: no client has ever written to the copy."""
-    todo = recorder.todo
+    store, source, field = pair.store, pair.origin.collection, pair.state.field
+    size = store.chunk_rows(store.info(source, counted=False))
+    pages = ((c, *page) for c in recorder.todo for page in chunk_pages(store, source, field, c, size))
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
-    def write(chunk: Chunk, rows: Batch) -> _Copied:
+    def write(chunk: Chunk, rows: Batch, is_last: bool) -> tuple[Chunk, bool, int, float]:
         began = time.perf_counter()
         are_new = alone and chunk.number > perhaps_begun
         size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
-        seconds = time.perf_counter() - began
-        return [chunk.model_copy(update={"seconds": round(seconds, 3)})], size, seconds
+        return chunk, is_last, size, time.perf_counter() - began
 
     with ThreadPoolExecutor(3, "copying") as pool:
-        writing: Future[_Copied] | None = None
+        writing: Future[tuple[Chunk, bool, int, float]] | None = None
         recording: Future[None] | None = None
+        former: Chunk | None = None
 
         def record_last() -> Future[None] | None:
-            """Wait for the write and the record in progress, and start to record the copied chunk."""
+            """Wait for the write and the record in progress, and start to record the copied page."""
             copied = writing.result() if writing else None
             if recording:
                 recording.result()
             return pool.submit(recorder.done, *copied) if copied else None
 
-        for chunk, batch in zip(todo, _read_ahead(pool, pair, todo), strict=True):
-            rows, chunk = pair.copy.carried(pair.origin, batch), _with_invalid(pair, chunk, batch)
+        for chunk, batch, is_last in _read_ahead(pool, pages):
+            rows = pair.copy.carried(pair.origin, batch)
+            if former and former.number == chunk.number:
+                chunk = former
+            former = _with_invalid(pair, chunk, batch)
             recording = record_last()
-            writing = pool.submit(write, chunk, rows)
+            writing = pool.submit(write, former, rows, is_last)
         if last := record_last():
             last.result()

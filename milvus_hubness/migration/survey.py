@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -21,45 +21,27 @@ from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.migration.ledger import Chunk
 from milvus_hubness.operations.inputs import fit_measured, fit_with_mean
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.operations.progress import Progress, key_pages, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.stores.protocols import Rows, Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
-KEYS_PER_PAGE = 16_384
+SAMPLE_ROWS = MOST_CHUNKS = 4_096
 
 
-def key_pages(store: Store, collection: str, partition: str | None = None) -> Iterator[list[Key]]:
-    """Yield pages of keys: all keys that exist at the start, and some of those that clients write meanwhile."""
-    after: Key | None = None
-    ceiling: Key | None = None
-    while page := store.scan_keys(collection, after=after, limit=KEYS_PER_PAGE, partition=partition):
-        if ceiling is None and len(page) < KEYS_PER_PAGE:
-            ceiling = ceiling_of(store, collection, page[-1], partition)
-        if ceiling is not None:
-            page = [key for key in page if key <= ceiling]  # type: ignore[operator]
-        if not page:
-            return
-        yield page
-        after = page[-1]
-
-
-def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there is none. A reader
-    that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than requested
-    does not show the end: Milvus 2.3 returns some rows one by one."""
-    for step in count():
-        above = store.above(key, step)
-        if above is None or not store.scan_keys(collection, after=above, limit=1, partition=partition):
-            return above
-    raise AssertionError("steps end where there is no key above")
-
-
-SAMPLE_ROWS = 4_096
-
-
-def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int | None = None) -> Batch:
+def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int) -> Batch:
+    """Return the first `limit` rows of a chunk."""
     return store.scan(collection, field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition)
+
+
+def chunk_pages(store: Rows, collection: str, field: str, chunk: Chunk, size: int) -> Iterator[tuple[Batch, bool]]:
+    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the last."""
+    is_last = False
+    while not is_last:
+        page = scan_chunk(store, collection, field, chunk, size)
+        is_last = not page.keys or page.keys[-1] == chunk.upto
+        yield page, is_last
+        chunk = chunk if is_last else chunk.model_copy(update={"after": page.keys[-1]})
 
 
 @dataclass(frozen=True)
@@ -76,24 +58,26 @@ class Survey:
 
 
 def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress: Progress = silent) -> Survey:
-    """Page through the keys once, with one page in memory at a time, and return the chunks."""
-    store.count(info.name)
+    """Page through the keys once, with one page in memory at a time, and return the chunks: of `rows_per_chunk` rows or
+    of a multiple of that, so that there are about MOST_CHUNKS at most."""
+    chunk_rows = rows_per_chunk * max(1, -(-info.rows // (rows_per_chunk * MOST_CHUNKS)))
     every = max(1, info.rows // SAMPLE_ROWS)
     chunks: list[Chunk] = []
     sample: dict[str | None, list[Key]] = {}
     seen = 0
     for partition in info.partitions:
         sample[partition] = []
-        waiting: list[Key] = []
-        cut_at: Key | None = None
-        for page in chain(key_pages(store, info.name, partition), [[]]):
-            waiting += page
-            while len(waiting) >= rows_per_chunk or (waiting and not page):
-                part, waiting = waiting[:rows_per_chunk], waiting[rows_per_chunk:]
-                chunks.append(
-                    Chunk(number=len(chunks), partition=partition, after=cut_at, upto=part[-1], rows=len(part))
-                )
-                cut_at = part[-1]
+        after: Key | None = None
+        last: Key | None = None
+        rows = 0
+        for page in chain(key_pages(store, info.name, partition, rows=info.rows), [[]]):
+            start = 0
+            while start < len(page) or (rows and not page):
+                stop = min(len(page), start + chunk_rows - rows)
+                last, rows, start = page[stop - 1] if page else last, rows + stop - start, stop
+                if last is not None and (rows == chunk_rows or not page):
+                    chunks.append(Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows))
+                    after, rows = last, 0
             sample[partition] += page[-seen % every :: every]
             seen += len(page)
             progress("reading the keys", seen, info.rows)
@@ -155,7 +139,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if left <= 0:
             break
-        parts.append(scan_chunk(store, info.name, field, chunk).vectors)
+        parts.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)).vectors)
         left -= len(parts[-1])
     vectors = np.concatenate(parts)
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
+from milvus_hubness.operations.progress import absent, key_pages
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
@@ -62,12 +63,15 @@ class BiasBackend:
     def codec(self) -> RowCodec:
         return self.state.codec
 
-    def pending(self, partition: str | None) -> list[Key]:
-        """Return the keys of the rows without a bias."""
-        if self.codec.side_collection is None:
-            return self.store.keys(self.info.name, partition=partition, pending=self.codec.epoch_field)
-        biased = set(self.store.keys(self.codec.side_collection))
-        return [key for key in self.store.keys(self.info.name, partition=partition) if key not in biased]
+    def pending(self, partition: str | None) -> Iterator[list[Key]]:
+        """Yield pages of the keys of the rows without a bias."""
+        side, name = self.codec.side_collection, self.info.name
+        if side is None:
+            return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
+        return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
+
+    def count_pending(self) -> int:
+        return sum(len(page) for partition in self.info.partitions for page in self.pending(partition))
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         """Return the rows that still exist, in the order of `keys`."""
@@ -155,11 +159,12 @@ class BiasBackend:
         if side is None:
             self.store.wait_visible(self.info.name)
             return
-        # Clients write a row before its bias, so the row of every key that was read here already exists.
-        biased = self.store.keys(side)
-        rows = set(self.store.keys(self.info.name))
-        if orphans := [key for key in biased if key not in rows]:
-            self.store.delete(side, orphans)
+        name = self.info.name
+        for page in absent(key_pages(self.store, side), self.store, name):
+            # Clients write a row before its bias, so the row of every key that was read already exists.
+            existing = set(self.store.get(name, page, self.codec.field).keys)
+            if orphans := [key for key in page if key not in existing]:
+                self.store.delete(side, orphans)
         self.store.wait_visible(side)
 
     def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:

@@ -182,19 +182,17 @@ def following_control_file(
         yield
 
 
-def write_control(path: Path, **changes: Any) -> dict[str, Any]:
-    """Change these settings in the control file, which is created if needed, atomically; return all settings. Raises
-    InvalidParameter, and UnreadableFile if the file is invalid or cannot be written."""
+def postpone_cutover(path: Path) -> None:
+    """Take back a release of the cutover that the control file has from an earlier run. Raises UnreadableFile."""
     content = _content(path)
-    settings = {**(_parsed(path, content) if content is not None else {}), **changes}
-    check_settings(settings)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(settings))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UnreadableFile(f"cannot write the control file {path}: {error.strerror}") from None
-    return settings
+    settings = _parsed(path, content) if content is not None else {}
+    if settings.get("cutover") == "now":
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps({**settings, "cutover": "postponed"}))
+            os.replace(temporary, path)
+        except OSError as error:
+            raise UnreadableFile(f"cannot write the control file {path}: {error.strerror}") from None
 
 
 def _content(path: Path) -> bytes | None:

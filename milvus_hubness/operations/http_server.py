@@ -20,15 +20,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.operations.control import Controls, MigrationMetrics
 from milvus_hubness.operations.progress import LIMITS, LatestEvents
 
 LARGEST_BODY = 65_536
-REQUEST_SECONDS, RESPONSE_SECONDS = 5.0, 2.0
-"""Time that a client has to send the head of a request, and again its body; and to receive the response."""
+MOST_CONNECTIONS = 100
+"""Maximum number of open connections; requests on further ones get status 503."""
 
 Json = dict[str, Any]
 
@@ -86,7 +85,7 @@ class HttpServer:
         )
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http="h11",
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -94,6 +93,8 @@ class HttpServer:
             log_level="critical",
             access_log=False,
             server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=1,
             headers=[("Cache-Control", "no-store"), ("Connection", "close")],
         )
         self._server = uvicorn.Server(config)
@@ -106,28 +107,6 @@ class HttpServer:
     def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
-
-
-class _Protocol(H11Protocol):
-    """An HTTP protocol with one request per connection and time limits for its head and for the response."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.loop.call_later(REQUEST_SECONDS, self._abort, True)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self.loop.call_later(RESPONSE_SECONDS, self._abort, False)
-
-    def shutdown(self) -> None:
-        """Let the server wait for responses in progress, but not for requests that are still arriving."""
-        super().shutdown()
-        if self.cycle and self.cycle.more_body:
-            self.transport.abort()
-
-    def _abort(self, only_without_request: bool) -> None:
-        if self in self.connections and not (only_without_request and self.cycle):
-            self.transport.abort()
 
 
 class _LoopbackOnly:
@@ -153,9 +132,7 @@ async def _json_body(request: Request) -> Json:
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
     try:
-        data = json.loads(await asyncio.wait_for(request.body(), REQUEST_SECONDS) or b"{}")
-    except asyncio.TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {REQUEST_SECONDS:g} seconds") from None
+        data = json.loads(await request.body() or b"{}")
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):

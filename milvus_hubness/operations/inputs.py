@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from milvus_hubness.defaults import KEY_COLUMN, QUERY_COLUMN
 from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.progress import Progress, chunks, silent
+from milvus_hubness.operations.progress import Progress, key_chunks, silent
 from milvus_hubness.stores.protocols import Schemas, Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -44,8 +45,8 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     state = info.states.get(field)
     if state is not None and not state.codec.leaves_vectors:
         raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
-    parts = chunks(store.keys(info.name), store.chunk_rows(info), "reading the bank", silent)
-    vectors = [store.get(info.name, part, field).vectors for part in parts]
+    parts = key_chunks(store, info, "reading the bank", silent)
+    vectors = [store.get(info.name, part, field, partition=partition).vectors for partition, part in parts]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
     return QueryBank(np.concatenate(vectors), source=spec)
@@ -70,9 +71,9 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
     InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
-        parts = chunks(store.keys(info.name), store.chunk_rows(info), "reading the texts", silent)
+        parts = key_chunks(store, info, "reading the texts", silent)
         field = next(iter(info.vector_fields))
-        rows = [row for part in parts for row in store.get(info.name, part, field).rows]
+        rows = [row for partition, part in parts for row in store.get(info.name, part, field, partition=partition).rows]
         if any(column not in row for row in rows):
             raise InvalidInput(f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}")
         texts = [row[column] for row in rows]
@@ -143,10 +144,10 @@ def read_gallery(
     backend = BiasBackend(store, info, state) if state else None
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
-    vectors, biases = [], []
-    for partition in info.partitions:
-        in_partition = store.keys(info.name, partition=partition)
-        for part in chunks(in_partition, store.chunk_rows(info), "reading the gallery", progress):
+    biases: list[Floats] = []
+
+    def parts() -> Iterator[Floats]:
+        for partition, part in key_chunks(store, info, "reading the gallery", progress):
             if backend and state:
                 biased_rows = backend.read(part, partition)
                 batch, plain = biased_rows.batch, biased_rows.vectors
@@ -154,17 +155,23 @@ def read_gallery(
                 batch = store.get(info.name, part, field, partition=partition)
                 plain = batch.vectors
             valid = np.flatnonzero(~layout.invalid(plain)).tolist()
-            keys += [batch.keys[i] for i in valid]
+            keys.extend(batch.keys[i] for i in valid)
             for row in batch.take(valid).rows:
                 fields.append({name: value for name, value in row.items() if name not in hidden})
-            vectors.append(plain[valid])
             if backend and state:
                 biases.append(biased_rows.biases[valid, state.profile.slot])
+            yield plain[valid]
+
+    rows = stacked(parts(), layout.dim)
     if not keys:
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
-    rows = np.concatenate(vectors)
     layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
+
+
+def stacked(parts: Iterable[Floats], dim: int) -> Floats:
+    """Return the vectors of all parts in one array (n, dim), without holding them twice."""
+    return np.fromiter(chain.from_iterable(parts), np.dtype((np.float32, dim)))
 
 
 def fit_measured(

@@ -129,6 +129,9 @@ class RowWriter:
             return rows()
         # A strongly consistent read mostly waits, so the rows and the notes are read in parallel; the rows
         # are read again if there were notes.
+        # A job rewrites only rows that it has just read, so the notes of all others can be forgotten.
+        own = set(keys)
+        self._applied = {note for note in self._applied if note.key in own}
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(rows)

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.client._methods import drive_async
+from milvus_hubness.client.steps import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
 from milvus_hubness.proxy import messages
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES

@@ -183,7 +183,7 @@ class Session:
         self._options, self._token, self._database = options, token, database
         self._lock = Lock()
         self._client: MilvusClient | None = None
-        self._sampler = Sampler(None, self._put_samples)
+        self._sampler = Sampler(self._put_samples)
         self.operations = Operations(options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler)
         self.pools = CollectionPools(options.max_calls)
 

@@ -14,13 +14,15 @@ from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import POLICY, uses_numpy, whole_number
+from milvus_hubness.kernels.primitives import score_tiles, whole_number
 
 if TYPE_CHECKING:
     import torch
 
 CHUNK = 1 << 22
 DEPTH = 10
+TOGETHER, GROUP = 24, 8
+"""Biases that `assess` bounds together, and items of which a bound needs the best only."""
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
 
@@ -210,7 +212,7 @@ def ranks(
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
     places = np.empty(len(items), np.int64)
-    for part, scores in score_tiles(query_vectors, stored):
+    for part, scores in score_tensors(query_vectors, stored):
         margin = MARGIN * scores.abs().amax(1)
         first, last = starts[:-1][part], starts[1:][part]
         for nth in range(int((last - first).max())):
@@ -223,23 +225,11 @@ def ranks(
     return PositiveRanks(_in_order(places, starts), starts)
 
 
-def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
+def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     import torch
 
-    from milvus_hubness.kernels.operands import Operands, full_precision
-
-    if uses_numpy(queries.size * len(gallery)):
-        size = max(1, POLICY.get().tile_size_of("cpu") // len(gallery))
-        for start in range(0, len(queries), size):
-            part = slice(start, start + size)
-            yield part, torch.from_numpy(queries[part] @ gallery.T)
-        return
-    operands = Operands.of(queries, gallery, "auto")
-    rows, _ = operands.tile_shape(columns=len(gallery))
-    with full_precision(operands.device):
-        for part, tile in operands.rows(rows):
-            yield part, tile @ operands.bank.T
+    return ((part, torch.as_tensor(scores)) for part, scores in score_tiles(queries, gallery))
 
 
 class Outcome(NamedTuple):
@@ -280,24 +270,56 @@ def assess(
 ) -> Outcome:
     """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d). positives: for
     each query the numbers of its items. Memory: a tile of at least one row of scores."""
-    depth = min(DEPTH, len(gallery))
-    retrieved = np.empty((len(biases), len(queries), depth), np.int32)
-    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     import torch
 
+    retrieved = np.empty((len(biases), len(queries), min(DEPTH, len(gallery))), np.int32)
+    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     answers = None if positives is None else torch.from_numpy(_padded(positives))
     stacked = np.stack(biases)
-    for part, scores in score_tiles(queries, gallery):
-        largest = scores.abs().amax(1, keepdim=True)
+    alike = np.array_split(np.argsort(stacked.std(1), kind="stable"), -(-len(biases) // TOGETHER))
+    for part, scores in score_tensors(queries, gallery):
         own_answers = None if answers is None else answers[part].to(scores.device)
-        for which, bias in enumerate(torch.from_numpy(stacked).to(scores)):
-            corrected = scores - bias
-            retrieved[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
-            if own_answers is not None:
-                own = corrected.gather(1, own_answers).amax(1, keepdim=True)
-                margin = MARGIN * largest.clamp(min=float(bias.abs().max()))
-                ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
+        for group in alike:
+            some = torch.from_numpy(stacked[group]).to(scores)
+            retrieved[group, part], some_ranks = _assess_together(scores, some, own_answers, retrieved.shape[2])
+            if some_ranks is not None:
+                ranks[group, part] = some_ranks
     return Outcome(ranks, retrieved)
+
+
+def _assess_together(
+    scores: torch.Tensor, biases: torch.Tensor, answers: torch.Tensor | None, depth: int
+) -> tuple[Counts, Counts | None]:
+    """Return the first items (e, m, depth) of scores (m, n) under biases (e, n), and ranks (e, m) of answers (m, a).
+
+    Each item's lowest and highest bias, apart from the mean of every bias, bound its corrected scores. Only those whose
+    bounds do not decide are computed for each bias.
+    """
+    import torch
+
+    (m, n), means, largest = scores.shape, biases.mean(1, keepdim=True), scores.abs().amax(1)
+    least, most = scores - (biases - means).amax(0), scores - (biases - means).amin(0)
+    rounding = 2 * MARGIN * (largest + 2 * biases.abs().max())[:, None]
+    apart = n // GROUP if n >= GROUP * depth else n
+    threshold = least[:, : n // apart * apart].view(m, -1, apart).amax(1).topk(depth, dim=1).values[:, -1:]
+    rows, columns = (most >= threshold - rounding).nonzero(as_tuple=True)
+    counts = rows.bincount(minlength=m)
+    slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    items = rows.new_zeros(m, int(counts.max()))
+    near = scores.new_full(items.shape, -torch.inf)
+    items[rows, slots], near[rows, slots] = columns, scores[rows, columns]
+    best = [items.gather(1, (near - bias[items]).topk(depth, dim=1).indices) for bias in biases]
+    first = torch.stack(best).cpu().numpy()
+    if answers is None:
+        return first, None
+    own = (scores.gather(1, answers) - biases[:, answers]).amax(2)
+    limits = own + MARGIN * largest.clamp(min=biases.abs().amax(1, keepdim=True))
+    above = least > (limits + means).amax(0)[:, None] + rounding
+    rows, columns = ((most > (limits + means).amin(0)[:, None] - rounding) & ~above).nonzero(as_tuple=True)
+    near, certain = scores[rows, columns], 1 + above.sum(1)
+    pairs = zip(biases, limits, strict=True)
+    ranks = [certain + rows[near - bias[columns] > limit[rows]].bincount(minlength=m) for bias, limit in pairs]
+    return first, torch.stack(ranks).cpu().numpy()
 
 
 def unevenness(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:

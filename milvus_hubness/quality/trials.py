@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,13 @@ from milvus_hubness.estimators import (
     RelativeNNN,
     Sinkhorn,
 )
-from milvus_hubness.estimators.base import FittedBias, require_target_bank, score_spread
-from milvus_hubness.kernels import logsumexp, topk
+from milvus_hubness.estimators.base import FitInputs, correlation, require_target_bank, score_spread, split_in_half
+from milvus_hubness.estimators.sinkhorn import fit_together
+from milvus_hubness.estimators.steps import AllScores
+from milvus_hubness.kernels import topk
+from milvus_hubness.kernels.primitives import TopK
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tiles
+from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tensors
 from milvus_hubness.rerank import DynamicGate
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
@@ -37,7 +41,7 @@ def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray
     Memory: a tile of at least one row of scores."""
     depth = min(DEPTH, len(items))
     places = np.empty((len(queries), depth), np.int64)
-    for part, scores in score_tiles(queries, items):
+    for part, scores in score_tensors(queries, items):
         corrected = scores - scores.new_tensor(biases)
         own = scores.gather(1, corrected.topk(depth, dim=1).indices)
         for rank, column in enumerate(own.T):
@@ -58,12 +62,14 @@ def enough_candidates(places: npt.ArrayLike, allowed: float) -> int:
 ALPHAS = tuple(step / 8 for step in range(1, 13))
 KS = (2, 8, 32, 128, 512)
 TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
+BLENDED = 0.375
 TARGET_TEMPERATURES = (0.5, 2.0, 8.0, 25.0)
 LAMS = (0.25, 0.5, 0.75, 1.0)
 STRENGTHS = (0.5, 0.75, 1.0)
+RELATIVE_KS = (8, 32)
+METHODS = 6
 DENSE_SCORES = 20_000_000
 NEIGHBORS = 64
-ITEMS_AT_ONCE = 16_384
 
 Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
@@ -92,27 +98,20 @@ def sweep(
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): all with each gate, which share their biases, then all without a gate.
     Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over `KS` up to |bank|; ½
-    of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. Raises InvalidInput if all items score
-    alike."""
-    unit, targets = score_spread(bank, gallery), None
+    of a mean is CSLS. Sinkhorn uses nearest pairs beyond `DENSE_SCORES` scores. All share one top-k pass in each
+    direction, and the trials of a method their passes over all scores. Raises InvalidInput if all items score alike."""
+    unit = score_spread(bank, gallery)
     if not unit:
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
-    if target_bank is not None:
-        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
-    best = topk(bank.vectors, gallery, min(RelativeNNN().finds, len(gallery)))
-    finds = best.values.mean(1, dtype=np.float64)
-    trials = list(_from_one_pass(bank, gallery))
-    for k in (8, 32):
-        relative = RelativeNNN(k, strength="agreement").clamped(len(bank))
-        trials += _at(relative.with_finds(bank, finds, unit).with_agreement(gallery, None), gallery, (1.0,))
-    trials += _from_sums(bank, gallery, targets, unit)
-    others = list(_fitted_one_by_one(bank, gallery, target_bank))
-    for done, (estimator, strengths) in enumerate(others, 1):
-        trials += _at(estimator.fit(bank, gallery=gallery, target_bank=target_bank), gallery, strengths)
-        progress("trying methods", done, len(others))
+    best = topk(bank.vectors, gallery, min(NEIGHBORS, len(gallery)))
+    trials: list[Trial] = []
+    for done, of_method in enumerate(_by_method(bank, gallery, target_bank, best, unit), 1):
+        trials += of_method
+        progress("trying methods", done, METHODS)
     activated = np.isin(np.arange(len(gallery)), best.indices[:, 0])
     gated = [trial._replace(gate=1, activated=activated) for trial in trials]
-    if targets is not None:
+    if target_bank is not None:
+        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
         either = activated | DynamicGate().activated(targets, gallery)
         gated += [trial._replace(gate=1, gate_targets=1, activated=either) for trial in trials]
     return gated + trials
@@ -138,53 +137,80 @@ def activated_by(
     return DynamicGate(gate, gate_targets).activated(bank, items, targets)
 
 
-def _at(fitted: FittedBias, gallery: Vectors, strengths: Sequence[float]) -> Iterator[Trial]:
-    bias = fitted.bias(gallery)
-    return (Trial(fitted.estimator, strength, np.float32(strength) * bias) for strength in strengths)
+def _by_method(
+    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, best: TopK, unit: float
+) -> Iterator[list[Trial]]:
+    """Yield the trials of each of `METHODS` kinds. best: the nearest items of each bank query. unit: the spread of
+    scores. An agreement is that of the biases from two halves of the bank, as `FittedBias.with_agreement` has it."""
+    m, ks = len(bank), [k for k in KS if k <= len(bank)] or [1]
+    nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
+    means = nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
+    kinds = [(CSLS(k) if alpha == 0.5 else NNN(k, alpha), alpha * mean)
+             for k, mean in zip(ks, means, strict=True) for alpha in ALPHAS]  # fmt: skip
+    yield [Trial(kind, 1.0, bias.astype(np.float32)) for kind, bias in kinds]
+
+    parts = split_in_half(m) if m > 1 else []
+    banks = [bank, *(QueryBank(bank.vectors[part]) for part in parts)]
+    bests = [best, *(TopK(best.values[part], best.indices[part]) for part in parts)]
+    relative = [_relative_biases(*part, gallery) for part in zip(banks, bests, strict=True)]
+    own = [RelativeNNN(k, spread=unit).clamped(m) for k in RELATIVE_KS]
+    several = zip(own, *relative, strict=True)
+    yield [_agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several]
+
+    sums = _logsumexps(gallery, bank.vectors, TEMPERATURES, unit)
+    softmaxes = [(InvertedSoftmax(one * unit, temperature=one), bias) for one, bias in sums.items()]
+    trials = [trial for softmax, bias in softmaxes for trial in _at(softmax, bias, STRENGTHS)]
+    if target_bank is not None:
+        targets = require_target_bank(bank, target_bank, "tune", as_queries=True)
+        for other, of_targets in _logsumexps(gallery, targets, TARGET_TEMPERATURES, unit).items():
+            for one, of_queries in sums.items():
+                share = np.float32(other / (one + other))
+                dual = DualInvertedSoftmax(one * unit, other * unit, one, other)
+                trials.append(Trial(dual, 1.0, share * of_queries + (1 - share) * of_targets))
+    yield trials
+    flat = [DistributionNormalization(lam).fit(bank) for lam in LAMS]
+    yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
+
+    blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
+    inputs, near = FitInputs(gallery, target_bank, None), TopK(*(part[:, :NEIGHBORS] for part in nearest))
+    sinkhorns = [replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)]
+    *fits, whole = fit_together(sinkhorns, bank, inputs, (near, best))
+    if target_bank is not None:
+        neighbors = _neighbors(m * (len(gallery) + len(target_bank)))
+        duals = [DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors) for one in TEMPERATURES]
+        fits = [fit for pair in zip(fits, fit_together(duals, bank, inputs), strict=True) for fit in pair]
+    yield [trial for fit, bias in fits for trial in _at(fit.estimator, bias[: len(gallery)], STRENGTHS)]
+    fits = [whole]
+    for half, its_best in zip(banks[1:], bests[1:], strict=True):
+        near = topk(gallery, half.vectors, min(NEIGHBORS, len(half)))
+        fits += fit_together([blended.measured(half, gallery)], half, inputs, (near, its_best))
+    mixes = [np.float32(0.5) * (biases[0] + bias) for biases, (_, bias) in zip(relative, fits, strict=True)]
+    yield _agreed(Blend((own[0], whole[0].estimator)), mixes, STRENGTHS)
 
 
-def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
-    ks = np.array([k for k in KS if k <= len(bank)] or [1])
-    means: npt.NDArray[np.float64] = np.empty((len(ks), len(gallery)))
-    for start in range(0, len(gallery), ITEMS_AT_ONCE):
-        part = slice(start, start + ITEMS_AT_ONCE)
-        values = topk(gallery[part], bank.vectors, int(ks[-1])).values
-        means[:, part] = values.cumsum(1, dtype=np.float64)[:, ks - 1].T / ks[:, None]
-    for k, mean in zip(ks.tolist(), means, strict=True):
-        for alpha in ALPHAS:
-            same: Estimator = CSLS(k) if alpha == 0.5 else NNN(k, alpha)
-            yield Trial(same, 1.0, (alpha * mean).astype(np.float32))
+def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list[Trial]:
+    return [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
 
 
-def _from_sums(bank: QueryBank, gallery: Vectors, targets: Vectors | None, unit: float) -> Iterator[Trial]:
-    """Yield the inverted softmaxes from one log-sum-exp for each temperature. unit: the spread of scores."""
-    sums = {one: logsumexp(gallery, bank.vectors, one * unit) for one in TEMPERATURES}
-    for one, bias in sums.items():
-        estimator = InvertedSoftmax(one * unit, temperature=one)
-        yield from (Trial(estimator, strength, np.float32(strength) * bias) for strength in STRENGTHS)
-    if targets is None:
-        return
-    for other in TARGET_TEMPERATURES:
-        of_targets = logsumexp(gallery, targets, other * unit)
-        for one, of_queries in sums.items():
-            share = np.float32(other / (one + other))
-            dual = DualInvertedSoftmax(one * unit, other * unit, one, other)
-            yield Trial(dual, 1.0, share * of_queries + (1 - share) * of_targets)
+def _agreed(estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]) -> list[Trial]:
+    """Return trials of biases times their agreement. biases: of the whole bank, then of its halves if it has any."""
+    agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
+    return _at(replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths)
 
 
-def _fitted_one_by_one(
-    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
-) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
-    neighbors = _neighbors(len(bank) * len(gallery))
-    for lam in LAMS:
-        yield DistributionNormalization(lam), (1.0,)
-    for temperature in TEMPERATURES:
-        yield Sinkhorn(temperature=temperature, neighbors=neighbors), STRENGTHS
-        if target_bank is not None:
-            dual = _neighbors(len(bank) * (len(gallery) + len(target_bank)))
-            yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
-    blend = Blend((RelativeNNN(8), Sinkhorn(temperature=0.375, neighbors=neighbors)))
-    yield blend.clamped(len(bank)), STRENGTHS
+def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
+    """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
+    one = RelativeNNN()
+    f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
+    rows, relative = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1), np.hstack([bank.vectors, f[:, None]])
+    values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
+    return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
+
+
+def _logsumexps(gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float) -> dict[float, Vectors]:
+    """Return the log-sum-exp of each item's scores for each temperature, in one pass over the scores."""
+    steps, weights = AllScores(gallery, queries, scores="recomputed"), np.zeros((len(temperatures), len(queries)))
+    return dict(zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True))
 
 
 def _neighbors(scores: int) -> int | None:

@@ -76,23 +76,6 @@ def mix(trials: Sequence[Trial]) -> Trial:
     return trials[0]._replace(estimator=estimator, strength=total / len(trials), bias=bias)
 
 
-def cross_fitted_hits(
-    trials: Sequence[Trial],
-    outcome: measures.Outcome,
-    queries: Vectors,
-    gallery: Vectors,
-    positives: Answers,
-    seed: int,
-) -> Values:
-    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else 0. outcome: of
-    the trials."""
-    uneven = measures.unevenness(outcome, len(gallery))
-    fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixes = [mix(pick(trials, uneven, outcome.ranks[:, fold != number])) for number in range(FOLDS)]
-    hits: Values = search(mixes, queries, gallery, positives).hits[1 + fold, np.arange(len(queries))]
-    return hits
-
-
 def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
     """Return the verdict: "apply" if the expected gain in R@1 is above 0. raw, cross_fitted: (n_queries,) hits. The
     measured gain meets a prior of 4 ± 4 points, positive if the unevenness falls."""
@@ -123,11 +106,6 @@ def judge_unlabelled(figures: Figures) -> Judgement:
 def default_biases(bank: QueryBank, items: Vectors) -> Vectors:
     """Return the biases of the default Blend at full strength."""
     return Blend(strength=1.0).clamped(len(bank)).fit(bank, gallery=items).bias(items)
-
-
-def relative_fall(raw: float, *corrected: float) -> float:
-    """Return the smallest relative fall of the raw unevenness under the corrections."""
-    return 1 - max(corrected) / raw if raw > 0 else 0.0
 
 
 MOST_ITEMS = 20_000
@@ -241,14 +219,16 @@ def decide(
     *,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
-    """Return the mix of a sweep's best trials, and the verdict on it. outcome: of the raw search, then the trials."""
-    tried = measures.Outcome(outcome.ranks[1:], outcome.retrieved[1:])
+    """Return the mix of a sweep's best trials, and the verdict on it: each query is searched under a mix picked without
+    the labels of its fold. outcome: of the raw search, then the trials."""
     uneven = measures.unevenness(outcome, len(gallery))
-    mixed = mix(pick(trials, uneven[1:], tried.ranks))
-    after = measures.unevenness(search([mixed], queries, gallery), len(gallery))
-    fall = relative_fall(float(uneven[0]), float(after[1]), float(uneven[-1]))
-    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed)
-    return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
+    fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
+    mixed, *mixes = [mix(pick(trials, uneven[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)]
+    after = search([mixed, *mixes], queries, gallery, positives)
+    highest = max(float(measures.unevenness(after, len(gallery))[1]), float(uneven[-1]))
+    fall = 1 - highest / float(uneven[0]) if uneven[0] else 0.0
+    cross_fitted = after.hits[2 + fold, np.arange(len(queries))]
+    return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
 
 
 def _split(

@@ -1,20 +1,18 @@
-"""The QuARI network: its maps, memory and scores.
+"""Linear maps with a memory, the networks of QuARI, and their scores.
 
-For each query q a hypernetwork (`quari.hypernetwork`) predicts u_j and v_j, j = 1 … r, and a decoded query. With the
-maps S of the items and W of the queries, which are the identity or learned for all queries (`settings.QuariConfig`),
+For each query q, a map T of the items and a vector q' give the score of an item r: cos(q', T r).
 
-    T     S + Σ_j u_j v_jᵀ        or  S + scale · Σ_j u_j v_jᵀ / (‖U‖ ‖V‖), Frobenius norms
-    q'    W q + the decoded query  or  weight · W q + (1 − weight) · the decoded query
+Networks. A hypernetwork (`quari.hypernetwork`) predicts u_j and v_j, j = 1 … r, and a decoded query:
 
-and the score of an item r is cos(q', T r). The form "linear" has only the maps: cos(W q, S r). The anchored form learns
-S and W first, so that the tokens express only the differences between queries.
+    T     I + Σ_j u_j v_jᵀ     or  I + scale · Σ_j u_j v_jᵀ / (‖U‖ ‖V‖), Frobenius norms
+    q'    q + the decoded query  or  weight · q + (1 − weight) · the decoded query
 
-The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
+With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query, an item costs V r and H r:
 
-    q'·T r    = (U q')·z  + (Sᵀq')·r
-    ‖T r‖²    = z·H r  + ‖S r‖²       H = G V + 2 U S
+    q'·T r    = (U q')·z  + q'·r
+    ‖T r‖²    = z·H r  + ‖r‖²       H = G V + 2 U
 
-An item then costs the products V r and H r. ‖S r‖² is ‖r‖² for S = I, else a product with the eigenvectors of SᵀS.
+Linear maps. T = S and q' = W q, learned for all queries; ‖S r‖² is a product with the eigenvectors of SᵀS.
 
 The memory. A map W that is best for all queries leaves errors; the error of a training pair (q_i, c_i) is
 
@@ -59,29 +57,22 @@ class Memory(nn.Module):
         self.register_buffer("strength", torch.zeros(()))
         self.register_buffer("temperature", torch.ones(()))
 
-    def fill(self, queries: torch.Tensor, errors: torch.Tensor) -> None:
-        self.queries.copy_(queries)
-        self.errors.copy_(errors)
-
     def tune(self, strength: float, temperature: float) -> None:
         self.strength.fill_(strength)
         self.temperature.fill_(temperature)
 
-    def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Return (m, d) the recalled errors for queries (m, d) of length 1. hidden (m, n): True for pairs that a query
-        must not recall; without any pair it recalls zeros."""
+    def forward(self, queries: torch.Tensor) -> torch.Tensor:
+        """Return (m, d) the recalled errors for queries (m, d) of length 1."""
         near = queries @ self.queries.T / self.temperature
-        if hidden is not None:
-            near = near.masked_fill(hidden, -torch.inf)
-        recalled: torch.Tensor = self.strength * near.softmax(1).nan_to_num() @ self.errors
+        recalled: torch.Tensor = self.strength * near.softmax(1) @ self.errors
         return recalled
 
 
 class Static(NamedTuple):
-    """The part S of T that is the same for all queries. map: (d, d); None for I. directions (k, d), weights (k,)
-    and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i (directions_i·r)², exactly so if there are d directions."""
+    """The map S of all queries. map: (d, d). directions (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² +
+    Σ_i weights_i (directions_i·r)², exactly so if there are d directions."""
 
-    map: torch.Tensor | None
+    map: torch.Tensor
     directions: torch.Tensor
     weights: torch.Tensor
     base: float
@@ -89,75 +80,59 @@ class Static(NamedTuple):
 
 class Adaptation(NamedTuple):
     """The adaptation of the space to m queries. query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j. static: the
-    matrix that is added to Σ u_j v_jᵀ."""
+    matrix that is added to Σ u_j v_jᵀ; None for I."""
 
     query: torch.Tensor
     U: torch.Tensor
     V: torch.Tensor
-    static: Static
+    static: Static | None
 
 
 class Quari(nn.Module):
-    """The network with the sizes of `config`."""
-
-    none: torch.Tensor
+    """The linear maps or the network with the sizes of `config`. hypernetwork: None for linear maps, which alone have
+    query_map, item_map and memory."""
 
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.config = config
-        hypernetworks = {"linear": None, "published": PublishedHypernetwork}
-        make = hypernetworks.get(config.form, Hypernetwork)
-        self.hypernetwork = make(config) if make else None
-        has_maps = config.form in ("linear", "anchored")
-        self.query_map = nn.Parameter(torch.eye(config.dim)) if has_maps else None
-        self.item_map = nn.Parameter(torch.eye(config.dim)) if has_maps else None
-        self.memory = Memory(config.memory, config.dim) if config.memory else None
-        self.register_buffer("none", torch.zeros(0, config.dim), persistent=False)
+        self.hypernetwork: nn.Module | None = None
+        if config.form == "linear":
+            self.query_map, self.item_map = (nn.Parameter(torch.eye(config.dim)) for _ in range(2))
+            self.memory = Memory(config.memory, config.dim)
+        else:
+            self.hypernetwork = {"residual": Hypernetwork, "published": PublishedHypernetwork}[config.form](config)
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
 
     def static(self) -> Static:
-        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode `truncated` to `config.anchors`, once."""
+        """Return the map of the items; in evaluation mode `truncated` to `config.directions`, once."""
         S = self.item_map
-        if S is None:
-            return Static(None, self.none, self.none[:, 0], 1.0)
         if self.training:
             return Static(S, S, S.new_ones(len(S)), 0.0)
         state = (None if S.is_inference() else S._version, S.device)
         if self._truncated is None or self._truncated[0] != state:
-            self._truncated = (state, truncated(S.detach(), self.config.anchors))
+            self._truncated = (state, truncated(S.detach(), self.config.directions))
         return self._truncated[1]
 
-    def anchored(self, queries: torch.Tensor) -> Adaptation:
-        """Return the adaptation of queries (m, d) by the anchors alone: the same map for all queries."""
-        unit = functional.normalize(queries, dim=1)
-        none = unit.new_zeros(len(unit), 0, self.config.dim)
-        query = unit if self.query_map is None else unit @ self.query_map.T
-        return Adaptation(query, none, none, self.static())
+    def remember(self, queries: torch.Tensor, items: torch.Tensor) -> None:
+        """Fill the memory with queries (n, d) of length 1 and the errors of their answers, items (n, d)."""
+        targets, mapped = items @ self.item_map.T, queries @ self.query_map.T
+        self.memory.queries.copy_(queries)
+        self.memory.errors.copy_(functional.normalize(targets, dim=1) - functional.normalize(mapped, dim=1))
 
-    def remembering(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """Return the adaptation by the anchors and the memory, if there is one. hidden: as in `Memory`."""
-        alone = self.anchored(queries)
-        if self.memory is None:
-            return alone
-        recalled = self.memory(functional.normalize(queries, dim=1), hidden)
-        return alone._replace(query=alone.query + alone.query.norm(dim=1, keepdim=True) * recalled)
-
-    def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return (m, d) the errors that the anchors leave between queries (m, d) and their answers, items (m, d)."""
-        targets = items if self.item_map is None else items @ self.item_map.T
-        return functional.normalize(targets, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
-
-    def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """Return the adaptation to the directions of queries (m, d). hidden: as in `Memory`."""
-        alone, weight, scale = self.remembering(queries, hidden), self.config.query_weight, self.config.map_scale
+    def forward(self, queries: torch.Tensor) -> Adaptation:
+        """Return the adaptation to the directions of queries (m, d). In training, the memory is not used."""
+        unit, weight, scale = functional.normalize(queries, dim=1), self.config.query_weight, self.config.map_scale
         if self.hypernetwork is None:
-            return alone
-        decoded, U, V = self.hypernetwork(functional.normalize(queries, dim=1))
-        query = weight * alone.query + (1 - weight) * decoded if weight else alone.query + decoded
+            query, none = unit @ self.query_map.T, unit.new_zeros(len(unit), 0, self.config.dim)
+            if not self.training:
+                query = query + query.norm(dim=1, keepdim=True) * self.memory(unit)
+            return Adaptation(query, none, none, self.static())
+        decoded, U, V = self.hypernetwork(unit)
+        query = weight * unit + (1 - weight) * decoded if weight else unit + decoded
         if scale:
             U, V = (rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V))
             U = scale * U
-        return Adaptation(query, U, V, alone.static)
+        return Adaptation(query, U, V, None)
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:
@@ -193,17 +168,17 @@ def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     return torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0] + _seen(static, query)
 
 
-def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
+def _seen(static: Static | None, rows: torch.Tensor) -> torch.Tensor:
     """Return (…, d) Sᵀ of rows (…, d)."""
-    return rows if static.map is None else rows @ static.map
+    return rows if static is None else rows @ static.map
 
 
-def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
+def _squares(static: Static | None, items: torch.Tensor) -> torch.Tensor:
     """Return (c,) ‖S r‖² of items (c, d)."""
-    squares: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
-    if len(static.directions):
-        squares = squares + (items @ static.directions.T).square() @ static.weights
-    return squares
+    squares: torch.Tensor = torch.linalg.vector_norm(items, dim=1).square()
+    if static is None:
+        return squares
+    return static.base * squares + (items @ static.directions.T).square() @ static.weights
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

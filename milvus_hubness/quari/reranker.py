@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.defaults import MAP_EPOCHS, QUERY_COLUMN
+from milvus_hubness.defaults import MEMORY, QUERY_COLUMN
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.operands import as_tensor, full_precision
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
@@ -65,14 +65,6 @@ class QuariReranker:
             raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
         return cls(checkpoint.network(), **options)
 
-    @classmethod
-    def load_published(
-        cls, path: str | os.PathLike[str], sizes: Mapping[str, Any] | None = None, **options: Any
-    ) -> Self:
-        """Return a re-ranker with weights of the authors' code. sizes: the options of `Checkpoint.load_published`, such
-        as heads. options: the other fields, by name. Raises UnreadableFile, InvalidParameter."""
-        return cls(Checkpoint.load_published(path, **(sizes or {})).network(), **options)
-
     @property
     def dim(self) -> int:
         return self.network.config.dim
@@ -115,9 +107,10 @@ class QuariReranker:
 
 
 class LinearMaps(QuariReranker):
-    """A re-ranker by cos(W q, S r), with one linear map of all queries and one of all items, and no hypernetwork.
+    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of all queries, moved
+    by the remembered pairs near q (`quari.model`).
 
-    On this project's data QuARI ties with it. Its file is that of a network; `load` and `QuariReranker.load` read it.
+    On this project's data no network ranks better. `load` and `QuariReranker.load` read its file.
     """
 
     @classmethod
@@ -126,17 +119,16 @@ class LinearMaps(QuariReranker):
         pairs: Pairs,
         settings: TrainingSettings | None = None,
         *,
-        memory: int = 0,
+        memory: int = MEMORY,
         path: str | os.PathLike[str] | None = None,
         encoder: str | None = None,
         **options: Any,
     ) -> Self:
-        """Learn the maps from labelled pairs, as `train` does in its anchor epochs; 16 of them without settings.
+        """Learn the maps from labelled pairs, as `train` does, by default with `TrainingSettings.linear`.
 
-        memory: number of remembered pairs. path: the file to write. encoder: its encoder. options: the other fields of
-        the re-ranker, by name. Raises as `train` does."""
-        settings = settings or TrainingSettings(epochs=MAP_EPOCHS)
-        config = QuariConfig(pairs.dim, form="linear", memory=memory)
+        memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder. options: the other
+        fields of the re-ranker, by name. Raises as `train` does."""
+        config, settings = QuariConfig(pairs.dim, memory=memory), settings or TrainingSettings.linear()
         return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
 
 
@@ -158,11 +150,6 @@ class Labelled:
     query_vectors: Floats | None = None
     stored: Floats | None = None
     biases: Floats | None = None
-
-    @property
-    def pairs(self) -> Pairs:
-        """The pairs to train on. Raises as Pairs does."""
-        return Pairs(self.queries, self.gallery, self.answers)
 
     def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
         """Return the ranks of the answers by name, by exact searches in memory, and the ms of re-ranking per query.

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from milvus_hubness.defaults import ANCHOR_EPOCHS, EPOCHS, FORM, MEMORY
+from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
 
-Form = Literal["linear", "residual", "anchored", "published"]
+Form = Literal["linear", "residual", "published"]
 PUBLISHED = {"width": 512, "steps": 4, "heads": 8, "form": "published", "map_scale": 0.8, "query_weight": 0.5}
+MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight_decay": 0.0}
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,14 @@ class QuariConfig:
     dim: d. rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers: of the
     shared transformer. steps: L, how often it is applied. dropout: in training.
 
-    form: which network predicts u_j, v_j and a decoded query, and which maps S and W it changes:
-        "linear"     none: T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
-        "residual"   ours, beginning with the encoder's own ranking; S = W = I
-        "anchored"   ours, on top of learned S and W
-        "published"  the authors'; S = W = I
-    map_scale: 0 for T = S + Σ u_j v_jᵀ, else a in T = S + a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: 0 for q' = W q +
-    decoded, else c in q' = c W q + (1 − c) decoded. `published` has the authors' values of all fields.
-
-    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact. memory:
-    number of remembered training pairs, whose errors move q' (`quari.model`).
+    form: what maps queries and items (`quari.model`):
+        "linear"     T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
+        "residual"   our network, which begins with the encoder's own ranking
+        "published"  the authors' network
+    Of linear maps, memory: number of training pairs whose errors move q', at most as many as there are; directions:
+    number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on. The other fields are of
+    networks. map_scale: 0 for T = I + Σ u_j v_jᵀ, else a in T = I + a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: 0 for q' =
+    q + decoded, else c in q' = c q + (1 − c) decoded. `published` has the authors' values of all fields.
 
     Raises InvalidParameter.
     """
@@ -43,8 +42,8 @@ class QuariConfig:
     heads: int = 4
     dropout: float = 0.1
     form: Form = FORM
-    anchors: int = 64
-    memory: int = MEMORY
+    directions: int = 64
+    memory: int = 0
     map_scale: float = 0.0
     query_weight: float = 0.0
 
@@ -54,7 +53,7 @@ class QuariConfig:
         return cls(dim, **{**PUBLISHED, **changed})
 
     def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")
+        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "directions")
         convert_fields(self, whole_number, "memory", at_least=0)
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
@@ -62,6 +61,8 @@ class QuariConfig:
             raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
         if self.form not in get_args(Form):
             raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+        if self.memory and self.form != "linear":
+            raise InvalidParameter(f"memory is for the form linear, not for {self.form}")
         convert_fields(self, finite_number, "map_scale", "query_weight")
         if not 0 <= self.query_weight < 1 or self.map_scale < 0:
             raise InvalidParameter("query_weight must be from 0 to below 1, and map_scale not below 0")
@@ -69,16 +70,14 @@ class QuariConfig:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The settings of a training; the defaults are the paper's.
+    """The settings of a training; the defaults are the paper's, `linear` has those for linear maps.
 
     epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
     pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
-    anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
-    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs. In the linear
-    form these are all epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as
-    long as a query, or with noise_per_coordinate as large in each coordinate. semi_positives: how many of the
-    `neighbors` nearest items of each answer count; 0 is the plain loss. published_loss: the authors' loss
-    (`train.published_loss`) instead. Raises InvalidParameter.
+    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or with
+    noise_per_coordinate as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
+    answer count; 0 is the plain loss. published_loss: the authors' loss (`train.published_loss`) instead. Raises
+    InvalidParameter.
     """
 
     epochs: int = EPOCHS
@@ -86,8 +85,6 @@ class TrainingSettings:
     batch: int = 320
     learning_rate: float = 1e-5
     least_rate: float = 2e-7
-    anchor_epochs: int = ANCHOR_EPOCHS
-    anchor_rate: float = 3e-4
     weight_decay: float = 1e-2
     temperature: float = 0.07
     noise: float = 1.0
@@ -98,6 +95,11 @@ class TrainingSettings:
     noise_per_coordinate: bool = False
 
     @classmethod
+    def linear(cls, **changed: Any) -> TrainingSettings:
+        """Return the settings for linear maps: fewer and larger steps, without weight decay. changed: other fields."""
+        return cls(**{**MAPS, **changed})
+
+    @classmethod
     def published(cls, **changed: Any) -> TrainingSettings:
         """Return the paper's settings with the loss and the noise of the authors' code. changed: other fields."""
         return cls(**{"published_loss": True, "noise_per_coordinate": True, **changed})
@@ -106,9 +108,8 @@ class TrainingSettings:
         convert_fields(self, whole_number, "epochs", "patience", "neighbors")
         convert_fields(self, whole_number, "batch", at_least=2)
         convert_fields(self, whole_number, "seed", at_least=0)
-        convert_fields(self, whole_number, "anchor_epochs", at_least=0, at_most=self.epochs)
         convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
-        convert_fields(self, positive_number, "learning_rate", "anchor_rate", "temperature")
+        convert_fields(self, positive_number, "learning_rate", "temperature")
         convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
         for name in ("least_rate", "weight_decay", "noise"):
             if getattr(self, name) < 0:
@@ -119,10 +120,6 @@ class TrainingSettings:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate, and in the anchor
-        epochs from anchor_rate down in the same proportion."""
-        start, end, scale = steps_per_epoch * self.anchor_epochs, steps_per_epoch * self.epochs, 1.0
-        if step < start:
-            start, end, scale = 0, start, self.anchor_rate / self.learning_rate
-        fallen = (1 - math.cos(math.pi * (step - start) / max(1, end - start - 1))) / 2
-        return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate."""
+        fallen = (1 - math.cos(math.pi * step / max(1, steps_per_epoch * self.epochs - 1))) / 2
+        return self.learning_rate + (self.least_rate - self.learning_rate) * fallen

@@ -7,18 +7,17 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.kernels.primitives import resolve_device
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
-from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Adaptation, Memory, Quari, cosines
+from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Quari, cosines
 from milvus_hubness.quari.pairs import Pairs, mine
 from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
@@ -76,8 +75,8 @@ QUERIES_AT_ONCE = 64
 
 def train(
     pairs: Pairs,
-    config: QuariConfig | None = None,
-    settings: TrainingSettings | None = None,
+    config: QuariConfig,
+    settings: TrainingSettings,
     *,
     validation: Pairs | None = None,
     path: str | os.PathLike[str] | None = None,
@@ -87,7 +86,7 @@ def train(
     progress: Progress = silent,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Checkpoint:
-    """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
+    """Train linear maps or a network on these pairs; return the weights of the epoch with the best validation MRR.
 
     Without validation a tenth of the items, with their queries, is held out. Epoch 0 is the network before its first
     step: it wins if no epoch is better. path: the file, saved after every epoch, so that an interrupted training
@@ -98,24 +97,18 @@ def train(
     on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. A last batch with fewer pairs is left
     out, unless it is the only one; every epoch draws another order.
 
-    A memory (`config.memory`, an addition to the paper) is filled with pairs drawn by the seed, after the anchor
-    epochs, with the strength and temperature that are best on the validation pairs. In training, a query recalls no
-    pair of its own answer. In the linear form all epochs are anchor epochs, and a memory is filled in one more.
+    The memory of linear maps is filled in one more epoch, for the best maps, with pairs drawn by the seed, and with the
+    strength and temperature that are best on the validation pairs.
 
-    Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput if the file
-    has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
+    Raises DimensionMismatch, BankTooSmall; with `resume` UnreadableFile, and InvalidInput if the file has other pairs,
+    sizes or settings; NonFiniteVectors if the loss is not finite.
     """
-    settings = settings or TrainingSettings()
     if validation is None:
         pairs, validation = pairs.split(VALIDATION_SHARE, settings.seed)
-    config = config or QuariConfig(pairs.dim)
-    if config.form == "linear":
-        to_remember = 1 if config.memory else 0
-        settings = replace(settings, anchor_epochs=settings.epochs, epochs=settings.epochs + to_remember)
+    config = replace(config, memory=min(config.memory, len(pairs)))
     for dim in (pairs.dim, validation.dim):
         if dim != config.dim:
             raise DimensionMismatch(f"the pairs have dimension {dim}, the network is for {config.dim}")
-    _validate_anchors_and_memory(config, settings, pairs)
     fingerprint = f"{pairs.fingerprint}/{validation.fingerprint}"
     checkpoint = Checkpoint(config, settings, encoder, fingerprint, len(pairs))
     if resume:
@@ -139,20 +132,17 @@ def train(
         return run.resumable()
 
 
-def validate(
-    network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
-) -> npt.NDArray[np.int64]:
-    """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the same score. adapt: a
-    part of the network to use in its place. The network is left in evaluation mode."""
+def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
+    """Return (n,) the rank, from 1, of each query's answer by cos(q', T r), after items with the same score. The
+    network is left in evaluation mode."""
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
-    adapt = adapt or network
     ranks = np.empty(len(pairs), np.int64)
     with torch.inference_mode():
         for start in range(0, len(pairs), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
-            scores = cosines(adapt(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
+            scores = cosines(network(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
             answers = torch.from_numpy(pairs.answers[part]).to(device)
             ranks[part] = (scores >= scores.gather(1, answers[:, None])).sum(1).cpu().numpy()
     return ranks
@@ -168,16 +158,10 @@ class _Run:
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.answers)
         self.semi_items, self.semi_weights = map(torch.from_numpy, mine(pairs.gallery, settings, str(device)))
-        drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: checkpoint.config.memory]
-        self.remembered = torch.from_numpy(drawn)
         self.network = Quari(checkpoint.config).to(device)
-        others = dict(self.network.named_parameters())
-        anchors = [others.pop(name) for name in ("query_map", "item_map") if name in others]
-        groups: list[dict[str, Any]] = [
-            {"params": list(others.values()), "anchors": False, "weight_decay": settings.weight_decay},
-            {"params": anchors, "anchors": True, "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
+        self.optimizer = torch.optim.AdamW(
+            self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
         self.batch = min(settings.batch, len(pairs))
         self.steps_per_epoch = len(pairs) // self.batch
         if checkpoint.resumption is not None:
@@ -189,50 +173,45 @@ class _Run:
         return self.checkpoint.history[-1].epoch
 
     @property
-    def is_over(self) -> bool:
-        since = self.done - max(self.checkpoint.best_epoch, self.settings.anchor_epochs)
+    def has_learned(self) -> bool:
+        since = self.done - self.checkpoint.best_epoch
         return self.done >= self.settings.epochs or since >= self.settings.patience
 
     @property
-    def anchors_only(self) -> bool:
-        """Whether only the anchors learn in the next epoch."""
-        return self.done < self.settings.anchor_epochs
+    def is_over(self) -> bool:
+        has_memory = self.done > 0 and self.checkpoint.history[-1].loss is None
+        return has_memory or (self.has_learned and not self.checkpoint.config.memory)
 
     def epoch(self, progress: Progress) -> float | None:
-        """Run one pass over the pairs; return the mean loss of its steps, None if nothing is left to learn."""
+        """Run one pass over the pairs; return the mean loss of its steps. After the last one, fill the memory."""
+        if self.has_learned:
+            self._fill_memory()
+            return None
         settings, losses = self.settings, []
-        if self.done == settings.anchor_epochs:
-            if self.done:
-                self.network.load_state_dict(dict(self.checkpoint.weights))
-                self.optimizer.state.clear()
-            if self.network.memory is not None:
-                self._remember(self.network.memory)
-            if self.network.hypernetwork is None:
-                return None
         self.network.train()
         order = torch.randperm(len(self.queries))
         for number in range(self.steps_per_epoch):
             step = self.done * self.steps_per_epoch + number
             for group in self.optimizer.param_groups:
-                is_done = group["anchors"] and settings.anchor_epochs and not self.anchors_only
-                group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_per_epoch)
+                group["lr"] = settings.rate(step, self.steps_per_epoch)
             losses.append(self._step(order[number * self.batch : (number + 1) * self.batch]))
             progress("training", step + 1, self.steps_per_epoch * settings.epochs)
         return float(np.mean(losses))
 
-    def _remember(self, memory: Memory) -> None:
-        queries = self.queries[self.remembered].to(self.device)
-        items = self.gallery[self.answers[self.remembered].to(self.device)]
+    def _fill_memory(self) -> None:
+        self.network.load_state_dict(dict(self.checkpoint.weights))
+        drawn = np.random.default_rng(self.settings.seed).permutation(len(self.queries))
+        chosen = torch.from_numpy(drawn[: self.checkpoint.config.memory])
         with torch.inference_mode():
-            memory.fill(queries, self.network.errors(queries, items))
-        best = self.checkpoint.history[self.checkpoint.best_epoch].mrr
-        chosen = (0.0, 1.0)
-        for recall in itertools.product(STRENGTHS, TEMPERATURES):
-            memory.tune(*recall)
-            mrr = float((1 / validate(self.network, self.validation, self.network.remembering)).mean())
+            items = self.gallery[self.answers[chosen].to(self.device)]
+            self.network.remember(self.queries[chosen].to(self.device), items)
+        best, recall = self.checkpoint.history[self.checkpoint.best_epoch].mrr, (0.0, 1.0)
+        for tried in itertools.product(STRENGTHS, TEMPERATURES):
+            self.network.memory.tune(*tried)
+            mrr = float((1 / validate(self.network, self.validation)).mean())
             if mrr > best:
-                best, chosen = mrr, recall
-        memory.tune(*chosen)
+                best, recall = mrr, tried
+        self.network.memory.tune(*recall)
 
     def _step(self, batch: torch.Tensor) -> float:
         settings, device = self.settings, self.device
@@ -244,11 +223,7 @@ class _Run:
         weights = self.semi_weights[answers].to(device)
         columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            if self.anchors_only:
-                adaptation = self.network.anchored(queries)
-            else:
-                own = (answers[:, None] == self.answers[self.remembered]).to(device)
-                adaptation = self.network(queries, own)
+            adaptation = self.network(queries)
         full = adaptation._replace(query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float())
         scores = cosines(full, self.gallery[columns])
         if settings.published_loss:
@@ -274,17 +249,6 @@ class _Run:
 
     def resumable(self) -> Checkpoint:
         return replace(self.checkpoint, resumption=training_state(self.network, self.optimizer, self.device))
-
-
-def _validate_anchors_and_memory(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
-    if settings.anchor_epochs and config.form not in ("linear", "anchored"):
-        raise InvalidParameter(f"anchor_epochs are for the anchored form: the form {config.form} has no anchors")
-    if config.memory > len(pairs):
-        raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}: lower memory")
-    if config.memory and settings.anchor_epochs == settings.epochs:
-        raise InvalidParameter("a memory is filled after the anchor epochs: raise epochs or lower anchor_epochs")
-    if config.memory and config.form == "anchored" and not settings.anchor_epochs:
-        raise InvalidParameter("memory in the anchored form needs anchor_epochs: it stores the errors that these leave")
 
 
 def _expect_same(earlier: Checkpoint, now: Checkpoint) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,9 @@ from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
+from milvus_hubness.operations.inputs import stacked
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.operations.progress import Progress, chunks
+from milvus_hubness.operations.progress import Progress, key_chunks, key_pages
 from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
@@ -162,25 +162,25 @@ class Sample(NamedTuple):
 def sampled(
     store: Store, info: CollectionInfo, state: CollectionState, labels: Labels | None, progress: Progress
 ) -> Sample:
-    """Return 20,000 rows, or all if there are fewer, and the rows that labels name."""
-    rng = np.random.default_rng(0)
+    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
+    rng, share = np.random.default_rng(0), MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
-    all_keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
-    total = sum(map(len, all_keys.values()))
-    for partition, own_keys in all_keys.items():
-        share = min(len(own_keys), -(-MOST_ROWS * len(own_keys) // max(1, total)))
-        picked = {own_keys[i] for i in rng.choice(len(own_keys), share, replace=False)} if share else set()
-        chosen = [key for key in own_keys if key in picked or key in named]
-        for part in chunks(chosen, store.chunk_rows(info), "reading a sample", progress):
-            rows = backend.read(part, partition)
-            valid = ~state.layout.invalid(rows.vectors)
-            keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
-            vectors.append(rows.vectors[valid])
-            biases.append(rows.biases[valid])
+
+    def chosen(partition: str | None) -> Iterator[list[Key]]:
+        for page in key_pages(store, info.name, partition, rows=info.rows):
+            draws = zip(page, rng.random(len(page)), strict=True)
+            yield [key for key, draw in draws if draw < share or key in named]
+
+    for partition, part in key_chunks(store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)):
+        rows = backend.read(part, partition)
+        valid = ~state.layout.invalid(rows.vectors)
+        keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
+        vectors.append(rows.vectors[valid])
+        biases.append(rows.biases[valid])
     return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
 
 
@@ -202,17 +202,17 @@ def fit(
     bank = plan.bank
     if plan.reference is not None:
         return Correction.restore(state.layout, plan.estimator, bank)
-    backend, parts = BiasBackend(store, info, state), []
-    for partition in info.partitions if plan.estimator.needs_gallery else ():
-        keys = store.keys(info.name, partition=partition)
-        for part in chunks(keys, store.chunk_rows(info), "reading the gallery", options.progress):
-            parts.append(backend.read(part, partition).vectors)
+    backend, gallery = BiasBackend(store, info, state), None
+    if plan.estimator.needs_gallery:
+        parts = key_chunks(store, info, "reading the gallery", options.progress)
+        vectors = (backend.read(part, partition).vectors for partition, part in parts)
+        gallery = stacked(vectors, state.layout.dim)
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(
         state.layout,
         plan.estimator,
         bank.queries,
-        gallery=np.concatenate(parts) if parts else None,
+        gallery=gallery,
         target_bank=bank.targets,
         start=bank.potentials if is_unchanged else None,
         fit=fit_on_ray if options.engine == "ray" else None,
@@ -231,12 +231,6 @@ def steady_mean(old: float, biases: Floats) -> float:
 REFRESHES = "refreshes"
 CHUNKS_PER_RECORD = 8
 BYTES_PER_NUMBER = 4
-Waiting = Mapping[str | None, Sequence[Key]]
-"""Keys of the rows without a bias, by partition."""
-
-
-def waiting_rows(backend: BiasBackend) -> Waiting:
-    return {partition: backend.pending(partition) for partition in backend.info.partitions}
 
 
 class _Reached(FrozenModel):
@@ -259,18 +253,14 @@ class Renewal:
     options: RefreshOptions
     banks: Banks
 
-    def fill_pending(self, waiting: Waiting | None = None) -> int:
+    def fill_pending(self, waiting: int) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
-        number of rows. waiting: the keys of these rows, if they were read already. Raises Cancelled, LeaseLost."""
-        if waiting is None:
-            waiting = waiting_rows(self.backend)
-        if not any(waiting.values()):
-            return 0
-        corrections, count = self._for_new_rows, 0
-        for partition, keys in waiting.items():
-            for part in self._chunks(keys, "computing missing biases"):
-                self._admit(len(part))
-                count += self.backend.write(part, partition, corrections, self.backend.state.profile.epoch)
+        number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
+        backend, doing, count = self.backend, "computing missing biases", 0
+        parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
+        for partition, part in parts:
+            self._admit(len(part))
+            count += backend.write(part, partition, self._for_new_rows, backend.state.profile.epoch)
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
@@ -279,17 +269,18 @@ class Renewal:
         reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
         after = dict(reached.after)
         scanned, changed, since = reached.scanned, reached.written, 0
-        for partition in info.partitions:
-            keys = store.keys(info.name, partition=partition)
-            done = after.get(partition)
-            start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
-            for part in self._chunks(keys[start:], "writing biases"):
-                changed += self._renew(part, partition, incoming)
-                scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
-                if since % CHUNKS_PER_RECORD == 0:
-                    progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
-                    body = reached.model_copy(update=progress).model_dump_json()
-                    store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
+        parts = key_chunks(
+            store, info, "writing biases", self.options.progress,
+            lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
+            max(0, info.rows - scanned),
+        )  # fmt: skip
+        for partition, part in parts:
+            changed += self._renew(part, partition, incoming)
+            scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+            if since % CHUNKS_PER_RECORD == 0:
+                progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
+                body = reached.model_copy(update=progress).model_dump_json()
+                store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
@@ -311,7 +302,7 @@ class Renewal:
             backend.write(pending, partition, corrections, backend.state.profile.epoch)
         return int(differ.sum()) + len(pending)
 
-    @property
+    @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:
         """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
         incoming = self.backend.state.incoming
@@ -348,9 +339,6 @@ class Renewal:
         if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
             return reached
         return _Reached(bank=incoming.bank, slot=incoming.slot)
-
-    def _chunks(self, keys: Sequence[Key], step: str) -> Iterator[Sequence[Key]]:
-        return chunks(keys, self.backend.store.chunk_rows(self.backend.info), step, self.options.progress)
 
 
 def _key(collection: str) -> str:

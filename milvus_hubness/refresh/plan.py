@@ -36,7 +36,7 @@ from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions, checked_gates
-from milvus_hubness.migration.survey import survey
+from milvus_hubness.migration.survey import scan_chunk, survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, default_client_ttl
@@ -352,7 +352,7 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
     if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
         return state.layout
     first = some[0]
-    rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
+    rows = scan_chunk(store, info.name, state.field, first, store.chunk_rows(info))
     bank = store.load_bank(state.profile.bank).queries
     vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
     graph_hint = store.takes_graph_hint(info, state.field)

@@ -27,16 +27,7 @@ from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
 from milvus_hubness.operations.row_writer import rewriting
 from milvus_hubness.quality.bank_checks import Drift
-from milvus_hubness.refresh.biases import (
-    RefreshEvaluation,
-    Renewal,
-    Waiting,
-    evaluate,
-    fit,
-    sampled,
-    steady_mean,
-    waiting_rows,
-)
+from milvus_hubness.refresh.biases import RefreshEvaluation, Renewal, evaluate, fit, sampled, steady_mean
 from milvus_hubness.refresh.online_bank import absorbed, drift, drop_processed
 from milvus_hubness.refresh.plan import (
     RefreshOptions,
@@ -165,7 +156,7 @@ def _refreshed(
         counting = executor.submit(store.count, info.name)
         finding = executor.submit(rebuildings, store)
         noting = executor.submit(spare.noted)
-        pending = executor.submit(waiting_rows, BiasBackend(store, info, state))
+        pending = executor.submit(BiasBackend(store, info, state).count_pending)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
         left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
@@ -182,16 +173,17 @@ def _refreshed(
         active=whole.active,
         is_new=is_new,
         options=options,
+        waiting=waiting,
     )
     if noted and not options.plan and not left:
         lease.check()
         spare.drop(noted)
-    result = job.full(plan) if plan.reason else job.pending(plan, waiting)
+    result = job.full(plan) if plan.reason else job.pending(plan)
     age = now() - state.profile.refreshed_at
     return replace(
         result,
         rows=job.info.rows,
-        pending=sum(map(len, waiting.values())),
+        pending=waiting,
         bias_age_seconds=round(age.total_seconds(), 1) if result.action == "refused" else 0.0,
         write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
     )
@@ -200,7 +192,8 @@ def _refreshed(
 @dataclass(frozen=True)
 class Refreshing:
     """Carries out a refresh plan. requested: the name or alias that the caller used. state: with the profile to refresh
-    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new."""
+    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new. waiting:
+    the number of rows without a bias."""
 
     store: Store
     lease: Lease
@@ -210,20 +203,21 @@ class Refreshing:
     active: str
     is_new: bool
     options: RefreshOptions
+    waiting: int
 
     # -- rows without a bias ----------------------------------------------------------------------------
 
-    def pending(self, plan: RefreshPlan, waiting: Waiting) -> RefreshResult:
-        count = sum(map(len, waiting.values()))
+    def pending(self, plan: RefreshPlan) -> RefreshResult:
+        count = self.waiting
         if not self.options.plan:
-            count = self._fill(plan, waiting)
+            count = self._fill(plan)
             fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
         action: Action = "pending" if count else "none"
         return self._result(action, "bank and parameters are unchanged", scanned=count, written=count)
 
-    def _fill(self, plan: RefreshPlan, waiting: Waiting) -> int:
+    def _fill(self, plan: RefreshPlan) -> int:
         backend = BiasBackend(self.store, self.info, self.state)
         # After a killed refresh, the repair may restore rows without a bias.
         was_killed = self.info.intent_log is not None
@@ -232,9 +226,9 @@ class Refreshing:
             steps: list[Future[None]] = []
             if self.state.incoming is None:
                 steps.append(executor.submit(Renewal.forget, self.store, self.info.name))
-            if any(waiting.values()) or was_killed:
+            if self.waiting or was_killed:
                 with self._renewing({self.state.profile.bank: plan.bank}) as renewal:
-                    count = renewal.fill_pending(None if was_killed else waiting)
+                    count = renewal.fill_pending(self.waiting)
                     # This can run while the write-intent log is being closed.
                     steps.append(executor.submit(backend.wait_visible))
             else:
@@ -348,7 +342,7 @@ class Refreshing:
         incoming = self.state.incoming
         assert incoming is not None, "the biases are announced before"
         with self._renewing() as renewal:
-            filled = renewal.fill_pending()
+            filled = renewal.fill_pending(self.waiting)
             scanned, written = renewal.run(incoming.profile)
             renewal.backend.wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": now()})

@@ -89,7 +89,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         side=codec.side_collection,
         candidates=codec.candidates or None,
         missed=state.miss_rate,
-        pending=sum(len(backend.pending(partition)) for partition in info.partitions),
+        pending=backend.count_pending(),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),

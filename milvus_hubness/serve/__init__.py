@@ -1,8 +1,8 @@
 """The service that keeps the biases of several collections up to date."""
 
 from milvus_hubness.serve.config_file import ConfigFile, database_faults, file_faults
-from milvus_hubness.serve.reconcile import ACTIONS, OpenStore
+from milvus_hubness.serve.reconcile import OpenStore
 from milvus_hubness.serve.service import Service
 from milvus_hubness.serve.worker import ServicePolicy
 
-__all__ = ["ACTIONS", "ConfigFile", "OpenStore", "Service", "ServicePolicy", "database_faults", "file_faults"]
+__all__ = ["ConfigFile", "OpenStore", "Service", "ServicePolicy", "database_faults", "file_faults"]

@@ -7,13 +7,11 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from jinja2 import Template
 from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
@@ -43,11 +41,6 @@ MOST_TEETH = 100
 MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
 
 
-@cache
-def _template() -> Template:
-    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
-
-
 def _policy() -> str:
     """Return a policy that allows only the page's own style, and forbids other sites to frame the page."""
     page = files(__package__).joinpath("page.html").read_text("utf-8")
@@ -64,7 +57,8 @@ HEADERS = {"Content-Security-Policy": _policy(), "X-Content-Type-Options": "nosn
 def render(view: ServiceView, *, renews: bool = True) -> str:
     """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which takes the focus of
     keyboards and screen readers away."""
-    return _template().render(
+    template = page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
+    return template.render(
         view=view,
         renews=renews,
         up=(view.at - view.started_at).total_seconds(),

@@ -163,10 +163,10 @@ class MilvusQuerySamples(OwnCollections):
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
-        keys = self._keys(samples_collection, f"profile == {literal(profile)}")
-        vectors, rows = self._whole(samples_collection, "vector", keys)
-        numbers, at = (np.array([row[name] for row in rows], np.int64) for name in ("sample", "queried_at"))
-        return QuerySamples(vectors, Origins(numbers, at))
+        self.count(samples_collection)
+        samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
+        numbers, at = (np.array([row[name] for row in samples.rows], np.int64) for name in ("sample", "queried_at"))
+        return QuerySamples(samples.vectors, Origins(numbers, at))
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         if self.exists(samples_collection):

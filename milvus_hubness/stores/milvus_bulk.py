@@ -6,7 +6,6 @@ import json
 import logging
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_banks import MilvusLedger
 
-BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
 _VECTOR_DTYPES = {
     DataType.FLOAT16_VECTOR: ("numpy", "float16"),
     DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
@@ -74,31 +72,21 @@ class MilvusBulk(MilvusLedger):
 
     def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
         """Return a writer of rows as the collection stores them. Raises MissingExtra."""
-        if missing := _missing_packages():
-            raise MissingExtra(missing)
         described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
 
 
-def _missing_packages() -> str:
-    """Return how to install the missing packages of the bulk writer; empty if none is missing."""
-
-    def is_installed(module: str) -> bool:
-        try:
-            return find_spec(module) is not None
-        except ModuleNotFoundError:
-            return False
-
-    missing = ", ".join(name for name in BULK_WRITER_NEEDS if not is_installed(name))
-    return missing and f'the bulk writer of pymilvus needs {missing}: pip install "milvus-hubness[bulk]"'
-
-
 def _bulk_writer() -> Any:
-    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of pymilvus."""
+    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of pymilvus. Raises
+    MissingExtra."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    module = import_module("pymilvus.bulk_writer")
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    try:
+        module = import_module("pymilvus.bulk_writer")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'the bulk writer lacks a package: pip install "milvus-hubness[bulk]" ({error})') from error
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
     logging.getLogger(module.__name__).setLevel(logging.getLogger("pymilvus").level)
     return module

@@ -15,7 +15,7 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import Batch, Key, Row
-from milvus_hubness.codec.arrays import Floats, unpacked
+from milvus_hubness.codec.arrays import unpacked
 from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.state import FrozenModel
@@ -23,7 +23,6 @@ from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import (
     DUPLICATES_PER_KEY,
     FEW_KEYS,
-    KEYS_PER_PAGE,
     PAUSES,
     ROWS_PER_REQUEST,
     in_fitting_parts,
@@ -119,14 +118,19 @@ class MilvusRequests:
     def server_version(self) -> str:
         return self._version
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
-        return self._keys(collection, f"{pending} == {PENDING}" if pending else "", partition)
-
     def scan_keys(
-        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
+        where = f"{pending} == {PENDING}" if pending else ""
         key_field = self._key_field(collection)
-        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition))[0]
+        if after is None:
+            self._ensure_loaded(collection)
+            # Pages have the collection's consistency level, not that of the request: they show what the request before
+            # them has seen.
+            few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
+            if len(few) < FEW_KEYS:
+                return sorted({row[key_field] for row in few})[:limit]
+        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition, where))[0]
 
     def scan(
         self,
@@ -137,16 +141,17 @@ class MilvusRequests:
         upto: Key | None = None,
         limit: int | None = None,
         partition: str | None = None,
+        where: str = "",
     ) -> Batch:
         schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
         size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
-        pages = self._pages(collection, key_field, ["*"], size, after, upto, partition)
+        pages = self._pages(collection, key_field, ["*"], size, after, upto, partition, where)
         keys, by_key = next(pages)
-        for more_keys, more in () if limit is not None else pages:
-            keys += more_keys
-            by_key |= more
-        return self._batch(schema, field, keys, by_key)
+        while (limit is None or len(keys) < limit) and (page := next(pages, None)):
+            keys += page[0]
+            by_key |= page[1]
+        return self._batch(schema, field, keys[:limit], by_key)
 
     def _pages(
         self,
@@ -281,18 +286,6 @@ class MilvusRequests:
     def _key_field(self, collection: str) -> str:
         return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
 
-    def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
-        """Return keys in one request if they are few, or else in key-ordered pages."""
-        self._ensure_loaded(collection)
-        key_field = self._key_field(collection)
-        few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
-        if len(few) < FEW_KEYS:
-            return sorted({row[key_field] for row in few})
-        # Pages have the collection's consistency level, not that of the request: they show what the request before
-        # them has seen.
-        pages = self._pages(collection, key_field, [key_field], KEYS_PER_PAGE, partition=partition, where=where)
-        return [key for keys, _ in pages for key in keys]
-
     @staticmethod
     def _batch(schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
@@ -325,11 +318,6 @@ class MilvusRequests:
             lambda part: self._query(collection, is_one_of(key_field, part), ["*"], partition, **_AS_ARRAYS), keys
         )
         return [row for part in parts for row in part]
-
-    def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[Row]]:
-        parts = [self.get(collection, part, field) for part in in_parts(keys)]
-        vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
-        return vectors, [row for part in parts for row in part.rows]
 
     def _upsert(self, collection: str, rows: Sequence[Row], partition: str | None = None, **options: Any) -> None:
         def upsert(part: Sequence[Row]) -> Any:

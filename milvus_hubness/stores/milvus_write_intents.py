@@ -27,7 +27,7 @@ from milvus_hubness.banks.generations import Batch, Key, Row
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, in_parts, is_one_of, literal, translated
 from milvus_hubness.stores.records import (
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
@@ -150,22 +150,14 @@ class MilvusWriteIntents(MilvusRequests):
         for collection in collections:
             self.drop(collection)
 
-    def notes(
-        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
-    ) -> list[Note]:
+    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
         if not self.count(intent_log.collection):
             return []
-        if keys is None:
-            places: Sequence[Key] = self._keys(intent_log.collection, f"made == {literal(intent_log.made)}")
-        else:
-            places = [place_of(intent_log, key, partition) for key in keys]
+        places = [place_of(intent_log, key, partition) for key in keys]
         return [
             Note(row["key"], row["partition"] or None, row["name"] or None, changed_in(row), row["id"])
-            for row in self._lines(intent_log, places)
+            for row in self.get(intent_log.collection, places, "vector").rows
         ]
-
-    def _lines(self, intent_log: WriteIntentLog, places: Sequence[Key]) -> list[Row]:
-        return self._whole(intent_log.collection, "vector", places)[1]
 
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
@@ -179,11 +171,15 @@ class MilvusWriteIntents(MilvusRequests):
         return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        names = self._keys(intent_log.rows, "")
-        lines = self._lines(intent_log, self._keys(intent_log.collection, ""))
-        spare = {str(name) for name in names} - {row["name"] for row in lines}
-        self._delete_in(intent_log.rows, NAME_FIELD, sorted(spare & unused))
-        return frozenset(spare - unused)
+        left: set[str] = set()
+        last: Key | None = None
+        while names := self.scan_keys(intent_log.rows, limit=ROWS_PER_REQUEST, after=last):
+            last = names[-1]
+            lines = self._query(intent_log.collection, is_one_of("name", names), ["name"])
+            spare = {str(name) for name in names} - {line["name"] for line in lines}
+            self._delete_in(intent_log.rows, NAME_FIELD, sorted(spare & unused))
+            left |= spare - unused
+        return frozenset(left)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return sum(self.count(name) for name in (intent_log.collection, intent_log.rows) if self.exists(name))

@@ -108,9 +108,6 @@ class Rows(Protocol):
     def count(self, collection: str) -> int:
         """Return the number of rows as the database counts them, including duplicates."""
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
-        """Return all distinct keys, of rows without a bias if `pending` names an epoch field, in ascending order."""
-
     def scan(
         self,
         collection: str,
@@ -124,9 +121,10 @@ class Rows(Protocol):
         """Return the first `limit` rows with after < key ≤ upto in key order; all written before the last `count`."""
 
     def scan_keys(
-        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
-        """Return the keys alone, as `scan` does for rows."""
+        """Return the first keys, at most `limit`, as `scan` does for rows; if `pending` names an epoch field, of rows
+        without a bias. Without `after`, the read is strongly consistent, and later ones show what it has seen."""
 
     def above(self, key: Key, step: int) -> Key | None:
         """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no key is greater."""
@@ -182,10 +180,8 @@ class WriteIntents(Protocol):
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
         """Drop a log that no other job can take any more, unless `check` raises. Raises CollectionExists, LeaseLost."""
 
-    def notes(
-        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
-    ) -> list[Note]:
-        """Return the last notes of these keys in that partition; without keys, all notes of all partitions."""
+    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
+        """Return the last notes of these keys in that partition."""
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         """Return how many rows the write-intent log holds in memory."""

@@ -16,6 +16,7 @@ from milvus_hubness.stores.records import CollectionInfo
 from tests.chaos.corrected import Biases, Corrected, expected_biases
 from tests.chaos.ports import Database
 from tests.chaos.sources import assert_same
+from tests.galleries import all_keys
 
 OFF = 1e-4
 OFF_OF_NEW_ROWS = 0.5
@@ -74,7 +75,7 @@ def _assert_biases(
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:
-        biased_rows = bias_location.read(store.keys(info.name, partition=partition), partition)
+        biased_rows = bias_location.read(all_keys(store, info.name, partition), partition)
         waiting = [key for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True) if waits]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))

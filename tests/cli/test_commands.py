@@ -258,8 +258,6 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         [*RUN, "bank.npy", "--rows-per-second", "0"],
         [*RUN, "bank.npy", "--client-ttl", "-1"],
         ["migrate", "clean", "products"],
-        ["migrate", "set-rate", "--control", "control.json"],
-        ["migrate", "pause"],
         ["diagnose", "products"],
         ["nonsense"],
         ["status", "--nonsense"],

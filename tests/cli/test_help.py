@@ -17,8 +17,8 @@ from qdrant_hubness.cli import app as qdrant_app
 
 APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}
 VERBS = {
-    "Carry", "Catch", "Change", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep", "Let",
-    "List", "Make", "Pause", "Resume", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
+    "Carry", "Catch", "Compare", "Compute", "Copy", "Correct", "Do", "Drop", "Evaluate", "Keep",
+    "List", "Make", "Match", "Run", "Show", "Train", "Try", "Turn", "Undo", "Write",
 }  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def completed(program, text):
     ("text", "offered"),
     [
         ("milvus-hubness di", ["diagnose", "disable"]),
-        ("milvus-hubness migrate re", ["rehearse", "resume", "release"]),
+        ("milvus-hubness migrate r", ["rehearse", "run", "rollback"]),
         ("milvus-hubness enable products --where ", ["auto", "fields", "side", "vectors"]),
         ("milvus-hubness enable products --method d", ["dn", "dualis", "dbsn"]),
     ],

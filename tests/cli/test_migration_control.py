@@ -30,6 +30,10 @@ def until(process, name):
     raise AssertionError(f"{name} never came: {process.stderr.read()}")
 
 
+def control(text):
+    Path("control.json").write_text(text)
+
+
 def ask(url, path, body=None):
     data = None if body is None else json.dumps(body).encode()
     request = Request(url + path, data, {"Content-Type": "application/json"})
@@ -40,7 +44,7 @@ def ask(url, path, body=None):
 def test_terminated_in_the_middle_it_carries_on(started, run):
     process = started(*QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json")
     until(process, "copying")
-    assert run("migrate", "pause", "--control", "control.json").returncode == 0
+    control('{"paused": true}')
     until(process, "paused")
     process.send_signal(signal.SIGTERM)
     rest, complaint = process.communicate(timeout=20)
@@ -59,11 +63,10 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
 
 
 def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, files):
-    control = ("--control", "control.json")
-    assert run("migrate", "pause", *control).returncode == 0
+    control('{"paused": true}')
     hook = ("--on", "before-copy=env > hook.txt")
     process = started(
-        *QUERY_SCALE, *control, *hook, "--postpone-cutover", "--http", "127.0.0.1:0", "--json",
+        *QUERY_SCALE, "--control", "control.json", *hook, "--postpone-cutover", "--http", "127.0.0.1:0", "--json",
         MILVUS_HUBNESS_TOKEN=TOKEN,
     )  # fmt: skip
     printed = until(process, "before-copy")
@@ -74,14 +77,14 @@ def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, f
     assert (status["paused_by"], status["cutover"]) == (["the control file"], "postponed")
     ask(url, "/rate", {"rows_per_second": 100_000})
     ask(url, "/pause", {})
-    assert run("migrate", "resume", *control).returncode == 0
+    control('{"paused": false}')
     printed += until(process, "resumed")
     assert json.loads(ask(url, "/status"))["paused_by"] == ["http"]
     assert "milvus_hubness_migration_paused" in ask(url, "/metrics")
     command = Path(f"/proc/{process.pid}/cmdline").read_text()
     ask(url, "/resume", {})
     printed += until(process, "postponed")
-    assert run("migrate", "release", *control).returncode == 0
+    control('{"cutover": "now"}')
     rest, complaint = process.communicate(timeout=30)
     assert process.returncode == 0, complaint
     printed += [json.loads(line) for line in rest.splitlines()]

@@ -13,7 +13,13 @@ from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
 SIZES = {"rank": 2, "width": 8, "layers": 1, "steps": 1, "batch": 16, "learning_rate": 1e-3}
-SMALL = ("--epochs", "2", *(word for pair in SIZES.items() for word in ("--param", "{}={}".format(*pair))))
+SMALL = (
+    "--form",
+    "residual",
+    "--epochs",
+    "2",
+    *(word for pair in SIZES.items() for word in ("--param", "{}={}".format(*pair))),
+)
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     assert told["config"]["rank"] == 2
     assert told["settings"]["epochs"] == 2
     assert [each["epoch"] for each in told["history"]] == [0, 1, 2]
-    assert (folder / "net.svg").read_text().startswith("<svg xmlns")
+    assert (folder / "net.html").read_text().count("<polyline") == 3
     shown = run("quari", "show", "net.safetensors")
     assert f"{told['parameters']:,} parameters" in " ".join(shown.stdout.split())
     assert json.loads(run("quari", "show", "net.safetensors", "--json").stdout)["quari"]["best"] == told["best"]
@@ -48,14 +54,19 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     assert "for 5 candidates" in shown.stdout
 
 
-def test_linear_maps_are_a_form_of_the_network(run, folder):
-    options = ("--pairs", "pairs.npz", "--out", "maps.safetensors", "--form", "linear")
-    done = run("quari", "train", *options, "--param", "batch=16", "--json")
+def test_linear_maps_with_a_memory_are_the_default(run, folder):
+    options = ("--pairs", "pairs.npz", "--param", "batch=16", "--json")
+    done = run("quari", "train", *options, "--out", "maps.safetensors")
     assert done.returncode == 0, done.stderr
     trained = json.loads(done.stdout)["quari"]
-    assert trained["parameters"] == 2 * DIM**2
-    assert trained["history"][-1]["epoch"] == trained["settings"]["epochs"] == 16
-    assert "two linear maps" in run("quari", "show", "maps.safetensors").stdout
+    assert trained["parameters"] == 2 * DIM**2 + 2 * 36 * DIM + 2
+    assert [trained["settings"][name] for name in ("epochs", "learning_rate", "weight_decay")] == [16, 3e-4, 0]
+    assert trained["history"][-1]["loss"] is None
+    shown = " ".join(run("quari", "show", "maps.safetensors").stdout.split())
+    assert "two linear maps" in shown
+    assert "36 pairs" in shown
+    plain = run("quari", "train", *options, "--out", "plain", "--memory", "0")
+    assert json.loads(plain.stdout)["quari"]["parameters"] == 2 * DIM**2 + 2
     judged = run("quari", "eval", "maps.safetensors", "--pairs", "pairs.npz", "--json")
     assert set(json.loads(judged.stdout)["quari"]["gain"]) == {"raw"}
 
@@ -86,9 +97,8 @@ def test_every_option_is_heard(run, folder):
         "width": 12,
         "layers": 2,
         "steps": 1,
-        "form": "anchored",
-        "anchors": 5,
-        "memory": 6,
+        "form": "residual",
+        "directions": 5,
         "map_scale": 0.5,
         "query_weight": 0.25,
         "dropout": 0.3,
@@ -97,8 +107,6 @@ def test_every_option_is_heard(run, folder):
         "batch": 9,
         "learning_rate": 2e-3,
         "least_rate": 1e-4,
-        "anchor_epochs": 1,
-        "anchor_rate": 3e-3,
         "weight_decay": 0.04,
         "temperature": 0.2,
         "noise": 0.7,
@@ -109,7 +117,7 @@ def test_every_option_is_heard(run, folder):
     }
     options = []
     for name, value in given.items():
-        if name in ("form", "memory", "epochs", "anchor_epochs"):
+        if name in ("form", "epochs"):
             options += [f"--{name.replace('_', '-')}", str(value)]
         else:
             options += ["--param", f"{name}={json.dumps(value)}"]
@@ -118,7 +126,6 @@ def test_every_option_is_heard(run, folder):
     told = json.loads(done.stdout)["quari"]
     heard = {**told["config"], **told["settings"]}
     assert {name: heard[name] for name in given} == given
-    assert "6 pairs" in " ".join(run("quari", "show", "net.safetensors").stdout.split())
     plain = {**asdict(QuariConfig(DIM)), **asdict(TrainingSettings())}
     assert not [name for name in given if given[name] == plain[name]]
 
@@ -163,6 +170,8 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rank=0"), 2, "rank")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
+    wrong = run(*train, "--pairs", "pairs.npz", "--form", "residual", "--memory", "5")
+    assert_fails(wrong, 2, "memory is for the form linear")
     (folder / "broken").write_bytes(b"no network")
     assert_fails(run("quari", "show", "broken"), 1, "not a readable safetensors")
     assert run("quari", "train", "--pairs", "pairs.npz").returncode == 2

@@ -140,11 +140,15 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     assert (looked["action"], looked["scanned"], looked["result"]) == ("full", 67, "ok")
     found = status(MilvusStore(connect("shop.db")), "products_hubness")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
-    assert "all biases were recomputed" not in run("serve", "--config", config, "--once").stdout
+    assert "reconciled" not in run("serve", "--config", config, "--once").stdout, "nothing was due"
+    insert_pending(3)
+    printed = run("serve", "--config", config, "--once").stdout
+    assert "Z reconciled collection=products_hubness result=ok action=pending message=" in printed
+    assert " written=3 " in printed
     monkeypatch.setattr("milvus_hubness.serve.config.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1
-    assert "products_hubness: FAILED: ZeroDivisionError" in done.stdout
+    assert "collection=products_hubness result=failed action=unfinished message=ZeroDivisionError" in done.stdout
 
 
 @pytest.mark.long

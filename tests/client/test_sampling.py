@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from milvus_hubness import NNN, InvalidParameter, Layout
-from milvus_hubness.client.query_samples import BATCH, BUFFERED, Sampled, Sampler, sampler_for
+from milvus_hubness import NNN, Layout
+from milvus_hubness.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
@@ -69,7 +69,7 @@ def samples_collection():
 
 @pytest.mark.parametrize("batch", [1, 7, 400])
 def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, batch):
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     queries = np.random.default_rng(0).normal(size=(5_600, DIM)).astype(np.float32)
     for start in range(0, len(queries), batch):
         sampler.offer(online_bank(0.1), state(), queries[start : start + batch])
@@ -83,7 +83,7 @@ def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, 
 
 
 def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     asked = [1.0, 2.0, 3.0, 4.0]
     terms = online_bank(profile="images")
     sampler.offer(terms, state(), [asked])
@@ -98,14 +98,14 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_sampled_as_numbers(samples_collection, dtype):
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     sampler.offer(online_bank(), state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype))
     sampler.close()
     assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
 
 
 def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     sampler.offer(online_bank(), state(), [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]])
     sampler.offer(online_bank(), state(), ["text"])
     sampler.close()
@@ -114,7 +114,7 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
 
 def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     queries = np.ones((3 * BUFFERED, DIM), np.float32)
     sampler.offer(online_bank(), state(), queries)
     assert sampler.counts.waiting <= BUFFERED
@@ -127,7 +127,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
 
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection):
     samples_collection.broken = True
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     sampler.offer(online_bank(), state(), AT_ONCE)
     while not sampler.counts.dropped:
         pass
@@ -142,7 +142,7 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
 
 def test_samples_of_one_database_are_not_written_to_another(samples_collection):
     samples_collection.held.clear()
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     sampler.offer(online_bank(), state(), AT_ONCE)
     while not samples_collection.calls:
         pass
@@ -162,7 +162,7 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection):
 
 def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
     samples_collection.held.clear()
-    sampler = Sampler(None, samples_collection.write)
+    sampler = Sampler(samples_collection.write)
     sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))
     closing = threading.Thread(target=sampler.close, args=(0.05,), daemon=True)
     closing.start()
@@ -176,7 +176,7 @@ def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
 
 
 def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection):
-    others, sampler = set(threading.enumerate()), Sampler(None, samples_collection.write)
+    others, sampler = set(threading.enumerate()), Sampler(samples_collection.write)
     for _ in range(2):
         samples_collection.held.clear()
         sampler.offer(online_bank(), state(), AT_ONCE)
@@ -185,21 +185,3 @@ def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples
         writing.join(30)
         assert not writing.is_alive()
     assert len(samples_collection.samples) == 2 * BATCH
-
-
-@pytest.mark.parametrize(("asked", "rate"), [(None, None), (0.5, 0.5), (1, 1.0)])
-def test_a_client_may_have_a_rate_of_its_own(samples_collection, asked, rate):
-    sampler = sampler_for(asked, samples_collection.write)
-    sampler.offer(online_bank(1e-9), state(), np.ones((2_000, DIM), np.float32))
-    sampler.close(30)
-    counts = sampler.counts
-    share = (counts.stored + counts.dropped) / 2_000
-    assert share == pytest.approx(rate or 0.0, abs=0.1)
-
-
-def test_a_client_may_sample_nothing():
-    assert sampler_for(False, print) is None
-    assert sampler_for(0, print) is None
-    for wrong in (True, -0.1, 1.5, math.nan, "all"):
-        with pytest.raises(InvalidParameter, match="sample_queries"):
-            sampler_for(wrong, print)

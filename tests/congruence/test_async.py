@@ -29,12 +29,11 @@ from milvus_hubness import (
     enable,
     plan_enable,
 )
-from milvus_hubness.client._methods import drive, drive_async
 from milvus_hubness.client.state_cache import BankCache
-from milvus_hubness.client.steps import Ask, Compute, PlainConnection
+from milvus_hubness.client.steps import Ask, Compute, PlainConnection, drive, drive_async
 from milvus_hubness.stores.milvus import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
-from tests.galleries import AWKWARD, METRICS, nnn, plain_collection, similarity, vectors
+from tests.galleries import AWKWARD, METRICS, all_keys, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"pair": ["L2"]}
 
@@ -542,7 +541,7 @@ def test_biases_beside_the_vectors(lite):
         assert hits_of(got) == hits_of(client.search(name, data=[query]))
     keys = [*range(3), *range(4, 200), 500, 501]
     assert [row["id"] for page in pages for row in page] == keys
-    assert store.keys(f"{name}__bias") == keys
+    assert all_keys(store, f"{name}__bias") == keys
 
 
 def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
@@ -658,7 +657,7 @@ def test_a_collection_is_born_corrected(backend):
     np.testing.assert_allclose([hit["distance"] for hit in hits], scores[ids(hits)], atol=2e-5)
 
 
-ADDED = {"hubness_state", "hubness_samples", "write_import_files"}
+ADDED = {"match", "hubness_state", "hubness_samples", "write_import_files"}
 OVERRIDDEN = sorted(
     name for name in vars(AsyncHubnessClient) if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
 )

@@ -33,7 +33,7 @@ from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.quality.trials import raw_places
 from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.galleries import METRICS, all_keys, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
 
@@ -259,7 +259,7 @@ def test_rows_come_and_go_with_their_biases(fresh):
         np.testing.assert_allclose([hit["distance"] for hit in hits], own[order], atol=3e-5)
     assert status(fresh.store, fresh.name).pending == 0
     if fresh.place == "side":
-        assert fresh.store.keys(fresh.done.side) == sorted(keys.tolist())
+        assert all_keys(fresh.store, fresh.done.side) == sorted(keys.tolist())
 
 
 def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
@@ -302,7 +302,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
     [found] = [hit["distance"] for hit in hits if hit["id"] == 2_000]
     assert found == pytest.approx(float(new[0] @ new[0]) - bias, abs=3e-5)
     if fresh.place == "side":
-        assert 5 not in fresh.store.keys(fresh.done.side)
+        assert 5 not in all_keys(fresh.store, fresh.done.side)
 
 
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):

@@ -17,7 +17,7 @@ from milvus_hubness import (
 from milvus_hubness.correction import Correction
 from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.databases import OnMilvus
-from tests.galleries import METRICS, plain_collection, vectors
+from tests.galleries import METRICS, all_keys, plain_collection, vectors
 
 BEYOND_CONTRACT = pytest.mark.beyond_contract
 
@@ -69,7 +69,7 @@ def test_a_migration_has_its_rows_biases_from_the_server(backend, monkeypatch):
     assert sum(rows for rows, _ in asked) >= 300
     assert {k for _, k in asked} == {6}
     state = store.info(done.target).state
-    keys = store.keys(done.target)
+    keys = all_keys(store, done.target)
     stored = store.get(done.target, keys, state.field)
     told = state.layout.biases(stored.vectors, state.profile.slot)
     kept = store.load_bank(state.profile.bank)

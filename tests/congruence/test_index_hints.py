@@ -202,9 +202,9 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
     class WrittenBefore(MilvusStore):
         """Every pass begins with the keys."""
 
-        def keys(self, *args, **options):
+        def scan_keys(self, *args, **options):
             writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
-            return super().keys(*args, **options)
+            return super().scan_keys(*args, **options)
 
     plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
     assert enable(WrittenBefore(lite.client()), plan).rows == 60

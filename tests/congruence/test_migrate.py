@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,11 +40,12 @@ from milvus_hubness import (
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.survey import survey
 from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
-from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
+from tests.galleries import all_keys, nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}
 
@@ -177,6 +179,41 @@ def test_rows_without_direction_are_carried_over_counted_and_listed(backend, met
         assert not any(row["vector"])
         assert row["hubness_epoch"] == 1
         assert (row["hubness_bias"] == 0) == (metric == "COSINE")
+
+
+@pytest.mark.lite_only
+def test_a_chunk_of_several_pages_is_recorded_after_its_last_and_continued(lite):
+    client, name = lite.client(), lite.name()
+    items = vectors(np.random.default_rng(5), 60, 8)
+    items[[1, 9, 30]] = 0
+    plain_collection(client, name, items, "COSINE")
+    sizes = []
+
+    class Narrow(MilvusStore):
+        fails_at = None
+
+        def chunk_rows(self, source):
+            return 4
+
+        def upsert(self, collection, batch, *args, **options):
+            if collection == f"{name}_hubness":
+                sizes.append(len(batch))
+            if len(sizes) == self.fails_at:
+                raise StoreError("the connection broke")
+            super().upsert(collection, batch, *args, **options)
+
+    store = Narrow(client)
+    plan = plan_migration(store, name, QueryBank(items[31:]), estimator=NNN(4))
+    plan = replace(plan, survey=survey(store, plan.source, 24))
+    store.fails_at = 9
+    with pytest.raises(StoreError, match="broke"):
+        migrate(store, plan, client_ttl=0.0)
+    ledger = Ledger(store)
+    assert [chunk.seconds is not None for chunk in ledger.chunks(ledger.find(name))] == [True, False, False]
+    store.fails_at = None
+    done = migrate(store, plan, client_ttl=0.0)
+    assert (done.phase, done.rows, done.invalid, done.invalid_keys) == ("verified", 60, 3, (1, 9, 30))
+    assert sizes == [4] * (9 + 9), "six pages of a chunk, two of the next one, and from its start again"
 
 
 def test_named_partitions_are_kept(backend):
@@ -407,7 +444,7 @@ def test_no_pass_runs_after_rows_of_rising_keys_for_ever(lite):
     verify(store, name)
     cutover(store, name, alias=alias)
     written = set(range(60)) | set(range(1_000, next(keys)))
-    assert set(lite.store().keys(alias)) == written
+    assert set(all_keys(lite.store(), alias)) == written
 
 
 def test_another_process_at_work_is_not_disturbed(lite):

@@ -35,7 +35,7 @@ def trained(**changed):
     """A network far from its start."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **changed))
+        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **{"form": "residual", **changed}))
         with torch.no_grad():
             for each in network.parameters():
                 each += 0.3 * torch.randn(each.shape)
@@ -193,6 +193,6 @@ def test_biases_beside_the_vectors_choose_the_candidates_as_well(lite):
 
 def test_linear_maps_rank_as_a_network_does(lite):
     world = World(lite, "IP")
-    maps = LinearMaps(trained(form="linear", anchors=DIM), candidates=CANDIDATES, correction=0.6)
+    maps = LinearMaps(trained(form="linear", directions=DIM), candidates=CANDIDATES, correction=0.6)
     world.adapted = explicit.cosines(maps.network(torch.from_numpy(world.queries)), world.items.astype(float))
     world.expect(world.search(maps), correction=0.6)

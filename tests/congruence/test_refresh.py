@@ -23,7 +23,7 @@ from milvus_hubness import (
     status,
 )
 from tests.databases import write_state
-from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
+from tests.galleries import METRICS, all_keys, as_distance, nnn, similarity, vectors
 
 ON_SERVERS = {"shared": ["COSINE"]}
 
@@ -57,7 +57,7 @@ class Corrected:
 
     def there(self):
         """The numbers of the rows that are there."""
-        return {self.numbers[key] for key in self.store.keys(self.name)}
+        return {self.numbers[key] for key in all_keys(self.store, self.name)}
 
     def scores(self, limit=ITEMS):
         found = self.database.scores(self.name, self.query[0], limit)
@@ -296,8 +296,8 @@ def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(corrected
 @under_cosine
 def test_rows_deleted_meanwhile_stay_deleted(corrected):
     class Deleting(corrected.database.base):
-        def keys(self, *args, **kwargs):
-            found = super().keys(*args, **kwargs)
+        def scan_keys(self, *args, **kwargs):
+            found = super().scan_keys(*args, **kwargs)
             corrected.store.delete(corrected.name, corrected.keys([0, 1, 2]))
             return found
 

@@ -22,7 +22,7 @@ from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
-from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
+from tests.galleries import all_keys, plain_collection, rich_rows, rich_schema, vectors
 
 DIM, ITEMS, BANK, K, AN_HOUR = 10, 60, 30, 4, 3_600.0
 LITE = pytest.mark.lite_only
@@ -79,7 +79,7 @@ class Written:
     def rewrite(self, writer, meanwhile=lambda: None, partition=None, keys=None):
         """What a job does that changes biases, but for the change. meanwhile: between its read and its write.
         How many rows were repaired."""
-        keys = self.store.keys(self.name, partition=partition) if keys is None else keys
+        keys = all_keys(self.store, self.name, partition) if keys is None else keys
         batch = self.store.get(self.name, keys, self.field, partition=partition)
         meanwhile()
         before = writer.repaired
@@ -264,7 +264,7 @@ def test_a_key_in_several_partitions_is_several_rows(served):
 
     def rewrite(writer, meanwhile):
         before = writer.repaired
-        other = written.store.keys(written.name, partition="other")
+        other = all_keys(written.store, written.name, "other")
         batch = written.store.get(written.name, other, "vector", partition="other")
         written.rewrite(writer, meanwhile, "_default")
         writer.rewrite(batch, ["vector"], "other")
@@ -366,7 +366,7 @@ def killed(written):
 def abandoned(written):
     """A job that is killed between its write and its look for notes."""
     writer = killed(written)
-    keys = written.store.keys(written.name)
+    keys = all_keys(written.store, written.name)
     batch = written.store.get(written.name, keys, written.field)
     written.both("upsert", data=written.rows([3]))
     written.both("delete", ids=[4])

@@ -16,15 +16,16 @@ BANK = QueryBank.of(RNG.standard_normal((50, 8)).astype(np.float32) / 3)
 ITEMS = RNG.standard_normal((70, 8)).astype(np.float32) / 3
 
 
-def test_sums_of_shards_are_those_of_the_whole():
+def test_steps_of_shards_add_up_to_that_of_the_whole():
     parts = [ITEMS[:3], ITEMS[3:40], lambda: ITEMS[40:]]
-    f = RNG.standard_normal(50).astype(np.float32) / 10
-    for potentials in (None, f):
-        sums = [ray_gallery.shard_sums(part, BANK, potentials, 0.05, "cpu") for part in parts]
-        assert [each.items for each in sums] == [3, 37, 30]
-        g = 0 * ITEMS[:, 0] if potentials is None else -logsumexp(ITEMS, BANK.vectors, 0.05, f)
-        whole = -logsumexp(BANK.vectors, ITEMS, 0.05, g)
-        np.testing.assert_allclose(ray_gallery.joined(sums, 0.05), whole, rtol=0, atol=1e-6)
+    counts, alone = zip(*(ray_gallery.shard_step(part, BANK, None, 0.05, "cpu") for part in parts), strict=True)
+    assert counts == (3, 37, 30)
+    whole = -logsumexp(BANK.vectors, ITEMS, 0.05)
+    np.testing.assert_allclose(ray_gallery.joined(alone, 0.05), whole, rtol=0, atol=1e-6)
+    g = -logsumexp(ITEMS, BANK.vectors, 0.05, whole)
+    shares = sum(ray_gallery.shard_step(part, BANK, whole, 0.05, "cpu")[1] for part in parts)
+    following = -logsumexp(BANK.vectors, ITEMS, 0.05, g)
+    np.testing.assert_allclose(whole - 0.05 * np.log(shares), following, rtol=0, atol=1e-6)
 
 
 def test_biases_of_a_shard():

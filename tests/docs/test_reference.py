@@ -221,3 +221,10 @@ def test_every_benchmark_is_listed_with_the_date_of_its_results():
     }
     run = set(re.findall(r"python -m benchmarks\.(\w+)", page("benchmarks/quality") + page("benchmarks/speed")))
     assert {name for name in run if not (pages.ROOT / "benchmarks" / f"{name}.py").exists()} == set()
+
+
+def test_every_benchmark_finds_what_it_imports():
+    names = [path.stem for path in (pages.ROOT / "benchmarks").glob("*.py")]
+    assert len(names) > 30
+    for name in names:
+        import_module(f"benchmarks.{name}")

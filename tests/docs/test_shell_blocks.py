@@ -1,10 +1,12 @@
 """The commands on the pages parse: each option and argument exists in the program that the page calls."""
 
+import json
 import re
 import shlex
 
 import pytest
 
+from milvus_hubness.operations.control import check_settings
 from tests.docs import pages
 
 SHELLS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "sh"]
@@ -23,6 +25,9 @@ def test_commands_parse(block):
             assert re.search(rf"^{words[1]}:", (pages.ROOT / "Makefile").read_text(), re.MULTILINE), words
         elif words[0] == "python":
             assert words[1] in {other.title for other in pages.blocks(block.page)}, words
+        elif words[0] == "echo":
+            assert words[2:] == [">", "control.json"], words
+            check_settings(json.loads(words[1]))
         else:
             assert words[0] in {".", "export", "pip", "python3", "docker"}, words
 

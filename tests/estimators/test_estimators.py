@@ -133,12 +133,6 @@ def test_to_dict_has_the_parameters_and_no_device():
     }
 
 
-def test_from_dict_sets_the_device():
-    assert from_dict({"name": "NNN"}, device="cpu").device == "cpu"
-    assert from_dict({"name": "DistributionNormalization"}, device="cpu") == DistributionNormalization()
-    assert {part.device for part in from_dict({"name": "Blend"}, device="cpu").estimators} == {"cpu"}
-
-
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
+from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
 
@@ -46,6 +46,12 @@ def migration():
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "control.json"
+
+
+def write_control(path, **changes):
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.with_suffix(".new").write_text(json.dumps({**settings, **changes}))
+    path.with_suffix(".new").replace(path)
 
 
 def until(holds):
@@ -115,23 +121,15 @@ def test_what_did_not_change_in_the_file_is_left_as_it_is(migration, path):
         assert migration.throttle.snapshot()["rows_per_second"] == 5
 
 
-def test_writing_keeps_the_other_settings_and_leaves_nothing_beside(path):
-    write_control(path, paused=True)
-    assert write_control(path, rows_per_second=3) == {"paused": True, "rows_per_second": 3}
-    assert json.loads(path.read_text()) == {"paused": True, "rows_per_second": 3}
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_wrong_settings_are_not_written(path):
-    write_control(path, paused=True)
-    with pytest.raises(InvalidParameter, match="rows_per_second"):
-        write_control(path, rows_per_second=0)
-    assert json.loads(path.read_text()) == {"paused": True}
+def test_a_release_of_an_earlier_run_is_taken_back(path):
+    postpone_cutover(path)
+    assert not path.exists()
+    path.write_text('{"cutover": "now", "rows_per_second": 5}')
+    postpone_cutover(path)
+    assert json.loads(path.read_text()) == {"cutover": "postponed", "rows_per_second": 5}
     path.write_text("{")
-    with pytest.raises(UnreadableFile):
-        write_control(path, paused=False)
-    with pytest.raises(UnreadableFile, match="no-such"):
-        write_control(path.parent / "no-such" / "control.json", paused=False)
+    with pytest.raises(UnreadableFile, match="not JSON"):
+        postpone_cutover(path)
 
 
 def ask(url, body=None, *, content_type="application/json", method=None, **headers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -62,6 +63,25 @@ def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(s
     assert {trial.strength for trial in trials} == {*STRENGTHS}
 
 
+def test_trials_share_their_passes_over_the_scores(space):
+    """A pass is a call of a kernel or a walk over tiles of scores; without sharing, each estimator takes several."""
+    bank, gallery, queries = space
+    passes = set()
+
+    def count(frame, event, _):
+        if event == "call" and frame.f_code.co_name in ("topk", "topk_mean", "logsumexp", "score_tiles"):
+            passes.add(frame)
+
+    sys.setprofile(count)
+    try:
+        trials = sweep(bank, gallery, QueryBank(queries))
+    finally:
+        sys.setprofile(None)
+    calls = [frame for frame in passes if "/kernels/on_numpy" not in frame.f_code.co_filename]
+    assert len({trial.estimator for trial in trials}) > 60
+    assert 10 < len(calls) < 25
+
+
 def test_temperatures_follow_the_scale_of_the_scores(space):
     bank, gallery, _ = space
     direct = (bank.vectors @ gallery.T).std(1)
@@ -84,6 +104,24 @@ def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
     apart = assess(queries[some], gallery, biases, [positives[query] for query in some])
     np.testing.assert_array_equal(outcome.of(some).ranks, apart.ranks)
     np.testing.assert_allclose(unevenness(outcome.of(some), 50), unevenness(apart, 50))
+
+
+@pytest.mark.parametrize("n_items", [3, 50, 500])
+def test_outcomes_under_many_unlike_biases_are_those_of_a_full_sort(n_items):
+    rng = np.random.default_rng(n_items)
+    gallery, queries = (rng.standard_normal((n, 16)).astype(np.float32) for n in (n_items, 30))
+    gallery[-2:], queries[3] = gallery[0], 0
+    spreads = np.array([0, 0, 1e-6, *np.linspace(0.1, 30, 60), 1e4], np.float32)
+    biases = [spread * rng.standard_normal(n_items).astype(np.float32) + 5 * spread for spread in spreads]
+    biases[5][0] = 1e3
+    positives = [rng.choice(n_items, 2, replace=False) for _ in queries]
+    outcome = assess(queries, gallery, biases, positives)
+    for row, bias in enumerate(biases):
+        corrected = queries @ gallery.T - bias
+        found = np.take_along_axis(corrected, outcome.retrieved[row], 1)
+        np.testing.assert_allclose(found, -np.sort(-corrected, 1)[:, :10], atol=1e-5)
+        assert all(len(set(items)) == min(10, n_items) for items in outcome.retrieved[row].tolist())
+        np.testing.assert_array_equal(outcome.ranks[row], ranks(queries, gallery, positives, bias).best)
 
 
 def test_a_mix_is_the_mean_of_its_trials(space):

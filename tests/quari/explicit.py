@@ -7,7 +7,7 @@ def transformation(adaptation, which):
     """(d, d) the T of one query."""
     U, V = (part[which].detach().double().numpy() for part in (adaptation.U, adaptation.V))
     static = adaptation.static
-    return U.T @ V + (np.eye(U.shape[1]) if static.map is None else static.map.detach().double().numpy())
+    return U.T @ V + (np.eye(U.shape[1]) if static is None else static.map.detach().double().numpy())
 
 
 def cosines(adaptation, items):

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from milvus_hubness import LinearMaps, QuariReranker
-from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.pairs import Pairs
 from milvus_hubness.quari.reranker import Labelled
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-from milvus_hubness.quari.train import train
+from milvus_hubness.quari.settings import TrainingSettings
 from milvus_hubness.rerank import Adaptive
 
 DIM = 8
-SETTINGS = TrainingSettings(epochs=12, batch=50, anchor_rate=0.03, temperature=0.1, noise=0.1, neighbors=10)
+SETTINGS = TrainingSettings.linear(
+    epochs=12, batch=50, learning_rate=0.03, least_rate=6e-4, temperature=0.1, noise=0.1, neighbors=10
+)
 
 
 def turned(seed, count=300):
@@ -27,7 +27,8 @@ def turned(seed, count=300):
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     path = tmp_path_factory.mktemp("maps") / "maps.safetensors"
-    return LinearMaps.fit(turned(1), SETTINGS, path=path, encoder="mini", candidates=300, device="cpu"), path
+    options = {"memory": 0, "path": path, "encoder": "mini", "candidates": 300, "device": "cpu"}
+    return LinearMaps.fit(turned(1), SETTINGS, **options), path
 
 
 def test_maps_find_what_one_rotation_hides(fitted):
@@ -58,19 +59,4 @@ def test_a_file_is_read_by_either_class(fitted):
         np.testing.assert_array_equal(loaded.scores(queries, [items] * 2), maps.scores(queries, [items] * 2))
     checkpoint = Checkpoint.load(path)
     assert checkpoint.config.form == "linear"
-    assert set(checkpoint.weights) == {"query_map", "item_map"}
     assert len(checkpoint.history) == 13
-
-
-def test_maps_remember_pairs_in_one_more_epoch():
-    pairs = turned(1, 100)
-    config = QuariConfig(DIM, form="linear", memory=80)
-    trained = train(pairs, config, SETTINGS, validation=turned(2, 60), device="cpu")
-    assert trained.history[-1].epoch == SETTINGS.epochs + 1
-    assert trained.history[-1].loss is None
-    remembered = {tuple(row) for row in trained.resumption["last.memory.queries"].numpy()}
-    assert len(remembered) == 80
-    assert remembered <= {tuple(row) for row in pairs.queries}
-    assert LinearMaps.fit(pairs, SETTINGS, memory=80).network.memory is not None
-    with pytest.raises(InvalidParameter, match="memory of 900"):
-        LinearMaps.fit(pairs, SETTINGS, memory=900)

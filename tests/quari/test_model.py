@@ -11,7 +11,7 @@ from milvus_hubness.quari.settings import QuariConfig
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
 
-FORMS = ["published", "residual", "anchored"]
+FORMS = ["published", "residual", "linear"]
 
 
 def drawn(*shape, seed=0):
@@ -22,19 +22,18 @@ def drawn(*shape, seed=0):
 def test_shapes(disturbed, form):
     adaptation = disturbed(form=form)(drawn(5, DIM))
     assert adaptation.query.shape == (5, DIM)
-    assert adaptation.U.shape == adaptation.V.shape == (5, 3, DIM)
-    assert len(adaptation.static.directions) == (DIM if form == "anchored" else 0)
+    assert adaptation.U.shape == adaptation.V.shape == (5, 0 if form == "linear" else 3, DIM)
 
 
 def test_the_defaults_are_the_papers():
-    config = QuariConfig(512)
+    config = QuariConfig(512, form="residual")
     network = Quari(config)
     assert (config.rank, config.layers) == (64, 4)
     assert network.hypernetwork.positions.shape == (128, config.width)
     assert len(network.hypernetwork.transformer.layers) == 4
 
 
-@pytest.mark.parametrize("form", ["residual", "anchored"])
+@pytest.mark.parametrize("form", ["residual", "linear"])
 def test_an_untrained_network_leaves_the_cosine_as_it_is(form):
     network = Quari(small(form=form)).eval()
     queries, items = drawn(6, DIM), drawn(20, DIM, seed=1)
@@ -81,8 +80,8 @@ def test_fewer_directions_give_lengths_nearly(disturbed):
     """The more, the nearer; none is off by a common factor."""
     items = drawn(200, DIM, seed=2)
     queries, off = drawn(4, DIM), []
-    for anchors in (1, 4, 8, DIM, 3 * DIM):
-        network = disturbed(anchors=anchors, dropout=0.0)
+    for directions in (1, 4, 8, DIM, 3 * DIM):
+        network = disturbed(form="linear", directions=directions)
         exact = explicit.cosines(network(queries), items.double().numpy())
         found = cosines(network(queries), items).detach().numpy()
         off.append(np.abs(found - exact).mean())
@@ -93,7 +92,7 @@ def test_fewer_directions_give_lengths_nearly(disturbed):
 
 
 def test_directions_are_computed_again_when_the_map_has_changed(disturbed):
-    network = disturbed()
+    network = disturbed(form="linear")
     network(drawn(1, DIM))
     with torch.no_grad():
         network.item_map.mul_(2)
@@ -148,7 +147,8 @@ def test_positions_are_sines_and_cosines():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"dim": 0}, {"rank": 0}, {"width": 9}, {"heads": 3}, {"dropout": 1.0}, {"form": "other"}, {"anchors": 0}]
+    "wrong",
+    [{"dim": 0}, {"rank": 0}, {"width": 9}, {"heads": 3}, {"dropout": 1.0}, {"form": "other"}, {"directions": 0}],
 )
 def test_sizes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidParameter):

@@ -96,7 +96,7 @@ def test_weights_of_the_authors_give_their_scores(reference, tmp_path, kind):
         wanted = [reference.scores(query, torch.from_numpy(items)).numpy() for query in torch.from_numpy(queries)]
     raw = queries @ items.T
     assert np.abs(raw - wanted).max() > 0.1
-    reranker = QuariReranker.load_published(path, {"heads": HEADS, "steps": STEPS})
+    reranker = QuariReranker(Checkpoint.load_published(path, heads=HEADS, steps=STEPS).network())
     np.testing.assert_allclose(reranker.scores(queries, [items] * 5), wanted, atol=1e-5)
     Checkpoint.load_published(path, encoder="clip", heads=HEADS, steps=STEPS).save(tmp_path / "ours.safetensors")
     saved = QuariReranker.load(tmp_path / "ours.safetensors", encoder="clip")
@@ -165,16 +165,16 @@ def test_noise_is_per_query_or_per_coordinate(monkeypatch, per_coordinate):
 
     lengths, forward = [], Quari.forward
 
-    def watched(network, queries, hidden=None):
+    def watched(network, queries):
         if network.training:
             nearest = torch.cdist(queries, torch.from_numpy(pairs.queries)).min(1).values
             lengths.extend(nearest.tolist())
-        return forward(network, queries, hidden)
+        return forward(network, queries)
 
     monkeypatch.setattr(Quari, "forward", watched)
     pairs = Pairs(unit_rows(40, 5), unit_rows(40, 6))
     settings = TrainingSettings(epochs=1, batch=20, noise=0.3, neighbors=5, noise_per_coordinate=per_coordinate)
-    config = QuariConfig(DIM, rank=1, width=8, layers=1, steps=1)
+    config = QuariConfig(DIM, form="residual", rank=1, width=8, layers=1, steps=1)
     train(pairs, config, settings, validation=pairs, device="cpu")
     expected = 0.3 * 0.5 * (math.sqrt(DIM) if per_coordinate else 1.0)
     assert np.mean(lengths) == pytest.approx(expected, rel=0.35)

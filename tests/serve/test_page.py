@@ -4,11 +4,9 @@ import base64
 import hashlib
 import re
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 
 import pytest
 
-from milvus_hubness.charts import apart, time_ticks
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.reconcile import Course, Reconciliation
@@ -149,26 +147,24 @@ def test_it_is_renewed_unless_its_reader_stops_that(full_page):
 
 
 def test_labels_do_not_cover_each_other():
-    moved = apart([100.0, 100.0, 30.0, 300.0, 104.0], lowest=184)
-    assert all(abs(one - other) >= 15 for one in moved for other in moved if one is not other)
-    assert moved[2] == 30.0
-    assert max(moved) == 184
+    alike = tuple(one.model_copy(update={"skewness": {"raw": 1.0, "new": 1.0}}) for one in outcomes(4))
+    page = shown(collection(kept=alike))
+    heights = [float(y) for y in re.findall(r'y="([\d.]+)" text-anchor="start" class="(?:before|after)">', page)]
+    assert abs(heights[0] - heights[1]) >= 15
+    assert max(heights) <= 174
 
 
 @pytest.mark.parametrize(
-    ("span", "first", "last"),
+    ("every", "times"),
     [
-        (timedelta(minutes=1), "11:59:00", "12:00:00"),
-        (timedelta(hours=7), "06:00", "12:00"),
-        (timedelta(days=3), "27 Mar", "29 Mar"),
-        (timedelta(days=90), "26 Jan", "23 Mar"),
+        (timedelta(seconds=1), ["11:59:00", "11:59:30", "12:00:00"]),
+        (timedelta(minutes=7), ["05:00", "08:30", "12:00"]),
+        (timedelta(days=1), ["28 Jan 12:00", "27 Feb 12:00", "29 Mar 12:00"]),
     ],
 )
-def test_times_are_written_at_round_moments(span, first, last):
-    names = [name for _, name in time_ticks(AT - span, AT)]
-    assert 3 <= len(names) <= 5
-    assert (names[0], names[-1]) == (first, last)
-    assert all(name != following for name, following in pairwise(names))
+def test_a_chart_names_its_first_middle_and_last_time(every, times):
+    page = shown(collection(kept=outcomes(every=every)))
+    assert re.findall(r'text-anchor="middle" class="soft">([^<]*)<', page) == times * 2
 
 
 MEASURE = """<script>

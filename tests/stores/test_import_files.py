@@ -1,6 +1,7 @@
 """Import files hold the values that an insert would send."""
 
 import json
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,7 +9,7 @@ import pytest
 from pymilvus import CollectionSchema, DataType, FieldSchema
 
 from milvus_hubness.codec.arrays import encode
-from milvus_hubness.errors import StoreError
+from milvus_hubness.errors import MissingExtra, StoreError
 from milvus_hubness.stores.milvus import MilvusStore
 
 
@@ -78,3 +79,11 @@ def test_a_row_that_cannot_be_written_is_named(tmp_path):
 def test_no_rows_make_no_file(tmp_path):
     store = MilvusStore(Server([ID, FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2)]))
     assert store.import_writer("c", tmp_path).commit() == []
+
+
+def test_a_missing_package_of_the_bulk_writer_is_named_with_its_extra(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("pymilvus.bulk_writer")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "minio", None)
+    with pytest.raises(MissingExtra, match=r'pip install "milvus-hubness\[bulk\]".*minio'):
+        MilvusStore(Server([ID])).import_writer("c", tmp_path)

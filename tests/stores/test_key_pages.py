@@ -1,13 +1,16 @@
 """Reading keys comes to an end while rows of greater ones are written, and misses none."""
 
 import uuid
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.migration import survey
+from milvus_hubness.migration.survey import survey
+from milvus_hubness.operations.progress import absent, key_chunks, key_pages
+from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import QdrantStore
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
@@ -42,7 +45,10 @@ class Pages:
     def __init__(self, keys, following):
         self.keys, self.following, self.asked = sorted(keys), following, 0
 
-    def scan_keys(self, collection, *, after, limit, partition=None):
+    def count(self, collection):
+        return len(self.keys)
+
+    def scan_keys(self, collection, *, after, limit, partition=None, pending=None):
         self.asked += 1
         assert self.asked < 2_000, "the keys are read for ever"
         self.keys.append(self.following(self.keys[-1]))
@@ -59,8 +65,60 @@ class Pages:
     ],
     ids=["numbers", "jumps", "words"],
 )
-def test_all_that_was_there_is_read_and_the_reading_ends(keys, following):
+@pytest.mark.parametrize("rows", [0, 20, 60], ids=["unknown", "too few", "some more"])
+def test_all_that_was_there_is_read_and_the_reading_ends(keys, following, rows):
     there = set(keys)
-    found = [key for page in survey.key_pages(Pages(keys, following), "c") for key in page]
+    found = [key for page in key_pages(Pages(keys, following), "c", rows=rows) for key in page]
     assert there <= set(found)
     assert found == sorted(set(found))
+
+
+class Still(Pages):
+    """The same store, with no row written meanwhile."""
+
+    def __init__(self, keys, partitions=(None,)):
+        super().__init__(keys, None)
+        self.info = CollectionInfo("c", "id", {}, len(self.keys), partitions, (), {}, None, False, {})
+
+    def scan_keys(self, collection, *, after=None, limit, partition=None, pending=""):
+        self.asked += 1
+        left = [key for key in self.keys if after is None or key > after]
+        return left[: min(limit, 1 + self.asked % 3)]
+
+    def chunk_rows(self, info):
+        return 4
+
+
+SOME = st.sets(st.integers(0, 60), max_size=40)
+
+
+@given(keys=SOME, others=SOME)
+def test_the_keys_that_another_collection_lacks(keys, others):
+    lacking = [key for page in absent(key_pages(Still(keys), "c"), Still(others), "other") for key in page]
+    assert lacking == sorted(keys - others)
+
+
+@given(keys=SOME, after=st.integers(-1, 60))
+def test_a_reader_goes_on_after_a_key(keys, after):
+    store = Still(keys)
+    found = [key for page in key_pages(store, "c", after=after, rows=len(keys)) for key in page]
+    assert found == sorted(key for key in keys if key > after)
+
+
+def test_chunks_are_full_whatever_the_pages_are_and_each_is_reported():
+    store, told = Still(range(11), partitions=("a", "b")), []
+    parts = list(key_chunks(store, store.info, "reading", lambda *facts: told.append(facts), total=20))
+    assert parts == [(name, part) for name in "ab" for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])]
+    assert told == [("reading", done, max(20, done)) for done in (0, 4, 8, 11, 15, 19, 22)]
+
+
+def test_a_survey_of_any_size_has_about_four_thousand_chunks():
+    store = Still([])
+    store.info = replace(store.info, rows=40_000)
+    store.scan_keys = lambda name, *, limit, after=None, **options: list(
+        range(0 if after is None else after + 1, min(40_000, (0 if after is None else after + 1) + limit))
+    )
+    chunks = survey(store, store.info, 3).chunks
+    assert {chunk.rows for chunk in chunks[:-1]} == {12}
+    assert [chunk.after for chunk in chunks] == [None, *(chunk.upto for chunk in chunks[:-1])]
+    assert (chunks[-1].upto, sum(chunk.rows for chunk in chunks)) == (39_999, 40_000)

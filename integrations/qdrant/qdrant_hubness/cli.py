@@ -85,10 +85,10 @@ def main() -> None:
 
 
 def migrate(
+    source: Annotated[str, typer.Argument(help="Collection to correct.")],
     correcting: Correcting,
     writers: Writers,
     connection: Connection,
-    source: Annotated[str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
@@ -104,8 +104,6 @@ def migrate(
 
     Example: qdrant-hubness migrate products --bank queries.npy --alias live
     """
-    if correcting.bank and source is None:
-        raise typer.BadParameter("--bank needs a collection: name one")
     store = connection.open()
     resumed = None
     if not (correcting.bank and restart):
@@ -117,7 +115,7 @@ def migrate(
         else:
             planned = plan_migration(
                 store,
-                str(source),
+                source,
                 read_bank(store, correcting.bank, correcting.bank_column),
                 estimator=correcting.estimator(),
                 field=correcting.vector,

@@ -10,5 +10,5 @@ app = command_line(
     "Copy a live collection into its corrected form, cut the application over to it, and back."
     "\n\nExample: milvus-hubness migrate rehearse products --bank queries.npy",
     *(commands.plan, rehearse, run, commands.status, commands.verify, commands.cutover, commands.rollback),
-    *(commands.clean, commands.pause, commands.resume, commands.set_rate, commands.release),
+    commands.clean,
 )

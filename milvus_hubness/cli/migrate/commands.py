@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from milvus_hubness.cli.console import show_facts, show_json, show_result, show_table
 from milvus_hubness.cli.migrate import options, show
-from milvus_hubness.cli.options import AsJson, Connection, RowsPerSecond
+from milvus_hubness.cli.options import AsJson, Connection
 
 if TYPE_CHECKING:
     from milvus_hubness.migration.ledger import Ledger, Migration
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="Collection to correct.")],
+    source: options.Source,
     planning: options.Planning,
     switching: options.Switching,
     writers: options.Writers,
@@ -125,7 +123,7 @@ def clean(
     name: options.Name,
     drop: Annotated[str, "Collection to drop: the source or the copy, by its own name."],
     connection: Connection,
-    yes: Annotated[bool, "Drop without asking."] = False,
+    yes: Annotated[bool, "Drop; without it, only show what would be dropped."] = False,
     target: options.Target = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,11 +140,7 @@ def clean(
     if not as_json:
         show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
     if dropped and not yes:
-        if as_json or not sys.stdin.isatty():
-            raise typer.BadParameter("not confirmed: add --yes")
-        if not typer.confirm("Drop this?"):
-            typer.echo("Nothing was dropped.")
-            return
+        raise typer.BadParameter("not confirmed: add --yes")
     migration = cleaning.clean(store, name, drop=drop, target=target)
     if as_json:
         show_json({"clean": {"dropped": dropped, **show.migration_facts(migration)}})
@@ -234,56 +228,3 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
         "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
     }
     show_facts(f"{migration.source} -> {migration.target}", words)
-
-
-Control = Annotated[Path, "File that the run has as --control."]
-
-
-def pause(control: Control, as_json: AsJson = False) -> None:
-    """Pause the run before its next request; clients continue to write to both collections.
-
-    Example: milvus-hubness migrate pause --control control.json
-    """
-    _write(control, as_json, paused=True)
-
-
-def resume(control: Control, as_json: AsJson = False) -> None:
-    """Resume a paused run.
-
-    Example: milvus-hubness migrate resume --control control.json
-    """
-    _write(control, as_json, paused=False)
-
-
-def set_rate(
-    control: Control,
-    rows_per_second: RowsPerSecond = None,
-    bytes_per_second: options.BytesPerSecond = None,
-    chunk_seconds: options.ChunkSeconds = None,
-    as_json: AsJson = False,
-) -> None:
-    """Change the limits of a run; 0 removes a limit.
-
-    Example: milvus-hubness migrate set-rate --control control.json --rows-per-second 500
-    """
-    values = {"rows_per_second": rows_per_second, "bytes_per_second": bytes_per_second, "chunk_seconds": chunk_seconds}
-    limits = {name: limit or None for name, limit in values.items() if limit is not None}
-    if not limits:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in values)
-        raise typer.BadParameter(f"no limit to change: pass one of {names}")
-    _write(control, as_json, **limits)
-
-
-def release(control: Control, as_json: AsJson = False) -> None:
-    """Let a run with --postpone-cutover cut over as soon as the copy has caught up.
-
-    Example: milvus-hubness migrate release --control control.json
-    """
-    _write(control, as_json, cutover="now")
-
-
-def _write(control: Path, as_json: bool, **changes: Any) -> None:
-    from milvus_hubness.operations.control import write_control
-
-    settings = write_control(control, **changes)
-    show_result(as_json, {"control": settings}, lambda: typer.echo(f"{control}: {show.limit_words(settings)}"))

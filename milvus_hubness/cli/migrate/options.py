@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
-Source = Annotated[
-    str | None, typer.Argument(help="Collection to correct. [default: that of the unfinished migration]")
-]
+Source = Annotated[str, typer.Argument(help="Collection to correct.")]
 Target = Annotated[str | None, "Copy, required if the source has several copies."]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
-Postpone = Annotated[bool, "Follow the source until migrate release or POST /cutover, then cut over."]
+Postpone = Annotated[bool, "Follow the source until --control or POST /cutover says 'now', then cut over."]
 
 
 @dataclass(frozen=True)
@@ -129,17 +127,13 @@ PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", 
 """The options of Planning with the names of parameters of `plan_migration`."""
 
 
-BytesPerSecond = Annotated[float | None, "Maximum bytes of vectors written per second. [default: no limit]"]
-ChunkSeconds = Annotated[float | None, "Target duration of one write in seconds, which sets its size."]
-
-
 @dataclass(frozen=True)
 class Pace:
     """The options that limit the pace of the copy and its load on the server."""
 
     rows_per_second: options.RowsPerSecond = None
-    bytes_per_second: BytesPerSecond = None
-    chunk_seconds: ChunkSeconds = None
+    bytes_per_second: Annotated[float | None, "Maximum bytes of vectors per second. [default: no limit]"] = None
+    chunk_seconds: Annotated[float | None, "Target duration of one write in seconds, which sets its size."] = None
     max_load: Annotated[str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}] = None
     critical_load: Annotated[str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}] = None
     load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = 5.0
@@ -150,7 +144,9 @@ class Pace:
 class Watching(Writers):
     """The options that report and control a running migration."""
 
-    control: Annotated[Path | None, "JSON file that migrate pause and its like write to control the run."] = None
+    control: Annotated[
+        Path | None, 'JSON file that controls the run whenever it changes, such as {"paused": true}.'
+    ] = None
     http: Annotated[str | None, "Loopback address of /status, /metrics, /pause and more.", {"metavar": "HOST:PORT"}] = (
         None
     )

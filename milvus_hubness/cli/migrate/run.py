@@ -22,25 +22,16 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.protocols import Store
 
 
-def to_resume(store: Store, name: str | None, target: str | None, *, is_planned: bool) -> Migration | None:
-    """Return the migration that a run continues without a plan; without a name, the only one that is not over.
+def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) -> Migration | None:
+    """Return the migration that a run continues without a plan.
 
     is_planned: a bank is named. The result is then None unless the application's name has begun to move. Raises
     NoMigration, and InvalidInput if the name has several copies.
     """
     from milvus_hubness.migration.ledger import Ledger
 
-    ledger = Ledger(store)
-    if name is None and target is None:
-        over = {"switched", "rolled back", "finished"}
-        unfinished = [migration for migration in ledger.migrations() if migration.phase not in over]
-        if len(unfinished) == 1:
-            return unfinished[0]
-        names = ", ".join(sorted(migration.source for migration in unfinished))
-        problem = f"several unfinished migrations ({names})" if unfinished else "no unfinished migration"
-        raise NoMigration(f"{problem} in this database: name a collection")
     try:
-        migration = ledger.find(name or str(target), target)
+        migration = Ledger(store).find(name, target)
     except NoMigration as error:
         if is_planned:
             return None
@@ -50,12 +41,12 @@ def to_resume(store: Store, name: str | None, target: str | None, *, is_planned:
 
 
 def run(
+    source: options.Source,
     planning: options.Planning,
     switching: options.Switching,
     pace: options.Pace,
     watching: options.Watching,
     connection: Connection,
-    source: options.Source = None,
     postpone_cutover: options.Postpone = False,
     as_json: options.AsEvents = False,
 ) -> None:
@@ -73,7 +64,7 @@ def run(
 
 def _carry_out(
     connection: Connection,
-    source: str | None,
+    source: str,
     planning: options.Planning,
     writers: options.Writers,
     session: Session,
@@ -84,8 +75,6 @@ def _carry_out(
     """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
     from milvus_hubness.migration.migrator import migrate, resume
 
-    if planning.bank and source is None:
-        raise typer.BadParameter("--bank needs a collection: name one")
     store, name = connection.open(), switching or options.Switching()
     resumed = None
     if not (planning.bank and planning.restart):
@@ -96,7 +85,7 @@ def _carry_out(
             resumed.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
         with session.open(resumed.source, resumed.target) as settings:
             return store, resume(store, resumed.target, settings, alias=name.alias, rename=name.rename)
-    plan = planning.plan(store, str(source), name, writers, measure=measure)
+    plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
     with session.open(plan.source.name, plan.target) as settings:
@@ -112,11 +101,11 @@ def _show_outcome(migration: Migration) -> None:
 
 
 def rehearse(
+    source: options.Source,
     planning: options.Planning,
     pace: options.Pace,
     watching: options.Watching,
     connection: Connection,
-    source: options.Source = None,
     measure: options.Measure = False,
     as_json: options.AsEvents = False,
 ) -> None:

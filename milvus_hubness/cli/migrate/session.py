@@ -17,7 +17,7 @@ from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
+from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
 from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.operations.shell_commands import Hooks, parse_hooks, watching_load
 
@@ -83,7 +83,7 @@ class Session:
             stack.enter_context(_stoppable(self._throttle, stopped))
             if path := self._watching.control:
                 if not self._release.is_set():
-                    write_control(path, cutover="postponed")
+                    postpone_cutover(path)
                 controls = Controls("the control file", self._throttle, self._release, events)
                 stack.enter_context(following_control_file(path, controls, events))
             if address := self._watching.http:

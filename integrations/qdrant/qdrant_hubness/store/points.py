@@ -134,22 +134,12 @@ class QdrantPoints:
         """As Store.count."""
         return int(self.ask("count", collection, exact=True).count)
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
-        """As Store.keys; without a partition, numbers before UUIDs."""
-        where = self._pending(collection, pending) if pending else None
-        keys: list[Key] = []
-        for part in [partition] if partition else PARTITIONS:
-            after: Key | None = None
-            while page := self._page(collection, part, after, KEYS_PER_PAGE, where):
-                keys += [record.id for record in page]
-                after = keys[-1]
-        return keys
-
     def scan_keys(
-        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
         """As Store.scan_keys."""
-        return [record.id for record in self._page(collection, self._named(partition, after), after, limit)]
+        where = self._pending(collection, pending) if pending else None
+        return [record.id for record in self._page(collection, self._named(partition, after), after, limit, where)]
 
     def above(self, key: Key, step: int) -> Key | None:
         """As Store.above."""

@@ -29,7 +29,7 @@ from milvus_hubness.stores.records import (
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
-from qdrant_hubness.store.points import PARTITIONS, SURE, partition_of
+from qdrant_hubness.store.points import SURE, partition_of
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import named
@@ -98,14 +98,11 @@ class QdrantWriteIntents(QdrantBanks):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
         self.drop(name)
 
-    def notes(
-        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
-    ) -> list[Note]:
+    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
         """As Store.notes."""
         if not self.count(intent_log.collection):
             return []
-        lines = self._lines(intent_log, keys) if keys is not None else self._all_lines(intent_log)
-        return [_note(line) for line in lines]
+        return [_note(line) for line in self._lines(intent_log, keys)]
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         """As Store.replay."""
@@ -132,15 +129,6 @@ class QdrantWriteIntents(QdrantBanks):
         for start in range(0, len(ids), _KEYS_PER_REQUEST):
             part = ids[start : start + _KEYS_PER_REQUEST]
             lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
-        return lines
-
-    def _all_lines(self, intent_log: WriteIntentLog) -> list[Any]:
-        lines: list[Any] = []
-        for partition in PARTITIONS:
-            after = None
-            while page := self._page(intent_log.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True):
-                lines += page
-                after = page[-1].id
         return lines
 
     @staticmethod
