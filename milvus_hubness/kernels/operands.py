@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from milvus_hubness.kernels.primitives import (
     ALL_DEVICES,
@@ -32,13 +33,16 @@ from milvus_hubness.kernels.primitives import (
 
 T = TypeVar("T")
 
-_STARTING = Lock()
+_SHARING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread. With one thread, the work
-    runs in the current thread, with torch's settings unchanged. Raises errors of `work`."""
-    if threads == 1:
+    """Run `work` on all `tasks` in threads, in which an operation of torch or NumPy uses one thread.
+
+    With one thread, and while another call has threads, the work runs in the current thread, and the settings stay as
+    they are. Raises errors of `work`.
+    """
+    if threads == 1 or not _SHARING.acquire(blocking=False):
         for task in tasks:
             work(task)
         return
@@ -55,13 +59,15 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
                 return
             work(task)
 
-    with ThreadPoolExecutor(threads) as pool:
-        with _STARTING:
+    try:
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
             running = [pool.submit(copy_context().run, worker) for _ in range(threads)]
             started.wait()
             torch.set_num_threads(outside)
-        for future in running:
-            future.result()
+            for future in running:
+                future.result()
+    finally:
+        _SHARING.release()
 
 
 def cuda_devices() -> list[str]:
@@ -139,6 +145,11 @@ class Operands:
     @property
     def device(self) -> torch.device:
         return self.bank.device
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that share the rows of X: those of torch, and one on CUDA."""
+        return 1 if self.bank.is_cuda else torch.get_num_threads()
 
     def tile_shape(self, *, columns: int = 1, spare_columns: int = 0) -> tuple[int, int]:
         """Return rows of X and of B per tile: at least `columns` of B, with room for `spare_columns` more."""

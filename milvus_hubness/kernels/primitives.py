@@ -315,9 +315,9 @@ def score_tiles(rows: Array, columns: Array, device: str = "auto") -> Iterator[t
         for start in range(0, len(rows), size):
             yield slice(start, start + size), rows[start : start + size] @ columns.T
         return
-    from milvus_hubness.kernels.operands import Operands, full_precision
+    from milvus_hubness.kernels.operands import Operands, full_precision, product
 
     operands = Operands.of(rows, columns, device)
     with full_precision(operands.device):
         for part, tile in operands.rows(operands.tile_shape(columns=len(columns))[0]):
-            yield part, tile @ operands.bank.T
+            yield part, product(tile, operands.bank.T)

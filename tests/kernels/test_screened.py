@@ -11,7 +11,7 @@ import torch
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels import dense, logsumexp, operands, screened, topk, topk_mean
 from milvus_hubness.kernels.operands import full_precision
-from milvus_hubness.kernels.primitives import KernelPolicy, kernel_policy, screens_in_bfloat16
+from milvus_hubness.kernels.primitives import POLICY, KernelPolicy, kernel_policy, screens_in_bfloat16
 
 RNG = np.random.default_rng(0)
 CUDA = pytest.param(
@@ -108,7 +108,7 @@ def test_vectors_with_a_large_common_part(dense_rows, device):
     X, B = unit(60, 64) + np.float32(8), unit(4000, 64)
     B += 8 - B.mean(1, keepdims=True)
     check(X, B, 9, atol=5e-3, device=device)
-    assert dense_rows == []
+    assert dense_rows == [] or POLICY.get().screen == "float32"  # It does not centre, as it rounds far less.
 
 
 def test_a_few_rows_are_left_over_and_done_again(dense_rows, device):
@@ -189,7 +189,7 @@ def test_no_tile_holds_all_scores(monkeypatch):
         ("bfloat16", 512, (512, 32_768)),
         ("bfloat16", 300, (768, 21_824)),
         ("bfloat16", 64, (1024, 16_384)),
-        ("float32", 512, (256, 32_768)),
+        ("float32", 512, (512, 16_384)),
     ],
 )
 def test_tiles_fill_the_caches(screen, dim, tiles):
