@@ -37,9 +37,7 @@ def train(
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[
-        str, "linear (maps with a memory), residual (our network) or published (the authors' network, loss and noise)."
-    ] = FORM,
+    form: Annotated[str, "linear (maps with a memory) or published (QuARI's network, loss and noise)."] = FORM,
     memory: Annotated[
         int | None, f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]"
     ] = None,
@@ -70,12 +68,9 @@ def train(
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    config_of: Any = QuariConfig.published if form == "published" else QuariConfig
-    settings_of: Any = {"linear": TrainingSettings.linear, "published": TrainingSettings.published}.get(
-        form, TrainingSettings
-    )
+    settings_of: Any = TrainingSettings.published if form == "published" else TrainingSettings.linear
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
-    config_of(dim=1, **sizes)
+    QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
@@ -83,7 +78,7 @@ def train(
         labelled = Pairs(rows.queries, rows.gallery, rows.answers)
         network = train(
             labelled,
-            config_of(labelled.dim, **sizes),
+            QuariConfig(labelled.dim, **sizes),
             settings,
             path=out,
             resume=resume,

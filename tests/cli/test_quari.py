@@ -12,10 +12,10 @@ from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
-SIZES = {"rank": 2, "width": 8, "layers": 1, "steps": 1, "batch": 16, "learning_rate": 1e-3}
+SIZES = {"rank": 2, "width": 8, "heads": 2, "layers": 1, "steps": 1, "batch": 16, "learning_rate": 1e-3}
 SMALL = (
     "--form",
-    "residual",
+    "published",
     "--epochs",
     "2",
     *(word for pair in SIZES.items() for word in ("--param", "{}={}".format(*pair))),
@@ -95,9 +95,10 @@ def test_every_option_is_heard(run, folder):
     given = {
         "rank": 3,
         "width": 12,
+        "heads": 2,
         "layers": 2,
         "steps": 1,
-        "form": "residual",
+        "form": "published",
         "directions": 5,
         "map_scale": 0.5,
         "query_weight": 0.25,
@@ -170,7 +171,7 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rank=0"), 2, "rank")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
-    wrong = run(*train, "--pairs", "pairs.npz", "--form", "residual", "--memory", "5")
+    wrong = run(*train, "--pairs", "pairs.npz", "--form", "published", "--memory", "5")
     assert_fails(wrong, 2, "memory is for the form linear")
     (folder / "broken").write_bytes(b"no network")
     assert_fails(run("quari", "show", "broken"), 1, "not a readable safetensors")

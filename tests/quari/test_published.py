@@ -174,7 +174,7 @@ def test_noise_is_per_query_or_per_coordinate(monkeypatch, per_coordinate):
     monkeypatch.setattr(Quari, "forward", watched)
     pairs = Pairs(unit_rows(40, 5), unit_rows(40, 6))
     settings = TrainingSettings(epochs=1, batch=20, noise=0.3, neighbors=5, noise_per_coordinate=per_coordinate)
-    config = QuariConfig(DIM, form="residual", rank=1, width=8, layers=1, steps=1)
+    config = QuariConfig(DIM, form="published", rank=1, width=8, layers=1, steps=1)
     train(pairs, config, settings, validation=pairs, device="cpu")
     expected = 0.3 * 0.5 * (math.sqrt(DIM) if per_coordinate else 1.0)
     assert np.mean(lengths) == pytest.approx(expected, rel=0.35)
