@@ -68,7 +68,7 @@ def train(
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    settings_of: Any = TrainingSettings.published if form == "published" else TrainingSettings.linear
+    settings_of: Any = TrainingSettings.linear if form == "linear" else TrainingSettings
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")

@@ -72,10 +72,9 @@ class TrainingSettings:
 
     epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
     pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
-    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or with
-    noise_per_coordinate as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
-    answer count; 0 is the plain loss. published_loss: the authors' loss (`train.published_loss`) instead. Raises
-    InvalidParameter.
+    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or for the
+    published network as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
+    answer count; 0 is the plain loss. Raises InvalidParameter.
     """
 
     epochs: int = EPOCHS
@@ -89,18 +88,11 @@ class TrainingSettings:
     semi_positives: int = 2
     neighbors: int = 100
     seed: int = 0
-    published_loss: bool = False
-    noise_per_coordinate: bool = False
 
     @classmethod
     def linear(cls, **changed: Any) -> TrainingSettings:
         """Return the settings for linear maps: fewer and larger steps, without weight decay. changed: other fields."""
         return cls(**{**MAPS, **changed})
-
-    @classmethod
-    def published(cls, **changed: Any) -> TrainingSettings:
-        """Return the paper's settings with the loss and the noise of the authors' code. changed: other fields."""
-        return cls(**{"published_loss": True, "noise_per_coordinate": True, **changed})
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "epochs", "patience", "neighbors")
@@ -112,8 +104,6 @@ class TrainingSettings:
         for name in ("least_rate", "weight_decay", "noise"):
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
-        if not all(isinstance(one, bool) for one in (self.published_loss, self.noise_per_coordinate)):
-            raise InvalidParameter("published_loss and noise_per_coordinate must be true or false")
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 

@@ -113,8 +113,6 @@ def test_every_option_is_heard(run, folder):
         "noise": 0.7,
         "semi_positives": 1,
         "seed": 6,
-        "published_loss": True,
-        "noise_per_coordinate": True,
     }
     options = []
     for name, value in given.items():
