@@ -26,8 +26,6 @@ INSIDE = 4
 """Width inside the transformer's MLPs, as a multiple of the width of a token."""
 DROPPED_TOKENS = 0.05
 
-Decoded = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
 
 class Hypernetwork(nn.Module):
     """The hypernetwork with the sizes of a `QuariConfig`."""
@@ -55,7 +53,7 @@ class Hypernetwork(nn.Module):
         by_step = sinusoids(config.steps, width)
         self.register_buffer("steps", torch.cat([by_step[:, 1::2], by_step[:, ::2]], 1), persistent=False)
 
-    def forward(self, queries: torch.Tensor) -> Decoded:
+    def forward(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the decoded queries (m, d), and U and V (m, r, d), for queries (m, d)."""
         control = self.query_encoder(queries)
         positions = (self.pos_scale * self.pos_emb[: self.rank]).repeat(2, 1)
