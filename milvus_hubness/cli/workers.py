@@ -69,7 +69,7 @@ async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> No
 
 
 class Worker(SpawnProcess):
-    """A process that serves a port beside others."""
+    """A process that serves a port together with others."""
 
     def __init__(self, options: ProxyOptions) -> None:
         super().__init__(daemon=True)
