@@ -11,28 +11,19 @@ import numpy as np
 import torch
 
 from benchmarks.quari_rivals import CANDIDATES
-from milvus_hubness.quari.hypernetwork import INSIDE
 from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.reranker import QuariReranker
 from milvus_hubness.quari.settings import QuariConfig
 
 SPEED_REPEATS = 60
 REMEMBERED = 6000
-NETWORK = "the residual network"
+WITH_MEMORY = "linear maps and memory"
 
 
 def products(config: QuariConfig) -> int:
     """Multiplications of one query and its candidates, of the matrix products alone."""
-    if config.form == "linear":
-        recalled = 2 * config.memory * config.dim
-        return 2 * config.dim**2 + recalled + CANDIDATES * (1 + min(config.directions, config.dim)) * config.dim
-    tokens, width, inside = 1 + 2 * config.rank, config.width, INSIDE * config.width
-    a_layer = tokens * width * (4 + 2 * INSIDE) * width + 2 * tokens**2 * width
-    decoders = tokens * inside * (width + config.dim)
-    a_candidate = (2 * config.rank + 1) * config.dim
-    of_query = 2 * config.rank**2 * config.dim
-    network = config.layers * config.steps * a_layer + decoders + inside * (config.dim + width)
-    return network + of_query + CANDIDATES * a_candidate
+    recalled = 2 * config.memory * config.dim
+    return 2 * config.dim**2 + recalled + CANDIDATES * (1 + min(config.directions, config.dim)) * config.dim
 
 
 def speed() -> list[dict[str, Any]]:
@@ -52,31 +43,26 @@ def timed(threads: int) -> list[dict[str, Any]]:
     queries = rng.normal(size=(16, 512)).astype(np.float32)
     items = list(rng.normal(size=(16, CANDIDATES, 512)).astype(np.float32))
     left, right = torch.randn(1024, 512), torch.randn(512, 1024)
-    for name, sizes in (
-        (NETWORK, {"form": "residual"}),
-        ("linear maps", {}),
-        ("linear maps and memory", {"memory": REMEMBERED}),
-    ):
+    for name, sizes in (("linear maps", {}), (WITH_MEMORY, {"memory": REMEMBERED})):
         reranker = QuariReranker(Quari(QuariConfig(512, **sizes)), candidates=CANDIDATES)
         config = reranker.network.config
 
-        def network(reranker: QuariReranker = reranker) -> None:
+        def adapt(reranker: QuariReranker = reranker) -> None:
             with torch.inference_mode():
                 reranker.network(torch.from_numpy(queries))
 
-        whole, of_network, plain = [], [], []
+        whole, of_queries, plain = [], [], []
         for _ in range(SPEED_REPEATS):
             whole.append(_seconds(lambda reranker=reranker: reranker.scores(queries, items)) / len(queries))
-            of_network.append(_seconds(network) / len(queries))
+            of_queries.append(_seconds(adapt) / len(queries))
             plain.append(_seconds(lambda: left @ right) / (1024 * 512 * 1024))
         found.append(
             {
                 "sizes": name,
-                "rank": config.rank,
                 "threads": threads,
                 "median ms": 1000 * float(np.median(whole)),
                 "least ms": 1000 * min(whole),
-                "of that the network": 1000 * float(np.median(of_network)),
+                "of that the queries": 1000 * float(np.median(of_queries)),
                 "multiplications": products(config),
                 "plain product, median ms": 1000 * products(config) * float(np.median(plain)),
                 "plain product, least ms": 1000 * products(config) * min(plain),

@@ -71,16 +71,12 @@ class _Drawing:
 
     def dot(self, kind: str, x: float, y: float, radius: float, tooltip: str = "") -> None:
         element = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>'
-        self.add(element, kind, x, y, radius, _tooltip(tooltip))
+        self.add(element, kind, x, y, radius, Markup("<title>{}</title>").format(tooltip) if tooltip else "")
 
     def svg(self) -> Markup:
         start = '<svg viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>'
         head = Markup(start).format(*self._size, self._title, self._title)
         return head + Markup("").join(self._elements) + Markup("</svg>")
-
-
-def _tooltip(text: str) -> Markup:
-    return Markup("<title>{}</title>").format(text) if text else Markup("")
 
 
 class _Plot:

@@ -48,11 +48,6 @@ class PropertyModel(FrozenModel):
             problem = error.errors()[0]["msg"]
             raise StateError(f"the collection property {cls.property_name!r} is broken: {problem}") from None
 
-    @classmethod
-    def read_or_default(cls: type[Model], properties: Mapping[str, str]) -> Model:
-        """Read the record as `read` does; its default values if it is missing."""
-        return cls.read(properties) or cls()
-
 
 class BankReference(FrozenModel):
     """Reference to one generation of a bank collection.

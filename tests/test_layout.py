@@ -14,7 +14,7 @@ from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from tests.galleries import decoded, vector_codec
+from tests.galleries import decoded
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -368,39 +368,3 @@ def test_impossible_questions_are_refused(strength, slot):
 def test_biases_must_fit_the_rows():
     with pytest.raises(InvalidInput, match="biases of shape"):
         Layout(3, "IP").augment(np.ones((2, 3)), np.ones(3))
-
-
-@given(st.one_of(cases("IP"), cases("COSINE")), st.floats(-2, 2))
-def test_one_query_is_wrapped_as_many_are(case, strength):
-    layout, _, queries, _ = case
-    assume(np.linalg.norm(queries[0]) > 1e-3)
-    for query in (queries[0].tolist(), queries[0].astype(np.float32)):
-        packed, length = vector_codec(layout).encode_one(query, strength, slot=0)
-        asked = np.frombuffer(packed, np.float32) / length
-        np.testing.assert_allclose(asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0)
-
-
-@pytest.mark.parametrize("metric", ["IP", "COSINE"])
-@pytest.mark.parametrize(
-    "query", [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]]
-)
-def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
-    assert vector_codec(Layout(2, metric)).encode_one(query, 1.0, slot=0) is None
-
-
-@pytest.mark.parametrize("metric", ["IP", "COSINE"])
-@pytest.mark.parametrize(
-    "query",
-    [
-        np.ones(1, np.float32),
-        np.zeros(2, np.float32),
-        np.array([1, math.nan], np.float32),
-        np.array([math.inf, 0], np.float32),
-        np.array([3e38, 3e38], np.float32),
-        np.ones(2, np.float64),
-        np.ones(2, np.float16),
-        np.ones((2, 1), np.float32),
-    ],
-)
-def test_arrays_that_are_no_ordinary_query_are_left_to_wrap(metric, query):
-    assert vector_codec(Layout(2, metric)).encode_one(query, 1.0, slot=0) is None

@@ -1,4 +1,4 @@
-"""The commands milvus-hubness quari train, import-weights, show and eval."""
+"""The commands milvus-hubness quari train, import-weights and eval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ PairsFile = Annotated[
 ]
 Collection = Annotated[str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
-NetworkFile = Annotated[Path, typer.Argument(help="Network, as written by quari train.")]
 RANKS = ("MdR", "MnR")
 
 
@@ -37,9 +36,7 @@ def train(
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[
-        str, "linear (maps with a memory), residual (our network) or published (the authors' network, loss and noise)."
-    ] = FORM,
+    form: Annotated[str, "linear (maps with a memory) or published (QuARI's network, loss and noise)."] = FORM,
     memory: Annotated[
         int | None, f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]"
     ] = None,
@@ -70,12 +67,9 @@ def train(
         names = ", ".join(sorted(of_network | of_training))
         raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
     sizes = {name: value for name, value in options.items() if name in of_network}
-    config_of: Any = QuariConfig.published if form == "published" else QuariConfig
-    settings_of: Any = {"linear": TrainingSettings.linear, "published": TrainingSettings.published}.get(
-        form, TrainingSettings
-    )
+    settings_of: Any = TrainingSettings.linear if form == "linear" else TrainingSettings
     settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
-    config_of(dim=1, **sizes)
+    QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
     check_writable(curves)
     with progress_bars() as progress:
@@ -83,7 +77,7 @@ def train(
         labelled = Pairs(rows.queries, rows.gallery, rows.answers)
         network = train(
             labelled,
-            config_of(labelled.dim, **sizes),
+            QuariConfig(labelled.dim, **sizes),
             settings,
             path=out,
             resume=resume,
@@ -143,25 +137,14 @@ def import_weights(
     """
     from milvus_hubness.quari.checkpoint import Checkpoint
 
-    Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param")).save(out)
-    show(out, as_json)
-
-
-def show(network: NetworkFile, as_json: AsJson = False) -> None:
-    """Show the sizes of a network, its training data and the course of its training.
-
-    Example: milvus-hubness quari show network.safetensors
-    """
-    from milvus_hubness.quari.checkpoint import Checkpoint
-
-    checkpoint = Checkpoint.load(network)
-    facts = {**_facts(checkpoint), "network": str(network)}
-    title = f"Trained on {checkpoint.pairs} pairs" if checkpoint.history else "The authors' weights"
-    show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
+    network = Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param"))
+    network.save(out)
+    facts = {**_facts(network), "network": str(out)}
+    show_result(as_json, {"quari": facts}, lambda: show_facts("The authors' weights", _in_words(facts)))
 
 
 def evaluate(
-    network: NetworkFile,
+    network: Annotated[Path, typer.Argument(help="Network, as written by quari train.")],
     pairs: PairsFile,
     connection: Connection,
     collection: Collection = None,
@@ -203,6 +186,5 @@ app = command_line(
     "\n\nExample: milvus-hubness quari train --pairs pairs.npz --out network.safetensors",
     train,
     import_weights,
-    show,
     eval=evaluate,
 )

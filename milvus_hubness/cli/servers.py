@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from contextlib import suppress
@@ -22,7 +21,7 @@ from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavail
 
 if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Event
-    from milvus_hubness.proxy import ProxyOptions, Tls
+    from milvus_hubness.proxy import Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
 
 
@@ -114,6 +113,8 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
 
 
 MIB = 1 << 20
+GRPC_THREADS = "-event_engine_client,-event_engine_listener"
+"""The default of GRPC_EXPERIMENTS for the proxy: gRPC's threads switch half as often."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Proxying:
     state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = STATE_TTL
     max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = MAX_CALLS
     drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = DRAIN_SECONDS
+    workers: Annotated[int, "Processes that serve the port.", {"min": 1}] = 1
 
 
 def proxy(
@@ -145,8 +147,8 @@ def proxy(
 
     Example: milvus-hubness proxy --upstream localhost:19530 --port 19540
     """
-    import asyncio
-
+    os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)  # gRPC reads it when it is imported.
+    from milvus_hubness.cli.workers import run
     from milvus_hubness.proxy import ProxyOptions
 
     options = ProxyOptions(
@@ -156,7 +158,13 @@ def proxy(
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
     )
-    asyncio.run(_run_proxy(options, as_json))
+
+    def listening(port: int) -> None:
+        address = f"{options.host}:{port}"
+        result = {"event": "listening", "address": address, "upstream": options.upstream}
+        show_result(as_json, result, lambda: typer.echo(f"listening on {address}, for Milvus at {options.upstream}"))
+
+    run(options, listening)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -165,20 +173,3 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
     return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
-
-
-async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:
-    """Run the proxy until SIGTERM or SIGINT."""
-    import asyncio
-
-    from milvus_hubness.proxy import Proxy
-
-    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    async with Proxy(options) as running:
-        listening = f"{options.host}:{running.port}"
-        result = {"event": "listening", "address": listening, "upstream": options.upstream}
-        text = f"listening on {listening}, for Milvus at {options.upstream}"
-        show_result(as_json, result, lambda: typer.echo(text))
-        await stopped.wait()

@@ -237,7 +237,7 @@ class Catalog:
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
             WriteIntentLog.read(properties),
-            tuple(online_banks.samples_collection for online_banks in OnlineBanks.read_or_default(properties).banks),
+            tuple(bank.samples_collection for bank in (OnlineBanks.read(properties) or OnlineBanks()).banks),
         )
 
 

@@ -160,7 +160,8 @@ class Sampler:
 def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
     """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
     try:
-        return {(bank.field, bank.profile): bank for bank in OnlineBanks.read_or_default(properties).banks}
+        online = OnlineBanks.read(properties) or OnlineBanks()
+        return {(bank.field, bank.profile): bank for bank in online.banks}
     except StateError as error:
         _log.warning("no queries are sampled: %s", error)
         return {}

@@ -98,7 +98,7 @@ class Reading:
                 self.rows_out(rows, fields)
                 return results
         for hits in results:  # all hits of one query have the same fields
-            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
+            if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
 
@@ -129,7 +129,7 @@ class Reading:
         return tuple(name for codec in self._codecs for name in codec.hidden_fields)
 
     @cached_property
-    def _changed(self) -> frozenset[str]:
+    def changed(self) -> frozenset[str]:
         """The fields that hold augmented vectors, and the hidden fields."""
         return frozenset([*self._hidden, *(state.field for state in self.states)])
 
@@ -218,49 +218,37 @@ class Rewrite:
     def ask(self, question: Question) -> SearchRequest:
         """Return the one request that answers a search without a re-ranker: corrected or gated. Raises
         DimensionMismatch, InvalidInput, InvalidParameter."""
-        if asking := self.asking(question, exact=True):
+        if asking := self.asking(question):
             return asking(question.data)
         return self._gated(question)
 
-    def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
-        """Return a function that builds the request of this question for other data, and raises as `ask` does.
-
-        exact: the scores are needed as such; else one query may be sent up to a factor, in a fraction of the time.
-        Returns None if a gate limits the correction to some queries.
-        """
+    def asking(self, question: Question) -> Asking | None:
+        """Return a function that builds the request of this question for other data, and raises as `ask` does; None if
+        a gate limits the correction to some queries."""
         strength = self.strength(question)
         if self.is_gated(question):
             return None
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
-        in_proportion = not exact and self._scores_are_products(question)
-        in_proportion = in_proportion and not _has_bounds(question.search_params)
 
-        def request(encoded: list[Any], queries: Floats | None, length: float = 1.0) -> SearchRequest:
+        def ask(data: npt.ArrayLike) -> SearchRequest:
+            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
+            encoded = self.codec.pack_queries(queries, strength, slot=slot)
+
             def answer(results: Any) -> Any:
-                if queries is not None:
-                    self._score(results, queries, strength, question)
-                elif length != 1:
-                    rescore(results[0], np.divide(results[0].distances, length))
+                self._score(results, queries, strength, question)
                 return self.reading.hits_out(results, fields)
 
             params = self.search_params(question.search_params, queries)
             return SearchRequest(encoded, question.limit, question.offset, params, fields.requested, answer)
 
-        def ask(data: npt.ArrayLike) -> SearchRequest:
-            if in_proportion and isinstance(data, list) and len(data) == 1:
-                one = self.codec.encode_one(data[0], strength, slot=slot)
-                if one is not None:
-                    return request([one[0]], None, one[1])
-            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
-            return request(self.codec.pack_queries(queries, strength, slot=slot), queries)
-
         return ask
 
-    def _scores_are_products(self, question: Question) -> bool:
+    def scores_are_products(self, question: Question) -> bool:
+        """Whether the server's scores are those of the answer, unless the client ranks candidates."""
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
-    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats | None) -> dict[str, Any]:
+    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
         if not requested:
             return {}
@@ -272,7 +260,7 @@ class Rewrite:
             )
         for place in places(params):
             for name in RANGE_BOUNDS:
-                if place.get(name) is not None and queries is not None:
+                if place.get(name) is not None:
                     place[name] = float(self.codec.layout.products(place[name], queries[0]))
         return params
 
@@ -305,7 +293,7 @@ class Rewrite:
 
     def _score(self, results: Any, queries: Floats, strength: float, question: Question) -> None:
         """Convert the scores to the user's metric, in place."""
-        if self._scores_are_products(question):
+        if self.scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
             products = [[hit["distance"] for hit in list.__iter__(hits)]]

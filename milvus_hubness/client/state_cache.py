@@ -110,7 +110,7 @@ class CachedState:
 
     key_field: str
     states: Mapping[str, CollectionState]
-    prepared: dict[tuple[Any, ...], PreparedSearch] = field(default_factory=dict, compare=False)
+    prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     dual_write: DualWrite | None = None
     online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
     intent_log: WriteIntentLog | None = None

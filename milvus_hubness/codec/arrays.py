@@ -132,7 +132,6 @@ Metric = Literal["IP", "COSINE", "L2"]
 ALIGNMENT = 16
 MAX_WIDTH = 32_768
 UNIT_TOLERANCE = 2.5e-7
-LEAST_LENGTH = 1e-9
 
 QUERY_SCALE = 4
 """Scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of what u adds."""

@@ -5,8 +5,6 @@ There is one class for each bias location, here that of `vector`. Their methods 
 
 from __future__ import annotations
 
-import math
-import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import (
-    LEAST_LENGTH,
-    UNIT_TOLERANCE,
-    Dtype,
-    Floats,
-    Metric,
-    StorageFormat,
-    decode,
-    rounded,
-    rounded_to_sums,
-)
+from milvus_hubness.codec.arrays import Dtype, Floats, Metric, StorageFormat, decode, rounded, rounded_to_sums
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import StateError
 
@@ -231,36 +219,6 @@ class RowCodec(ABC):
     def pack_queries(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> list[Any]:
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
-
-    def encode_one(self, query: list[float] | Floats, strength: float, *, slot: int) -> tuple[bytes, float] | None:
-        """Return the augmented query as float32 bytes, up to a factor, and that factor.
-
-        query: d Python numbers, or float32 (d,). This takes a fraction of the time of `pack_queries`, because it avoids
-        the overhead of NumPy. Returns None under L2, for half precision, and for anything but d finite numbers of an
-        ordinary length.
-        """
-        layout = self.layout
-        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2":
-            return None
-        columns = [0.0] * (layout.width - layout.dim)
-        try:
-            if isinstance(query, list):
-                length = math.hypot(*query)
-            elif query.dtype == np.float32 and query.ndim == 1:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    length = math.sqrt(query.dot(query))
-            else:
-                return None
-            if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
-                return None
-            if layout.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
-                length = 1.0
-            columns[slot] = -strength * length
-            if isinstance(query, list):
-                return struct.pack(f"{layout.width}f", *query, *columns), length
-            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
-        except (struct.error, TypeError):
-            return None
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""

@@ -144,7 +144,8 @@ class Layout:
         """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy. Such rows
         are stored and read back bit for bit."""
         lengths = lengths_of(self.rows(vectors))
-        return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
+        lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
+        return lengths
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
         """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2). Their inner
@@ -319,4 +320,5 @@ class Layout:
         lengths = self.norms(rows)
         if (lengths == 1).all():
             return rows
-        return (rows / np.where(lengths == 0, 1, lengths)[:, None]).astype(np.float32)
+        lengths[lengths == 0] = 1.0
+        return (rows / lengths[:, None]).astype(np.float32)

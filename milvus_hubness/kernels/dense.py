@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from milvus_hubness.kernels.operands import Operands
+from milvus_hubness.kernels.operands import Operands, product, share_out
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
@@ -36,9 +36,17 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
     """Return tau · log Σ_i exp((x·b_i + w_i) / tau), (n,), under a running maximum and summed in float64."""
     result = operands.empty(operands.X.shape[0])
     rows, columns = operands.tile_shape()
-    for part, x in operands.rows(rows):
-        tiles = (torch.addmm(weights[span], x, tile) for span, tile in operands.columns(columns))
+
+    def work(task: tuple[slice, torch.Tensor]) -> None:
+        part, x = task
+        room = x.new_empty(len(x) * columns)
+        tiles = (
+            product(x, tile, out=room[: len(x) * tile.shape[1]].view(len(x), -1)).add_(weights[span])
+            for span, tile in operands.columns(columns)
+        )
         result[part] = running_logsumexp(tiles, tau, x.new_empty(len(x)))
+
+    share_out(work, operands.rows(rows), operands.threads)
     return (result,)
 
 
@@ -61,7 +69,7 @@ def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Ten
         best = x.new_empty(len(x), 0)
         places = best.long()
         for span, tile in operands.columns(columns):
-            scores = x @ tile
+            scores = product(x, tile)
             fresh, where = scores.topk(min(k, scores.shape[1]), dim=1, sorted=False)
             best = torch.cat([best, fresh], 1)
             places = torch.cat([places, where + span.start], 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from math import isqrt
 from threading import Barrier, Lock
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from milvus_hubness.kernels.primitives import (
     ALL_DEVICES,
@@ -30,13 +33,16 @@ from milvus_hubness.kernels.primitives import (
 
 T = TypeVar("T")
 
-_STARTING = Lock()
+_SHARING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread. With one thread, the work
-    runs in the current thread, with torch's settings unchanged. Raises errors of `work`."""
-    if threads == 1:
+    """Run `work` on all `tasks` in threads, in which an operation of torch or NumPy uses one thread.
+
+    With one thread, and while another call has threads, the work runs in the current thread, and the settings stay as
+    they are. Raises errors of `work`.
+    """
+    if threads == 1 or not _SHARING.acquire(blocking=False):
         for task in tasks:
             work(task)
         return
@@ -53,13 +59,15 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
                 return
             work(task)
 
-    with ThreadPoolExecutor(threads) as pool:
-        with _STARTING:
+    try:
+        with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
             running = [pool.submit(copy_context().run, worker) for _ in range(threads)]
             started.wait()
             torch.set_num_threads(outside)
-        for future in running:
-            future.result()
+            for future in running:
+                future.result()
+    finally:
+        _SHARING.release()
 
 
 def cuda_devices() -> list[str]:
@@ -95,6 +103,25 @@ def full_precision(device: torch.device) -> Iterator[None]:
             matmul.allow_bf16_reduced_precision_reduction = True
 
 
+def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return a @ b, by NumPy on a CPU where its library multiplies float32 faster: torch's is slow on AMD's."""
+    if a.dtype == torch.float32 and a.device.type == "cpu" and b.device.type == "cpu" and numpy_is_faster():
+        return torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy()))
+    return torch.mm(a, b, out=out)
+
+
+@cache
+def numpy_is_faster() -> bool:
+    """Return whether NumPy multiplies float32 faster than torch on this CPU, by three products of each in turns."""
+    a, b, seconds = np.ones((256, 512), np.float32), np.ones((512, 2048), np.float32), [math.inf, math.inf]
+    x, y = torch.from_numpy(a), torch.from_numpy(b)
+    for by_numpy in (True, False) * 3:
+        started = time.perf_counter()
+        np.matmul(a, b) if by_numpy else torch.mm(x, y)
+        seconds[by_numpy] = min(seconds[by_numpy], time.perf_counter() - started)
+    return seconds[True] < seconds[False]
+
+
 @dataclass(frozen=True)
 class Operands:
     """X (n, d) on the caller's device, B (m, d) on the kernel's in the dtype of the arithmetic, and its kernel."""
@@ -118,6 +145,11 @@ class Operands:
     @property
     def device(self) -> torch.device:
         return self.bank.device
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that share the rows of X: those of torch, and one on CUDA."""
+        return 1 if self.bank.is_cuda else torch.get_num_threads()
 
     def tile_shape(self, *, columns: int = 1, spare_columns: int = 0) -> tuple[int, int]:
         """Return rows of X and of B per tile: at least `columns` of B, with room for `spare_columns` more."""

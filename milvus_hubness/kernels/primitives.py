@@ -1,24 +1,26 @@
 """The two primitives, the k largest inner products and their log-sum-exp, by the fastest kernel for the call.
 
 `on_numpy` computes small products, and all of a process that neither runs a job nor has imported torch, such as a
-search service. In other processes torch computes: where the device multiplies bfloat16 natively by `screened`, and
-elsewhere, for float64, and for shapes that it is not made for, by `dense`. All are exact up to the rounding of float32.
+search service. In other processes torch computes: the k largest by `screened`, in bfloat16 where the device multiplies
+it natively and else in float32; the rest, float64, and shapes that it is not made for, by `dense`. All are exact up to
+the rounding of float32.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +90,8 @@ def convert_fields(options: object, convert: Callable[..., Any], *names: str, **
 
 
 Kernel: TypeAlias = Literal["numpy", "screened", "dense"]
+Screen: TypeAlias = Literal["auto", "bfloat16", "float32"]
+SCREEN_VARIABLE = "MILVUS_HUBNESS_KERNEL"
 ALL_DEVICES = "cuda:all"
 TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 28}
 
@@ -96,19 +100,27 @@ TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 <
 class KernelPolicy:
     """What decides between kernels and between their sizes. None: by device, use, dimension or dtype.
 
-    kernel: for all calls; "numpy" for those on arrays. devices: those of "cuda:all". numpy_below: products of numbers
-    below which NumPy is as fast as torch. least_screened: rows, and products of numbers, from which a screen is faster
-    than the dense kernel. tile_size: scores in memory at once. screened_tile: rows and columns. sinkhorn_limits: bytes
-    of scores that a CPU stores, and pairs that it recomputes.
+    kernel: for all calls; "numpy" for those on arrays. screen: the dtype of screens, by default that of the environment
+    variable MILVUS_HUBNESS_KERNEL; "auto" is bfloat16 on a device that multiplies it natively. devices: those of
+    "cuda:all". numpy_below: products of numbers below which NumPy is as fast as torch. least_screened: rows, and
+    products of numbers, from which a screen is faster than the dense kernel. tile_size: scores in memory at once.
+    screened_tile: rows and columns. sinkhorn_limits: bytes of scores that a CPU stores, and pairs that it recomputes.
+    Raises InvalidParameter.
     """
 
     kernel: Kernel | None = None
+    screen: Screen = field(default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto")))
     devices: tuple[str, ...] | None = None
     numpy_below: int = 1 << 28
     least_screened: tuple[int, int] = (128, 1 << 32)
     tile_size: int | None = None
     screened_tile: tuple[int, int] | None = None
     sinkhorn_limits: tuple[int, float] = (1 << 30, 2e10)
+
+    def __post_init__(self) -> None:
+        if self.screen not in get_args(Screen):
+            choices = ", ".join(get_args(Screen))
+            raise InvalidParameter(f"{SCREEN_VARIABLE} must be one of {choices}, not {self.screen!r}")
 
     def tile_size_of(self, use: str) -> int:
         return self.tile_size or TILE_SIZES[use]
@@ -191,16 +203,17 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """Return the policy's kernel, or "screened" on a device that multiplies bfloat16 natively, such as CUDA from
-    capability 8.0 on, and otherwise "dense"."""
-    if (kernel := POLICY.get().kernel) and kernel != "numpy":
-        return kernel
-    return "screened" if multiplies_bfloat16(device) else "dense"
+    """Return the policy's kernel, or "screened"."""
+    kernel = POLICY.get().kernel
+    return kernel if kernel and kernel != "numpy" else "screened"
 
 
-def multiplies_bfloat16(device: torch.device) -> bool:
+def screens_in_bfloat16(device: torch.device) -> bool:
+    """Return what the policy says, or whether the device multiplies bfloat16 natively, as CUDA from capability 8.0."""
     import torch
 
+    if (screen := POLICY.get().screen) != "auto":
+        return screen == "bfloat16"
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -302,9 +315,9 @@ def score_tiles(rows: Array, columns: Array, device: str = "auto") -> Iterator[t
         for start in range(0, len(rows), size):
             yield slice(start, start + size), rows[start : start + size] @ columns.T
         return
-    from milvus_hubness.kernels.operands import Operands, full_precision
+    from milvus_hubness.kernels.operands import Operands, full_precision, product
 
     operands = Operands.of(rows, columns, device)
     with full_precision(operands.device):
         for part, tile in operands.rows(operands.tile_shape(columns=len(columns))[0]):
-            yield part, tile @ operands.bank.T
+            yield part, product(tile, operands.bank.T)

@@ -1,10 +1,11 @@
-"""Top-k means on devices with native bfloat16, CPUs and CUDA: screened in bfloat16, then computed exactly.
+"""Top-k means on CPUs and CUDA: screened, in bfloat16 on devices that multiply it natively, then computed exactly.
 
 The screen subtracts the mean of the bank, which changes all scores of a row by the same number. It subtracts the mean c
 of X too, and adds c·b in float32, as three more columns of the bank, if there is room for them or c is large. Rounding
 both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower bound of
 the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that bound less
-2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
+2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties. Elsewhere
+the screen multiplies the bank as it is, in float32: the bound saves a sort, and e is that of a sum.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, as_tensor, share_out
-from milvus_hubness.kernels.primitives import POLICY, import_faiss
+from milvus_hubness.kernels.operands import Operands, as_tensor, product, share_out
+from milvus_hubness.kernels.primitives import POLICY, import_faiss, screens_in_bfloat16
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -37,8 +38,6 @@ LEAST_GROUPS = 4
 MOST_SELECTED = 8
 """Largest number of selected groups of a row for each of the k; or, if more, the usual share of all groups."""
 USUAL_SHARE = 1 / 16
-HALF_UNIT = 2.0**-8
-"""Largest relative error of rounding to bfloat16."""
 SUM_UNIT = 2.0**-22
 """Largest error of a term of a sum in float32, in units of the product of the norms: it covers any order, tensor cores,
 which cut instead of rounding, and the rounding of the centred bank and of the norms."""
@@ -52,9 +51,10 @@ class Tiles(NamedTuple):
 
 
 class _Bank(NamedTuple):
-    """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: the bank less its
-    mean, and the products with the center in PARTS, (p, q) bfloat16, with zeros up to multiples of the groups and of
-    ALIGNED. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding error."""
+    """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: in bfloat16 the bank
+    less its mean, and the products with the center in PARTS, (m, q), with zeros up to a multiple of ALIGNED; in float32
+    the bank. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding
+    error."""
 
     exact: torch.Tensor
     center: torch.Tensor
@@ -62,15 +62,27 @@ class _Bank(NamedTuple):
     norm: float
     error: float
 
+    @property
+    def half_unit(self) -> float:
+        """The largest relative error of rounding to the dtype of the screen."""
+        return torch.finfo(self.rounded.dtype).eps / 2
+
 
 def tiles_for(dim: int, device: torch.device) -> Tiles:
-    """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
+    """Return tiles with as many rows of X as half the second-level cache holds in bfloat16, 128 to 1,024, and so many
     columns that their scores would fill the third-level cache; on CUDA larger ones; or those of the policy."""
     policy, whole = POLICY.get(), GROUP * GROUPS_TOGETHER
-    rows, scores = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)), THIRD_CACHE // 2
+    rows, scores = (
+        min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)),
+        THIRD_CACHE // _dtype_on(device).itemsize,
+    )
     if device.type == "cuda":
         rows, scores = CUDA_ROWS, policy.tile_size_of("screened")
     return Tiles(*policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole))
+
+
+def _dtype_on(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if screens_in_bfloat16(device) else torch.float32
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
@@ -97,7 +109,7 @@ def _screened(
 ) -> Results:
     """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k). exact: the
     dense kernel, for the rows that the screen is not certain of."""
-    threads, bank = 1 if operands.bank.is_cuda else torch.get_num_threads(), _rounded(operands)
+    bank = _rounded(operands)
     tiles, unsure = tiles_for(bank.exact.shape[1], operands.device), []
 
     def work(task: tuple[slice, torch.Tensor]) -> None:
@@ -108,7 +120,7 @@ def _screened(
         if not sure.all():
             unsure.append(part.start + (~sure).nonzero()[:, 0].cpu().numpy())
 
-    share_out(work, operands.rows(tiles.rows), threads)
+    share_out(work, operands.rows(tiles.rows), operands.threads)
     if unsure:
         numbers = np.concatenate(unsure)
         for result, rows in zip(results, exact(Operands(operands.X[numbers], operands.bank), k), strict=True):
@@ -117,15 +129,17 @@ def _screened(
 
 
 def _rounded(operands: Operands) -> _Bank:
-    exact, (m, d), whole = operands.bank.contiguous(), operands.bank.shape, GROUP * GROUPS_TOGETHER
+    exact, (m, d), dtype = operands.bank.contiguous(), operands.bank.shape, _dtype_on(operands.bank.device)
+    if dtype == torch.float32:
+        return _Bank(exact, exact.new_zeros(d), exact, float(exact.norm(dim=1).max()), 0.0)
     sample = as_tensor(operands.X[:: max(1, len(operands.X) // 1024)], exact.dtype, exact.device)
     mean, center = exact.mean(0), sample.mean(0)
     is_large = bool(center.norm() > LARGE_MEAN * sample.norm(dim=1).mean())
     width = -(-(d + PARTS * is_large) // ALIGNED) * ALIGNED
     center *= width >= d + PARTS
-    rounded = exact.new_zeros(-(-m // whole) * whole, width, dtype=torch.bfloat16)
+    rounded = exact.new_zeros(m, width, dtype=dtype)
     norms = []
-    for part, near in zip(torch.split(exact, 4096), torch.split(rounded[:m], 4096), strict=True):
+    for part, near in zip(torch.split(exact, 4096), torch.split(rounded, 4096), strict=True):
         centered = part - mean
         near[:, :d] = centered
         rest = centered @ center
@@ -140,16 +154,16 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
     certain, (rows,)."""
     centered = x - bank.center
-    near = centered.bfloat16()
-    product = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
-    product += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
+    near = centered.to(bank.rounded.dtype)
+    error = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
+    error += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
     near = torch.nn.functional.pad(near, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
-    scores, columns, threshold = _selected(near, bank, k, product, tiles)
+    scores, columns, threshold = _selected(near, bank, k, error, tiles)
     enough = (columns >= 0).sum(1) >= k
     if not enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), enough
-    last = scores.topk(k, dim=1).values[:, -1]
-    cut = last - 2 * (product + HALF_UNIT * (last.abs() + 2 * product))
+    last = scores.topk(k, dim=1, sorted=False).values.amin(1)
+    cut = last - 2 * (error + bank.half_unit * (last.abs() + 2 * error))
     sure = enough & (threshold <= cut)
     columns[(scores < cut[:, None]) | ~sure[:, None]] = -1
     exact = _products(x, bank.exact, columns)
@@ -158,29 +172,31 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
 
 
 def _selected(
-    near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
+    near: torch.Tensor, bank: _Bank, k: int, error: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the scores that reach a threshold, float32, their columns, both (rows, p), and the threshold, (rows,).
-    Unused places are −inf and −1; the threshold is infinite for rows that would select too many. product: (rows,)
-    errors."""
-    room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
+    Unused places are −inf and −1; the threshold is infinite for rows that would select too many. error: (rows,)."""
+    whole = GROUP * GROUPS_TOGETHER
+    room = near.new_empty(len(near) * min(tiles.columns, -(-len(bank.rounded) // whole) * whole))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = near.new_zeros(len(near), dtype=torch.int64)
     most = max(MOST_SELECTED * k, USUAL_SHARE * len(bank.rounded) / GROUP)
     survivors = []
     for start in range(0, len(bank.rounded), tiles.columns):
         part = bank.rounded[start : start + tiles.columns]
-        scores = torch.mm(near, part.T, out=room[: len(near) * len(part)].view(len(near), len(part)))
-        scores[:, max(0, len(bank.exact) - start) :] = -torch.inf
+        width = -(-len(part) // whole) * whole
+        scores = room[: len(near) * width].view(len(near), width)
+        product(near, part.T, out=scores[:, : len(part)])
+        scores[:, len(part) :] = -torch.inf
         highest = _highest(scores, GROUP)
         few = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
         bounds = highest if few else _highest(highest, GROUPS_TOGETHER)
         best = torch.cat([best, bounds.float()], 1)
-        best = best.topk(min(k, best.shape[1]), dim=1).values
-        low = best[:, -1]
-        threshold = (low - 2 * product - 4 * HALF_UNIT * low.abs()).bfloat16()
-        if (threshold > 0).all():
-            reached = highest.view(torch.int16) >= threshold.view(torch.int16)[:, None]
+        best = best.topk(min(k, best.shape[1]), dim=1, sorted=False).values
+        low = best.amin(1)
+        threshold = (low - 2 * error - 4 * bank.half_unit * low.abs()).to(near.dtype)
+        if near.dtype == torch.float32 or (threshold > 0).all():
+            reached = _bits(highest) >= _bits(threshold)[:, None]
         else:
             reached = scores.view(len(near), GROUP, -1).amax(1) >= threshold[:, None]
         counted += reached.sum(1)
@@ -192,11 +208,14 @@ def _selected(
 
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
-    """Return the largest of every `together` scores (rows, p) bfloat16, (rows, p / together), if one is above 0.
-    Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits read as
-    integers, which are compared many times faster."""
-    grouped = scores.view(torch.int16).view(len(scores), together, -1)
-    return grouped.amax(1).view(torch.bfloat16)
+    """Return the largest of every `together` scores (rows, p), (rows, p / together). In bfloat16, where none is above
+    0, the result is one of these scores."""
+    return _bits(scores).view(len(scores), together, -1).amax(1).view(scores.dtype)
+
+
+def _bits(scores: torch.Tensor) -> torch.Tensor:
+    """Return numbers that are compared fast: for bfloat16 the bits as integers, in the same order above 0."""
+    return scores.view(torch.int16) if scores.dtype == torch.bfloat16 else scores
 
 
 def _padded(
@@ -206,7 +225,8 @@ def _padded(
     groups that have such scores. Rows with fewer than p end in −1 and −inf."""
     apart = reached.shape[1]
     rows, group = reached.nonzero(as_tuple=True)
-    members = scores.view(len(scores), GROUP, apart)[rows, :, group]
+    first = (rows * GROUP * apart + group)[:, None]
+    members = scores.take(first + apart * torch.arange(GROUP, device=rows.device))
     which, member = (members >= threshold[rows, None]).nonzero(as_tuple=True)
     rows = rows[which]
     counts = rows.bincount(minlength=len(scores))

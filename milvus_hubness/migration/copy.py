@@ -109,10 +109,6 @@ class Recorder:
         """All chunks in their original order, as recorded."""
         return list(self._chunks.values())
 
-    @property
-    def todo(self) -> list[Chunk]:
-        return [chunk for chunk in self.chunks if chunk.seconds is None]
-
     def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
         """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
         self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
@@ -163,7 +159,8 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
     alone: no client has ever written to the copy."""
     store, source, field = pair.store, pair.origin.collection, pair.state.field
     size = store.chunk_rows(store.info(source, counted=False))
-    pages = ((c, *page) for c in recorder.todo for page in chunk_pages(store, source, field, c, size))
+    todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
+    pages = ((chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size))
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.operations.control import Controls, MigrationMetrics
-from milvus_hubness.operations.progress import LIMITS, LatestEvents
+from milvus_hubness.operations.progress import LatestEvents
 
 LARGEST_BODY = 65_536
 MOST_CONNECTIONS = 100
@@ -185,8 +185,8 @@ def is_loopback(address: str) -> bool:
 
 
 def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine. Raises InvalidParameter for a port
-    in use or a host that is not a loopback address."""
+    """Return the control server of a migration, for every program on this machine; POST /control takes the settings of
+    a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address."""
     host, _ = parse_address(address)
     if not is_loopback(address):
         raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
@@ -194,25 +194,14 @@ def control_server(address: str, controls: Controls, latest: LatestEvents, metri
     def status() -> RedactedResponse:
         return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
 
-    def apply(settings: Json, body: Json) -> RedactedResponse:
-        if body:
-            raise InvalidParameter(f"nothing is expected in the body but {{}}, not {', '.join(body)}")
+    def control(settings: Json) -> RedactedResponse:
         controls.apply(settings)
-        return status()
-
-    def rate(body: Json) -> RedactedResponse:
-        if not body or not set(body) <= set(LIMITS):
-            raise InvalidParameter(f"the body must name some of {', '.join(LIMITS)}, and nothing else")
-        controls.apply(body)
         return status()
 
     routes = [
         get("/status", status),
         get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
         get("/healthz", lambda: RedactedResponse({"status": "ok"})),
-        post("/pause", lambda body: apply({"paused": True}, body)),
-        post("/resume", lambda body: apply({"paused": False}, body)),
-        post("/cutover", lambda body: apply({"cutover": "now"}, body)),
-        post("/rate", rate),
+        post("/control", control),
     ]
     return HttpServer(address, routes, name="milvus-hubness-control")

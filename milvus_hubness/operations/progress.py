@@ -1,29 +1,6 @@
 """The progress of a job: callbacks, events, the throttle that limits its pace, and the keys of its rows in pages.
 
-| event           | facts                                                                                   |
-|-----------------|-----------------------------------------------------------------------------------------|
-| plan            | the plan                                                                                |
-| before-copy     | source, target, rows_total                                                              |
-| copying         | after each chunk: partition, chunk and chunks (its number and the total number), rows   |
-|                 | copied so far, rows_total, bytes and seconds of this chunk, rows_per_second,            |
-|                 | eta_seconds (None while unknown)                                                        |
-| after-copy      | source, target, rows                                                                    |
-| catching-up     | pass (from 1), and in this pass so far: rows compared, rows_total, differing, repaired; |
-|                 | pass 0 only compares                                                                    |
-| before-verify   | source, target, rows_total                                                              |
-| verified        | rows, fields                                                                            |
-| postponed       | the cutover waits for its release                                                       |
-| before-cutover  | source, target, alias                                                                   |
-| after-cutover   | source, target, alias                                                                   |
-| before-rollback | source, target, alias                                                                   |
-| after-rollback  | source, target, alias                                                                   |
-| throttled       | reason, detail: the server is under load, and the copy pauses until `resumed`           |
-| paused          | reason: the operator or check that paused the copy                                      |
-| resumed         | reason: the pause that ended; the copy continues when no pause is left                  |
-| rate            | rows_per_second, bytes_per_second, chunk_seconds: current values, None for no limit     |
-| warning         | message: a step failed, and the migration continues without it                          |
-| stopped         | reason: ended on request; the migration can be resumed                                  |
-| failed          | type and message of the error                                                           |
+docs/how-to/migrate.md lists the events of a migration and their facts.
 """
 
 from __future__ import annotations
@@ -91,7 +68,7 @@ EVENT_NAMES = (*PHASES, "throttled", "paused", "resumed", "rate", "warning")
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a job. name: one of EVENT_NAMES. facts: see the table above. time: when it was reported, in UTC."""
+    """An event of a job. name: of a migration, one of EVENT_NAMES. time: when it was reported, in UTC."""
 
     name: str
     facts: Mapping[str, Any]

@@ -97,7 +97,9 @@ class Hooks:
     is set. Raises InvalidParameter for unknown events."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
-        _validate_names(commands)
+        if unknown := sorted(commands.keys() - set(EVENT_NAMES)):
+            names = ", ".join(EVENT_NAMES)
+            raise InvalidParameter(f"unknown event {', '.join(map(repr, unknown))}: use one of {names}")
         self._commands = {name: tuple(listed) for name, listed in commands.items()}
         self._cancelled = cancelled
 
@@ -127,13 +129,7 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
         if not command.strip():
             raise InvalidParameter(f"the hook must be EVENT=COMMAND, not {spec!r}")
         commands.setdefault(name.strip(), []).append(command.strip())
-    _validate_names(commands)
     return commands
-
-
-def _validate_names(names: Iterable[str]) -> None:
-    if unknown := sorted(set(names) - set(EVENT_NAMES)):
-        raise InvalidParameter(f"unknown event {', '.join(map(repr, unknown))}: use one of {', '.join(EVENT_NAMES)}")
 
 
 def _text(fact: Any) -> str:

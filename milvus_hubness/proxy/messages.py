@@ -23,10 +23,11 @@ from milvus_hubness.state import read_states
 
 
 class Send(Ask):
-    """Send a request message to the server; the outcome is the response message. Raises Refused."""
+    """Send a request message to the server. The outcome is the response message, or `with_bytes` a pair of it and its
+    bytes. Raises Refused."""
 
-    def __init__(self, request: Any) -> None:
-        super().__init__(method_of(request), (request,))
+    def __init__(self, request: Any, *, with_bytes: bool = False) -> None:
+        super().__init__(method_of(request), (request, with_bytes))
 
 
 def method_of(request: Any) -> str:
@@ -93,11 +94,10 @@ class Overrides(NamedTuple):
     strength: float | None = None
     profile: str | None = None
 
-    @classmethod
-    def parsed(cls, strength: Any, profile: Any, default: tuple[float | None, str | None] = (None, None)) -> Overrides:
-        """Parse the settings from text; `default` has those that are unset. Raises InvalidParameter."""
-        weight = default[0] if strength in (None, "") else _number("strength", strength)
-        return cls(weight, str(profile) if profile else default[1])
+    def updated(self, strength: Any, profile: Any) -> Overrides:
+        """Replace those settings that are set here, from text. Raises InvalidParameter."""
+        weight = self.strength if strength in (None, "") else _number("strength", strength)
+        return Overrides(weight, str(profile) if profile else self.profile)
 
 
 class SearchParameters:
@@ -113,8 +113,9 @@ class SearchParameters:
             self._inner = None
         if not isinstance(self._inner, dict):
             raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
-        strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
-        self.overrides = Overrides.parsed(strength, profile, default or (None, None))
+        inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
+        strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
+        self.overrides = (default or Overrides()).updated(strength, profile)
 
     def value(self, name: str) -> Any:
         """Return a parameter as received; None if it is missing."""
@@ -179,21 +180,23 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
     )
 
 
-def header(metadata: Iterable[Any] | None, name: str) -> str:
-    """Return the last value of that name; empty if there is none."""
-    last = dict(metadata or ()).get(name, "")
-    return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
+def header(headers: Mapping[str, str | bytes], name: str) -> str:
+    """Return the value of that name; empty if there is none."""
+    value = headers.get(name, "")
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
+def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
     """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
-    return Overrides.parsed(header(metadata, STRENGTH_HEADER), header(metadata, PROFILE_HEADER))
+    return Overrides().updated(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
 
 
-def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
-    """Convert the fields_data and output_fields of a message to the user's form, in place. Raises StateError if the
-    stored vectors have another width than the state says."""
+def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool:
+    """Convert the fields_data and output_fields of a message to the user's form, in place. Return whether they may have
+    changed. Raises StateError if the stored vectors have another width than the state says."""
     columns = message.fields_data
+    if cached.reading.changed.isdisjoint([*message.output_fields, *(column.field_name for column in columns)]):
+        return False
     for state in cached.states.values():
         codec, column = state.codec, column_named(columns, state.field)
         if column is None or codec.leaves_vectors:
@@ -207,6 +210,7 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None
         put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)
     put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
     message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
+    return True
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:

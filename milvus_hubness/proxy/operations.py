@@ -17,16 +17,16 @@ from milvus_hubness.proxy.writing import delete, write
 
 
 def query(operations: Operations, request: Any) -> Operation[Any]:
-    """Answer a QueryRequest with a QueryResults, with rows in the user's form."""
+    """Answer a QueryRequest with a QueryResults or its bytes, with rows in the user's form."""
 
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
-            response = yield Send(request)
+            response, content = yield Send(request, with_bytes=True)
             if not any(name.startswith("hubness_epoch") for name in response.output_fields):
-                return response
+                return content
             # These are augmented vectors: the collection was corrected after its state was last read.
             now = yield from operations.states.read_again(request.collection_name)
-            return (yield from call(now)) if now.states else response
+            return (yield from call(now)) if now.states else content
         return (yield from send_for_rows(cached, deepcopy(request)))
 
     return operations.states.retrying(request.collection_name, None, call)

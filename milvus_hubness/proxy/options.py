@@ -30,7 +30,8 @@ class ProxyOptions:
     certificate; None for those of the system. port: 0 takes a free port. tls: use TLS with clients. strength: w of
     every search that names none; None uses that of each collection. state_ttl: of the cached collection states, in
     seconds. max_message: in bytes. drain: seconds that running calls have to end when the proxy stops. max_calls:
-    largest number of running calls of one user on one collection; further ones are refused. Raises InvalidParameter.
+    largest number of running calls of one user on one collection; further ones are refused. workers: processes on the
+    port, each with caches and a max_calls of its own. Raises InvalidParameter.
     """
 
     upstream: str
@@ -44,6 +45,7 @@ class ProxyOptions:
     max_message: int = MAX_MESSAGE
     drain: float = DRAIN_SECONDS
     max_calls: int = MAX_CALLS
+    workers: int = 1
 
     def __post_init__(self) -> None:
         host, _, port = self.upstream.rpartition(":")
@@ -55,8 +57,8 @@ class ProxyOptions:
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca and not self.upstream_tls:
             raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
-        if min(self.max_message, self.max_calls) < 1 or self.drain < 0:
-            raise InvalidParameter("max_message and max_calls must be at least 1, and drain at least 0")
+        if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
+            raise InvalidParameter("max_message, max_calls and workers must be at least 1, and drain at least 0")
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
@@ -78,7 +80,7 @@ class ProxyOptions:
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(self.workers > 1)),
         ]
 
     def _limits(self) -> list[tuple[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from pymilvus.grpc_gen import common_pb2
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
@@ -27,6 +28,10 @@ from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParame
 from milvus_hubness.state import CollectionState
 
 DEFAULT_LIMIT = 10
+_VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
+"""Fields of a SearchRequest that do not change how a search is rewritten."""
+MAX_KIND_BYTES = 8_192
+"""Largest kind of a search that is prepared: one of a request is as large as its user makes it."""
 _PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
@@ -36,13 +41,19 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a SearchRequest, ranked by the corrected score. overrides: settings for a request without its own.
+    """Answer a SearchRequest, ranked by the corrected score, with a message or its bytes. overrides: settings for a
+    request without its own.
 
     Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server would use scores
     before they are corrected.
     """
 
     def call(cached: CachedState) -> Operation[Any]:
+        if not cached.states:
+            return (yield Send(request, with_bytes=True))[1]
+        kind = _kind_of(request, overrides)
+        if direct := cached.prepared.get(kind):
+            return (yield from direct(request))
         params = SearchParameters(request, overrides)
         options = _options(params)
         expect_whole_hits(list(request.output_fields), cached.states, options)
@@ -52,28 +63,64 @@ def search(operations: Operations, request: Any, overrides: Overrides) -> Operat
         question = yield from _question(operations, cached, state, params)
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
-        if _reorders(rewrite, question) and params.value("iterator") is not None:
+        is_gated, by_ids = rewrite.is_gated(question), request.WhichOneof("search_input") == "ids"
+        if (is_gated or rewrite.ranks_candidates(question)) and params.value("iterator") is not None:
             raise UnsupportedOperation(
                 f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
                 "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
             )
-        if rewrite.is_gated(question):
+        if not by_ids and (direct := _direct(operations, cached, rewrite, question, params)):
+            if len(kind[0]) <= MAX_KIND_BYTES and len(cached.prepared) < MAX_PREPARED:
+                cached.prepared[kind] = direct
+            return (yield from direct(request))
+        if is_gated:
             profile = rewrite.profile(question)
             bank = yield from operations.biases.bank(request.collection_name, state, profile)
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
         answers = []
         for part in rewrite.apart(question):
             answers.append((yield from _answer(operations, cached, rewrite, part, params)))
-        if request.WhichOneof("search_input") != "ids":
+        if not by_ids:
             operations.searches.sample(cached, state, question.profile, question.data)
         return joined(answers)
 
     return operations.states.retrying(request.collection_name, None, call)
 
 
+def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
+    """Return the part of a search that stays the same when only the queries, the filter and the like differ."""
+    fixed = deepcopy(request)
+    for name in _VARYING:
+        fixed.ClearField(name)
+    return fixed.SerializeToString(deterministic=True), overrides
+
+
+def _direct(
+    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
+) -> Callable[[Any], Operation[Any]] | None:
+    """Return a function that answers any search of this kind: only the queries, the parameters and the output fields
+    of the request change. Returns None unless the server's hits and scores are the user's."""
+    ask = rewrite.asking(replace(question, data=()))
+    if ask is None or not rewrite.scores_are_products(question):
+        return None
+    state, profile, fields = rewrite.state, question.profile, rewrite.reading.fields(question.output_fields)
+    rewritten = _rewritten(params, rewrite, ask(question.data))
+    fixed = milvus_pb2.SearchRequest(search_params=rewritten.search_params, output_fields=rewritten.output_fields)
+
+    def answer(request: Any) -> Operation[Any]:
+        queries, sent = queries_in(request.placeholder_group, state), deepcopy(request)
+        sent.ClearField("search_params")
+        sent.ClearField("output_fields")
+        sent.MergeFrom(fixed)
+        _put_queries(sent, ask(queries).data, state)
+        response, content = yield Send(sent, with_bytes=True)
+        operations.searches.sample(cached, state, profile, queries)
+        return response if columns_out(cached, response.results, fields) else content
+
+    return answer
+
+
 def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
-    if not cached.states:
-        return (yield Send(request))
     params = SearchParameters(request)
     if field := cached.uncorrected({FIELD: params.value(FIELD)})[FIELD]:
         params.put(FIELD, field)
@@ -81,12 +128,11 @@ def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
 
 
 def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
-    """Send a request that has the user's output fields, and convert the rows of the answer."""
+    """Send a request that has the user's output fields; return the answer with converted rows, or its bytes."""
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
-    response = yield Send(sent)
-    columns_out(cached, getattr(response, "results", response), fields)
-    return response
+    response, content = yield Send(sent, with_bytes=True)
+    return response if columns_out(cached, getattr(response, "results", response), fields) else content
 
 
 def _question(
@@ -108,7 +154,7 @@ def _question(
         offset=params.number("offset", 0),
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
-        round_decimal=params.number("round_decimal", -1),
+        round_decimal=-1 if request.HasField("search_aggregation") else params.number("round_decimal", -1),
         strength=operations.searches.strength if params.overrides.strength is None else params.overrides.strength,
         profile=params.overrides.profile,
     )
@@ -119,9 +165,7 @@ def _answer(
 ) -> Operation[Any]:
     search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
     response = yield Send(_rewritten(params, rewrite, search_request))
-    converts = rewrite.state.metric == "L2" and codec.served_metric != "L2"
-    rounds = question.round_decimal >= 0 and not request.HasField("search_aggregation")
-    if _reorders(rewrite, question) or converts or rounds:
+    if not request.HasField("search_aggregation"):  # Else hits are in buckets, and their scores are the user's.
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
         biases = []
         if side := search_request.biases_of:
@@ -133,23 +177,22 @@ def _answer(
 
 
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
-    """Answer a HybridSearchRequest, with corrected scores on corrected fields. overrides: as for `search`. Raises as
-    `search` does, and UnsupportedOperation if the proxy must merge answers and cannot."""
+    """Answer a HybridSearchRequest as `search` does, with corrected scores on corrected fields. Raises as it does, and
+    UnsupportedOperation if the proxy must merge answers and cannot."""
 
     def call(cached: CachedState) -> Operation[Any]:
-        params = [SearchParameters(part, overrides) for part in request.requests]
         if not cached.states:
-            return (yield Send(request))
+            return (yield Send(request, with_bytes=True))[1]
+        params = [SearchParameters(part, overrides) for part in request.requests]
         states = [cached.searched(part.value(FIELD)) for part in params]
         for profile in {part.overrides.profile for part in params}:
             ranking.require_profile(profile, [state for state in states if state])
-        for state, part_params in zip(states, params, strict=True):
-            if state is None or part_params.overrides.profile not in state.profiles:
-                part_params.overrides = part_params.overrides._replace(profile=None)
         questions: dict[int, tuple[Rewrite, Question]] = {}
-        for i, (state, part_params) in enumerate(zip(states, params, strict=True)):
+        for i, (state, part) in enumerate(zip(states, params, strict=True)):
+            if state is None or part.overrides.profile not in state.profiles:
+                part.overrides = part.overrides._replace(profile=None)
             if state is not None:
-                question = yield from _question(operations, cached, state, part_params)
+                question = yield from _question(operations, cached, state, part)
                 questions[i] = rewrite_of(state, cached.reading), question
         ranker, sent = _ranker(request), deepcopy(request)
         if ranking.must_merge(ranker, list(questions.values())):
@@ -180,14 +223,11 @@ def _merged_here(
     answers: list[Any] = []
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
-        answers.append((yield from search(operations, _alone(part.request, request), part.overrides)))
-        if state:
-            metrics.append(state.metric)
-            continue
-        metric = part.value(METRIC)
+        answer = yield from search(operations, _alone(part.request, request), part.overrides)
+        answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
+        metric = state.metric if state else part.value(METRIC)
         if not metric:
-            field = part.value(FIELD) or ""
-            metric = yield from operations.states.metric(request.collection_name, field, None)
+            metric = yield from operations.states.metric(request.collection_name, part.value(FIELD) or "", None)
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
@@ -204,11 +244,6 @@ def _merged_here(
 def _level(request: Any) -> dict[str, int | None]:
     """Return the consistency level of a request, as an argument of pymilvus; None is that of the collection."""
     return {"consistency_level": None if request.use_default_consistency else int(request.consistency_level)}
-
-
-def _reorders(rewrite: Rewrite, question: Question) -> bool:
-    """Whether the server's order differs from the requested one."""
-    return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
@@ -250,12 +285,16 @@ def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: Searc
     if search_request.offset or params.value("offset") is not None:
         params.put("offset", search_request.offset)
     sent = params.sent()
-    queries = [query if isinstance(query, bytes) else query.tobytes() for query in search_request.data]
-    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[rewrite.state.dtype], values=queries)
-    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
-    sent.nq = len(search_request.data)
+    _put_queries(sent, search_request.data, rewrite.state)
     sent.output_fields[:] = search_request.output_fields or []
     return sent
+
+
+def _put_queries(sent: Any, encoded: Sequence[Any], state: CollectionState) -> None:
+    queries = [query if isinstance(query, bytes) else query.tobytes() for query in encoded]
+    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[state.dtype], values=queries)
+    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
+    sent.nq = len(queries)
 
 
 def _alone(part: Any, request: Any) -> Any:

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 from pymilvus.exceptions import MilvusException
-from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client.steps import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
@@ -36,40 +35,22 @@ _STATUS_SECONDS = 2.0
 
 log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
-_UNARY = frozenset(
-    f"/{service.full_name}/{method.name}"
-    for service in milvus_pb2.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-    if not method.client_streaming and not method.server_streaming
-)
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of every method. A method unknown to the proxy passes as a stream, which works for any method."""
+    """Handler of every method. A method that is not rewritten passes as a stream, which works for any method."""
 
     def __init__(self, channel: grpc.aio.Channel, sessions: Sessions) -> None:
         self._channel, self._sessions = channel, sessions
-        self._unary: dict[str, Any] = {}
+        self._unary = cache(channel.unary_unary)
+        self._handlers = {
+            _SERVICE + method: grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
+            for method in (*REWRITTEN, *SEARCHES)
+        }
 
     def service(self, details: Any) -> Any:
         path: str = details.method
-        method = path.removeprefix(_SERVICE)
-        if (method in REWRITTEN or method in SEARCHES) and path.startswith(_SERVICE):
-            return grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
-        if path in _UNARY:
-            return grpc.unary_unary_rpc_method_handler(partial(self._passed, path))
-        return grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
-
-    async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
-        call = self._call(path, message, context)
-        try:
-            response: bytes = await call
-        except grpc.aio.AioRpcError as error:
-            await _abort(context, error)
-        await _relay_metadata(call, context)
-        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
-            self._sessions.forget()
-        return response
+        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
 
     async def _streamed(self, path: str, stream: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         call = self._channel.stream_stream(path)(
@@ -88,30 +69,31 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.set_trailing_metadata(trailing)
         finally:
             call.cancel()
+            self._forget_after(path)
 
-    def _call(self, path: str, message: bytes, context: Context) -> Any:
-        if path not in self._unary:
-            self._unary[path] = self._channel.unary_unary(path)
-        return self._unary[path](
-            message, metadata=messages.passed_on(context.invocation_metadata()), timeout=context.time_remaining()
-        )
+    def _forget_after(self, path: str) -> None:
+        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
+            self._sessions.forget()
 
     async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
         last: list[Any] = []
+        received = context.invocation_metadata()
+        metadata = messages.passed_on(received) or None
 
-        async def send(request: Any) -> Any:
-            name = messages.method_of(request)
-            call = self._call(_SERVICE + name, request.SerializeToString(), context)
+        async def send(request: Any, with_bytes: bool = False) -> Any:
+            name, timeout = messages.method_of(request), context.time_remaining()
+            call = self._unary(_SERVICE + name)(request.SerializeToString(), metadata=metadata, timeout=timeout)
             if name == method:
                 last[:] = [call]
-            response = messages.response_of(name, await call)
+            answer = await call
+            response = messages.response_of(name, answer)
             status = messages.status_in(response)
             if status.code or status.error_code:
                 raise messages.Refused(response, status)
-            return response
+            return (response, answer) if with_bytes else response
 
         try:
-            response = await self._operated(method, message, context, send)
+            response = await self._operated(method, message, dict(received), Caller(context.time_remaining()), send)
         except grpc.RpcError as error:
             await _abort(context, error)
         except ServerUnavailable as error:
@@ -124,31 +106,25 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             response = messages.refusal(method, error)
             if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
                 response = error.response
-        if OUTDATES.fullmatch(method):
-            self._sessions.forget()
-        if last:
-            await _relay_metadata(last[0], context)
-        return bytes(response.SerializeToString())
+        self._forget_after(method)
+        for call in last:
+            with suppress(grpc.aio.AioRpcError):
+                if initial := messages.passed_on(await call.initial_metadata()):
+                    await context.send_initial_metadata(initial)
+                context.set_trailing_metadata(messages.passed_on(await call.trailing_metadata()))
+        return response if isinstance(response, bytes) else bytes(response.SerializeToString())
 
-    async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
-        request, metadata = messages.request_of(method, message), context.invocation_metadata()
-        database = getattr(request, "db_name", "") or messages.header(metadata, "dbname")
-        session = self._sessions.of(messages.header(metadata, "authorization"), database)
-        caller = Caller(context.time_remaining())
+    async def _operated(self, method: str, message: bytes, headers: dict[str, Any], caller: Caller, send: Any) -> Any:
+        request = messages.request_of(method, message)
+        database = getattr(request, "db_name", "") or messages.header(headers, "dbname")
+        session = self._sessions.of(messages.header(headers, "authorization"), database)
         collection = request.oldName if method == "RenameCollection" else request.collection_name
         with session.pools.entered(str(collection)) as pool:
             if method in SEARCHES:
-                operation = SEARCHES[method](session.operations, request, messages.overrides_in(metadata))
+                operation = SEARCHES[method](session.operations, request, messages.overrides_in(headers))
             else:
                 operation = REWRITTEN[method](session.operations, request)
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
-
-
-async def _relay_metadata(call: Any, context: Context) -> None:
-    with suppress(grpc.aio.AioRpcError):
-        if initial := messages.passed_on(await call.initial_metadata()):
-            await context.send_initial_metadata(initial)
-        context.set_trailing_metadata(messages.passed_on(await call.trailing_metadata()))
 
 
 async def _status_of(call: Any, first: list[Ending]) -> Ending:
@@ -183,7 +159,7 @@ async def _abort(context: Context, error: Any) -> NoReturn:
 
 class Proxy:
     """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
-    with Proxy(ProxyOptions("localhost:19530")) as proxy: await proxy.ended()"""
+    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()"""
 
     def __init__(self, options: ProxyOptions) -> None:
         self.options = options
@@ -209,10 +185,6 @@ class Proxy:
             await self._channel.close()
             raise InvalidParameter(f"cannot listen on {address}: choose a free port, and a certificate of its key")
         await self._server.start()
-
-    async def ended(self) -> None:
-        if self._server is not None:
-            await self._server.wait_for_termination()
 
     async def stop(self) -> None:
         """Accept no more calls, wait `drain` seconds for running ones, and close the connections."""

@@ -172,8 +172,8 @@ class CollectionPools:
 MAX_SESSIONS = 64
 """Largest number of sessions, apart from those with running calls. The least recently used one is dropped first."""
 
-Sending = Callable[[Any], Awaitable[Any]]
-"""Sends a request message, and returns the response message. Raises Refused."""
+Sending = Callable[..., Awaitable[Any]]
+"""Sends a request message, and returns the outcome of `Send`. Raises Refused."""
 
 
 class Session:

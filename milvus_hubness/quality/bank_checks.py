@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,10 +87,6 @@ class Drift:
     earth_mover: float = 0.0
     earth_mover_by_chance: float = 0.0
     fired: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
-        return asdict(self)
 
 
 def drift_between(

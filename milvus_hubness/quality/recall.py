@@ -13,7 +13,7 @@ import numpy.typing as npt
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
 from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Interval, confidence_interval
@@ -80,15 +80,11 @@ def measure_recall(
     ones are drawn. rows_total: rows of the collection, n by default. at_most: rows to measure, `affordable_rows` by
     default. value: the user's ef or nprobe, Milvus's default by default. graph_hint: see Layout. locality_hints:
     (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a sample are easier to
-    find than those of all rows. Raises DimensionMismatch, InvalidParameter, FaissConflict, InvalidInput.
+    find than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     columns = None if locality_hints is None else np.asarray(locality_hints)
     subtracted = np.asarray(biases, np.float32)
-    if subtracted.shape != (len(rows),):
-        raise DimensionMismatch(f"{len(rows)} vectors need as many biases, got shape {subtracted.shape}")
-    if columns is not None and len(columns) != len(rows):
-        raise DimensionMismatch(f"{len(rows)} vectors need as many locality hints, got {len(columns)}")
     spec = IndexSpec.of(index_type, index_params)
     rng = np.random.default_rng(0)
     limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)

@@ -168,7 +168,7 @@ class Checkpoint:
             raise UnreadableFile(f"{path} does not have the weights of the authors' QuARI: {error}") from None
         config = QuariConfig.published(dim, **{"rank": rank, "width": width, "layers": layers, **options})
         named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
-        checkpoint = cls(config, TrainingSettings.published(), encoder, IMPORTED, 0, weights=named)
+        checkpoint = cls(config, TrainingSettings(), encoder, IMPORTED, 0, weights=named)
         checkpoint.network()
         return checkpoint
 

@@ -1,11 +1,11 @@
-"""Linear maps with a memory, the networks of QuARI, and their scores.
+"""Linear maps with a memory, the network of QuARI, and their scores.
 
 For each query q, a map T of the items and a vector q' give the score of an item r: cos(q', T r).
 
-Networks. A hypernetwork (`quari.hypernetwork`) predicts u_j and v_j, j = 1 … r, and a decoded query:
+The network. A hypernetwork (`quari.hypernetwork`) predicts u_j and v_j, j = 1 … r, and a decoded query:
 
-    T     I + Σ_j u_j v_jᵀ     or  I + scale · Σ_j u_j v_jᵀ / (‖U‖ ‖V‖), Frobenius norms
-    q'    q + the decoded query  or  weight · q + (1 − weight) · the decoded query
+    T     I + scale · Σ_j u_j v_jᵀ / (‖U‖ ‖V‖), Frobenius norms
+    q'    weight · q + (1 − weight) · the decoded query
 
 With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query, an item costs V r and H r:
 
@@ -34,7 +34,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from milvus_hubness.quari.hypernetwork import Hypernetwork, PublishedHypernetwork
+from milvus_hubness.quari.hypernetwork import Hypernetwork
 from milvus_hubness.quari.settings import QuariConfig
 
 STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
@@ -95,12 +95,12 @@ class Quari(nn.Module):
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.config = config
-        self.hypernetwork: nn.Module | None = None
+        self.hypernetwork: Hypernetwork | None = None
         if config.form == "linear":
             self.query_map, self.item_map = (nn.Parameter(torch.eye(config.dim)) for _ in range(2))
             self.memory = Memory(config.memory, config.dim)
         else:
-            self.hypernetwork = {"residual": Hypernetwork, "published": PublishedHypernetwork}[config.form](config)
+            self.hypernetwork = Hypernetwork(config)
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
 
     def static(self) -> Static:
@@ -121,18 +121,15 @@ class Quari(nn.Module):
 
     def forward(self, queries: torch.Tensor) -> Adaptation:
         """Return the adaptation to the directions of queries (m, d). In training, the memory is not used."""
-        unit, weight, scale = functional.normalize(queries, dim=1), self.config.query_weight, self.config.map_scale
+        unit, weight = functional.normalize(queries, dim=1), self.config.query_weight
         if self.hypernetwork is None:
             query, none = unit @ self.query_map.T, unit.new_zeros(len(unit), 0, self.config.dim)
             if not self.training:
                 query = query + query.norm(dim=1, keepdim=True) * self.memory(unit)
             return Adaptation(query, none, none, self.static())
         decoded, U, V = self.hypernetwork(unit)
-        query = weight * unit + (1 - weight) * decoded if weight else unit + decoded
-        if scale:
-            U, V = (rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V))
-            U = scale * U
-        return Adaptation(query, U, V, None)
+        U, V = (rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V))
+        return Adaptation(weight * unit + (1 - weight) * decoded, self.config.map_scale * U, V, None)
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:

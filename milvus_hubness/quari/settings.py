@@ -1,4 +1,4 @@
-"""The sizes of a QuARI network and the settings of its training."""
+"""The sizes of linear maps and of QuARI's network, and the settings of their training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
 
-Form = Literal["linear", "residual", "published"]
-PUBLISHED = {"width": 512, "steps": 4, "heads": 8, "form": "published", "map_scale": 0.8, "query_weight": 0.5}
+Form = Literal["linear", "published"]
 MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight_decay": 0.0}
 
 
@@ -19,38 +18,37 @@ MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight
 class QuariConfig:
     """The sizes and options of a `Quari`.
 
-    dim: d. rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers: of the
-    shared transformer. steps: L, how often it is applied. dropout: in training.
-
-    form: what maps queries and items (`quari.model`):
+    dim: d. form: what maps queries and items (`quari.model`):
         "linear"     T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
-        "residual"   our network, which begins with the encoder's own ranking
-        "published"  the authors' network
+        "published"  the authors' network, whose other fields' defaults are those of their code (github.com/mvrl/QuARI)
+
     Of linear maps, memory: number of training pairs whose errors move q', at most as many as there are; directions:
-    number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on. The other fields are of
-    networks. map_scale: 0 for T = I + Σ u_j v_jᵀ, else a in T = I + a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: 0 for q' =
-    q + decoded, else c in q' = c q + (1 − c) decoded. `published` has the authors' values of all fields.
+    number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on.
+
+    Of the network, rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers:
+    of the shared transformer. steps: L, how often it is applied. dropout: in training. map_scale: a in T = I +
+    a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: c in q' = c q + (1 − c) decoded.
 
     Raises InvalidParameter.
     """
 
     dim: int
     rank: int = 64
-    width: int = 64
+    width: int = 512
     layers: int = 4
-    steps: int = 2
-    heads: int = 4
+    steps: int = 4
+    heads: int = 8
     dropout: float = 0.1
     form: Form = FORM
     directions: int = 64
     memory: int = 0
-    map_scale: float = 0.0
-    query_weight: float = 0.0
+    map_scale: float = 0.8
+    query_weight: float = 0.5
 
     @classmethod
     def published(cls, dim: int, **changed: Any) -> QuariConfig:
-        """Return the sizes and options of the authors' code (github.com/mvrl/QuARI). changed: other fields, by name."""
-        return cls(dim, **{**PUBLISHED, **changed})
+        """Return the sizes and options of the authors' network. changed: other fields, by name."""
+        return cls(dim, form="published", **changed)
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "directions")
@@ -74,10 +72,9 @@ class TrainingSettings:
 
     epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
     pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
-    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or with
-    noise_per_coordinate as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
-    answer count; 0 is the plain loss. published_loss: the authors' loss (`train.published_loss`) instead. Raises
-    InvalidParameter.
+    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or for the
+    published network as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
+    answer count; 0 is the plain loss. Raises InvalidParameter.
     """
 
     epochs: int = EPOCHS
@@ -91,18 +88,11 @@ class TrainingSettings:
     semi_positives: int = 2
     neighbors: int = 100
     seed: int = 0
-    published_loss: bool = False
-    noise_per_coordinate: bool = False
 
     @classmethod
     def linear(cls, **changed: Any) -> TrainingSettings:
         """Return the settings for linear maps: fewer and larger steps, without weight decay. changed: other fields."""
         return cls(**{**MAPS, **changed})
-
-    @classmethod
-    def published(cls, **changed: Any) -> TrainingSettings:
-        """Return the paper's settings with the loss and the noise of the authors' code. changed: other fields."""
-        return cls(**{"published_loss": True, "noise_per_coordinate": True, **changed})
 
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "epochs", "patience", "neighbors")
@@ -114,8 +104,6 @@ class TrainingSettings:
         for name in ("least_rate", "weight_decay", "noise"):
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
-        if not all(isinstance(one, bool) for one in (self.published_loss, self.noise_per_coordinate)):
-            raise InvalidParameter("published_loss and noise_per_coordinate must be true or false")
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 

@@ -53,7 +53,8 @@ def contrastive_loss(
 
 
 def published_loss(cosines: torch.Tensor, weights: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the authors' loss of a batch (the paper's equation 10), a scalar; arguments as in `contrastive_loss`.
+    """Return the loss of their network by the authors (the paper's equation 10), a scalar; arguments as in
+    `contrastive_loss`.
 
         queries → items   mean over i of −Σ_j ω_j log softmax_j(cos_ij / τ), not divided by Σ_j ω_j, where the softmax
                           is over the answers of the batch and i's own semi-positives
@@ -63,7 +64,7 @@ def published_loss(cosines: torch.Tensor, weights: torch.Tensor, temperature: fl
     """
     count = len(cosines)
     own = torch.arange(count, device=cosines.device)
-    semi_positives = cosines[:, count:].view(count, count, -1)[own, own]
+    semi_positives = cosines[:, count:].view(count, count, weights.shape[1])[own, own]
     shares = functional.log_softmax(torch.cat([cosines[:, :count], semi_positives], 1) / temperature, 1)
     forward = -(shares[own, own] + (weights * shares[:, count:]).sum(1)).mean()
     return (forward + functional.cross_entropy(cosines[:, :count].T / temperature, own)) / 2
@@ -214,9 +215,9 @@ class _Run:
         self.network.memory.tune(*recall)
 
     def _step(self, batch: torch.Tensor) -> float:
-        settings, device = self.settings, self.device
+        settings, device, is_published = self.settings, self.device, self.checkpoint.config.form == "published"
         queries = self.queries[batch]
-        spread = settings.noise if settings.noise_per_coordinate else settings.noise / math.sqrt(queries.shape[1])
+        spread = settings.noise if is_published else settings.noise / math.sqrt(queries.shape[1])
         queries = (queries + spread * torch.rand(len(batch), 1) * torch.randn(queries.shape)).to(device)
         answers = self.answers[batch]
         items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
@@ -226,7 +227,7 @@ class _Run:
             adaptation = self.network(queries)
         full = adaptation._replace(query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float())
         scores = cosines(full, self.gallery[columns])
-        if settings.published_loss:
+        if is_published:
             loss = published_loss(scores, weights, settings.temperature)
         else:
             loss = contrastive_loss(scores, items, weights, settings.temperature)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,10 +61,6 @@ class RefreshEvaluation:
     r1: dict[str, float]
     gains: dict[str, Interval]
     objection: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, fit for JSON."""
-        return asdict(self) | {"gains": {name: gain._asdict() for name, gain in self.gains.items()}}
 
 
 def judge(

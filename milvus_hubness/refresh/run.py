@@ -27,6 +27,7 @@ from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
 from milvus_hubness.operations.row_writer import rewriting
 from milvus_hubness.quality.bank_checks import Drift
+from milvus_hubness.quality.measures import as_plain
 from milvus_hubness.refresh.biases import RefreshEvaluation, Renewal, evaluate, fit, sampled, steady_mean
 from milvus_hubness.refresh.online_bank import absorbed, drift, drop_processed
 from milvus_hubness.refresh.plan import (
@@ -95,9 +96,7 @@ class RefreshResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
-        parts = {"judged": self.judged, "drift": self.drift}
-        plain = {name: part.to_dict() if part else None for name, part in parts.items()}
-        return vars(self) | {"skipped": self.skipped} | plain
+        return {**as_plain(self), "skipped": self.skipped}
 
 
 def refresh(store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any) -> RefreshResult:

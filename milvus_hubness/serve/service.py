@@ -1,16 +1,4 @@
-"""The service: its workers and its HTTP endpoint.
-
-| event      | facts                                                                        |
-|------------|------------------------------------------------------------------------------|
-| started    | url                                                                          |
-| waiting    | message: the database does not answer yet                                    |
-| ready      | every collection was reconciled once                                         |
-| reconciled | collection, and those of `Reconciliation`                                    |
-| missed     | collection, reason, count: scheduled runs that the next run makes up for     |
-| warning    | collection, message                                                          |
-| stopping   | running reconciliations end after their batch                                |
-| stopped    |                                                                              |
-"""
+"""The service: its workers and its HTTP endpoint. docs/how-to/monitor.md lists its events and their facts."""
 
 from __future__ import annotations
 
@@ -31,7 +19,7 @@ from milvus_hubness.stores.protocols import Store
 
 class Service:
     """Runs the workers of all configured collections. database: its address without secrets. open_store: called by each
-    worker. listeners: get the events above."""
+    worker. listeners: get the events."""
 
     def __init__(
         self,

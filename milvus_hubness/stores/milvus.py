@@ -63,7 +63,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             schema=schema,
             dual_write=DualWrite.read(properties),
             intent_log=WriteIntentLog.read(properties),
-            online_banks=OnlineBanks.read_or_default(properties).banks,
+            online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or ""),
         )
 

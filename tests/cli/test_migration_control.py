@@ -75,14 +75,14 @@ def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, f
     url = announced.split()[-1]
     status = json.loads(ask(url, "/status"))
     assert (status["paused_by"], status["cutover"]) == (["the control file"], "postponed")
-    ask(url, "/rate", {"rows_per_second": 100_000})
-    ask(url, "/pause", {})
+    ask(url, "/control", {"rows_per_second": 100_000})
+    ask(url, "/control", {"paused": True})
     control('{"paused": false}')
     printed += until(process, "resumed")
     assert json.loads(ask(url, "/status"))["paused_by"] == ["http"]
     assert "milvus_hubness_migration_paused" in ask(url, "/metrics")
     command = Path(f"/proc/{process.pid}/cmdline").read_text()
-    ask(url, "/resume", {})
+    ask(url, "/control", {"paused": False})
     printed += until(process, "postponed")
     control('{"cutover": "now"}')
     rest, complaint = process.communicate(timeout=30)

@@ -35,7 +35,7 @@ def trained(**changed):
     """A network far from its start."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **{"form": "residual", **changed}))
+        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **{"form": "published", **changed}))
         with torch.no_grad():
             for each in network.parameters():
                 each += 0.3 * torch.randn(each.shape)

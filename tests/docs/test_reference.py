@@ -118,9 +118,10 @@ def test_the_example_of_the_configuration_is_valid():
 def test_every_environment_variable_is_listed():
     from milvus_hubness import defaults
     from milvus_hubness.cli import options
+    from milvus_hubness.kernels.primitives import SCREEN_VARIABLE
     from qdrant_hubness import cli as qdrant
 
-    exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS"}
+    exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS", SCREEN_VARIABLE}
     exist |= {defaults.CLIENT_TTL_VARIABLE, defaults.LEASE_VARIABLE, qdrant.URI_VARIABLE, qdrant.KEY_VARIABLE}
     rows = pages.table_rows(page("reference/environment"), "Environment variables")
     assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])} == exist
@@ -164,8 +165,9 @@ def test_every_method_is_in_the_table_of_methods():
 def test_every_event_of_a_hook_is_listed():
     from milvus_hubness.operations.progress import EVENT_NAMES
 
-    section = page("how-to/migrate").split("## Hooks\n")[1].split("\n\n")[0]
-    listed = [code for code in re.findall(r"`([^`]+)`", section) if not code.startswith("--") and code != "before-…"]
+    listed = [
+        name for row in pages.table_rows(page("how-to/migrate"), "Hooks") for name in re.findall("`(.+?)`", row[0])
+    ]
     assert sorted(listed) == sorted(EVENT_NAMES)
 
 

@@ -1,4 +1,4 @@
-"""The screen in bfloat16 loses nothing: the k largest are those of float64, whatever the rows look like."""
+"""The screen loses nothing: the k largest are those of float64, whatever the rows look like."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import dense, screened, topk, topk_mean
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels import dense, logsumexp, operands, screened, topk, topk_mean
 from milvus_hubness.kernels.operands import full_precision
-from milvus_hubness.kernels.primitives import KernelPolicy, kernel_on, kernel_policy
+from milvus_hubness.kernels.primitives import POLICY, KernelPolicy, kernel_policy, screens_in_bfloat16
 
 RNG = np.random.default_rng(0)
 CUDA = pytest.param(
@@ -21,17 +22,19 @@ CUDA = pytest.param(
 
 @pytest.fixture(autouse=True)
 def always():
-    """Small tiles, and no size too small."""
-    with kernel_policy(kernel="screened", least_screened=(0, 0), screened_tile=(40, 1024)):
+    """Small tiles, no size too small, and bfloat16 on any processor."""
+    with kernel_policy(kernel="screened", screen="bfloat16", least_screened=(0, 0), screened_tile=(40, 1024)):
         yield
 
 
-@pytest.fixture(params=["FAISS", "torch", CUDA])
+@pytest.fixture(params=["FAISS", "torch", "float32", CUDA])
 def device(request, monkeypatch):
-    """The device; on a CPU, FAISS computes the products exactly, or torch where FAISS is not installed."""
+    """The device. On a CPU, FAISS computes the exact products, or torch where FAISS is not installed; "float32" is the
+    dtype of the screen."""
     if request.param == "torch":
         monkeypatch.setitem(sys.modules, "faiss", None)
-    return "cuda" if request.param == "cuda" else "cpu"
+    with kernel_policy(screen="float32" if request.param == "float32" else "bfloat16"):
+        yield "cuda" if request.param == "cuda" else "cpu"
 
 
 @pytest.fixture
@@ -105,7 +108,7 @@ def test_vectors_with_a_large_common_part(dense_rows, device):
     X, B = unit(60, 64) + np.float32(8), unit(4000, 64)
     B += 8 - B.mean(1, keepdims=True)
     check(X, B, 9, atol=5e-3, device=device)
-    assert dense_rows == []
+    assert dense_rows == [] or POLICY.get().screen == "float32"  # It does not centre, as it rounds far less.
 
 
 def test_a_few_rows_are_left_over_and_done_again(dense_rows, device):
@@ -180,10 +183,17 @@ def test_no_tile_holds_all_scores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dim", "tiles"), [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))]
+    ("screen", "dim", "tiles"),
+    [
+        ("bfloat16", 1024, (256, 65_536)),
+        ("bfloat16", 512, (512, 32_768)),
+        ("bfloat16", 300, (768, 21_824)),
+        ("bfloat16", 64, (1024, 16_384)),
+        ("float32", 512, (512, 16_384)),
+    ],
 )
-def test_tiles_fill_the_caches(dim, tiles):
-    with kernel_policy(KernelPolicy()):
+def test_tiles_fill_the_caches(screen, dim, tiles):
+    with kernel_policy(KernelPolicy(screen=screen)):
         assert screened.tiles_for(dim, torch.device("cpu")) == tiles
 
 
@@ -220,18 +230,40 @@ def test_the_copied_rows_of_the_bank_fit_into_a_tile(monkeypatch):
     assert 1 << 14 < max(copied) <= 1 << 15
 
 
-def test_a_device_that_multiplies_bfloat16_screens(monkeypatch):
-    capability = (8, 0)
+def test_a_device_that_multiplies_bfloat16_screens_in_it(monkeypatch):
+    capability, cpu, cuda = (8, 0), torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    with kernel_policy(KernelPolicy()):
-        assert kernel_on(torch.device("cuda")) == "screened"
+    with kernel_policy(KernelPolicy(screen="auto")):
+        assert screens_in_bfloat16(cuda)
         capability = (7, 5)
-        assert kernel_on(torch.device("cuda")) == "dense"
+        assert not screens_in_bfloat16(cuda)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-        assert kernel_on(torch.device("cpu")) == "screened"
+        assert screens_in_bfloat16(cpu)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        assert kernel_on(torch.device("cpu")) == "dense"
+        assert not screens_in_bfloat16(cpu)
+
+
+def test_the_environment_names_the_dtype_of_screens(monkeypatch):
+    for screen in ("float32", "bfloat16"):
+        monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", screen)
+        with kernel_policy(KernelPolicy()):
+            assert screens_in_bfloat16(torch.device("cpu")) == (screen == "bfloat16")
+    monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", "float16")
+    with pytest.raises(InvalidParameter, match="MILVUS_HUBNESS_KERNEL must be one of auto, bfloat16, float32, not"):
+        KernelPolicy()
+
+
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_products_by_numpy_and_by_torch_are_the_same(monkeypatch, is_faster):
+    monkeypatch.setattr(operands, "numpy_is_faster", lambda: is_faster)
+    X, B = unit(50, 24), unit(3000, 24)
+    with kernel_policy(screen="float32"):
+        check(X, B, 7)
+    with kernel_policy(kernel="dense"):
+        check(X, B, 7)
+        exact = 0.1 * np.log(np.exp(X.astype(np.float64) @ B.T / 0.1).sum(1))
+        np.testing.assert_allclose(logsumexp(X, B, 0.1, device="cpu"), exact, rtol=0, atol=1e-6)
 
 
 def test_products_of_bfloat16_are_summed_in_float32():

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from milvus_hubness.kernels.operands import share_out
 
@@ -54,3 +55,26 @@ def test_what_a_task_raises_is_raised(three_threads, threads):
     with pytest.raises(ValueError, match="the fourth"):
         share_out(work, iter(range(9)), threads)
     assert torch.get_num_threads() == 3
+
+
+def numpy_threads():
+    return [library["num_threads"] for library in threadpool_info() if "numpy.libs" in library["filepath"]]
+
+
+def test_a_second_call_runs_in_its_own_thread_and_numpy_keeps_its_threads(three_threads):
+    inside, leave, seen = threading.Barrier(2, timeout=20), threading.Event(), []
+
+    def first_task(task):
+        inside.wait()
+        leave.wait(20)
+        seen.append(numpy_threads())
+
+    before = numpy_threads()
+    first = threading.Thread(target=share_out, args=(first_task, iter("a"), 2))
+    first.start()
+    inside.wait()
+    share_out(lambda task: seen.append(threading.get_ident()), iter("b"), 2)
+    leave.set()
+    first.join()
+    assert seen == [threading.get_ident(), [1]]
+    assert numpy_threads() == before

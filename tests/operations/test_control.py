@@ -154,7 +154,7 @@ def url(migration):
 
 def test_a_pause_shows_in_the_status_and_holds_the_writer(migration, url):
     migration.events.report("copying", rows=5, rows_total=10, bytes=1, seconds=0.1, eta_seconds=None)
-    assert ask(f"{url}/pause", {})[0] == 200
+    assert ask(f"{url}/control", {"paused": True})[0] == 200
     code, answer = ask(f"{url}/status")
     status = json.loads(answer)
     assert code == 200
@@ -165,7 +165,7 @@ def test_a_pause_shows_in_the_status_and_holds_the_writer(migration, url):
     writer = threading.Thread(target=lambda: (migration.throttle.admit(1, 1), admitted.set()))
     writer.start()
     assert not admitted.wait(0.05)
-    assert json.loads(ask(f"{url}/resume", {})[1])["running"]
+    assert json.loads(ask(f"{url}/control", {"paused": False})[1])["running"]
     assert admitted.wait(1)
     writer.join()
     assert migration.told() == ["copying", "paused", "resumed"]
@@ -174,19 +174,19 @@ def test_a_pause_shows_in_the_status_and_holds_the_writer(migration, url):
 def test_one_operator_does_not_resume_what_another_paused(migration, url, path):
     write_control(path, paused=True)
     with migration.file(path):
-        status = json.loads(ask(f"{url}/resume", {})[1])
+        status = json.loads(ask(f"{url}/control", {"paused": False})[1])
     assert status["paused_by"] == ["control file"]
 
 
 def test_the_rate_is_set_over_http(migration, url):
-    status = json.loads(ask(f"{url}/rate", {"rows_per_second": 250, "chunk_seconds": None})[1])
+    status = json.loads(ask(f"{url}/control", {"rows_per_second": 250, "chunk_seconds": None})[1])
     assert status["rows_per_second"] == 250
     assert migration.throttle.snapshot()["rows_per_second"] == 250
     assert migration.heard[-1].facts == {"rows_per_second": 250, "bytes_per_second": None, "chunk_seconds": None}
 
 
 def test_the_cutover_is_released_over_http(migration, url):
-    assert json.loads(ask(f"{url}/cutover", {})[1])["cutover"] == "now"
+    assert json.loads(ask(f"{url}/control", {"cutover": "now"})[1])["cutover"] == "now"
     assert migration.release.is_set()
 
 
@@ -195,21 +195,21 @@ def test_the_cutover_is_released_over_http(migration, url):
     [
         ({"rows_per_second": -5}, "rows_per_second must be a positive number"),
         ({"rows_per_second": 5, "chunk_seconds": 0}, "chunk_seconds must be a positive number"),
-        ({"paused": True}, "the body must name some of"),
-        ({}, "the body must name some of"),
+        ({"rows_per_second": 5, "paused": 1}, "paused must be true or false"),
+        ({"rows_per_second": 5, "pace": 1}, "'pace' is not one of paused, rows_per_second"),
         ([5], "must be a JSON object"),
         (b"{", "not JSON"),
     ],
 )
 def test_bad_values_are_answered_with_what_is_wrong(migration, url, body, said):
-    code, answer = ask(f"{url}/rate", body)
+    code, answer = ask(f"{url}/control", body)
     assert code == 400
     assert said in json.loads(answer)["error"]["message"]
     assert migration.throttle.snapshot()["rows_per_second"] is None
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""])
-@pytest.mark.parametrize(("path", "body"), [("/status", None), ("/pause", {})])
+@pytest.mark.parametrize(("path", "body"), [("/status", None), ("/control", {"paused": True})])
 def test_requests_that_name_another_host_are_refused(migration, url, host, path, body):
     assert ask(url + path, body, Host=host)[0] == 403
     assert migration.throttle.snapshot()["running"]
@@ -222,27 +222,27 @@ def test_requests_that_name_this_machine_are_answered(url, host):
 
 @pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])
 def test_forms_of_other_sites_cannot_steer(migration, url, content_type):
-    assert ask(f"{url}/pause", {}, content_type=content_type)[0] == 415
+    assert ask(f"{url}/control", {"paused": True}, content_type=content_type)[0] == 415
     assert migration.throttle.snapshot()["running"]
 
 
 def test_unknown_paths_and_wrong_methods(url):
     assert ask(f"{url}/nothing")[0] == 404
-    assert ask(f"{url}/pause")[0] == 405
+    assert ask(f"{url}/control")[0] == 405
     assert ask(f"{url}/status", {})[0] == 405
     for method in ("PUT", "DELETE", "OPTIONS"):
-        assert ask(f"{url}/pause", method=method)[0] == 405
+        assert ask(f"{url}/control", method=method)[0] == 405
 
 
 def test_a_body_without_or_beyond_a_length_is_refused(url):
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=2)
-    connection.putrequest("POST", "/pause")
+    connection.putrequest("POST", "/control")
     connection.putheader("Content-Type", "application/json")
     connection.endheaders()
     assert connection.getresponse().status == 411
     connection.close()
-    assert ask(f"{url}/rate", b" " * 70_000)[0] == 413
+    assert ask(f"{url}/control", b" " * 70_000)[0] == 413
 
 
 def test_the_metrics_are_served(migration, url):

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from milvus_hubness.operations import progress as module
-from milvus_hubness.operations.progress import EVENT_NAMES, PHASES, Event, Events, LatestEvents
+from milvus_hubness.operations.progress import PHASES, Event, Events, LatestEvents
 
 
 def test_listeners_are_told_in_their_order_and_hooks_last():
@@ -97,11 +96,6 @@ def test_what_a_hook_raises_reaches_who_told():
 
     with pytest.raises(RuntimeError, match="before-copy"):
         Events([], refuse).report("before-copy")
-
-
-def test_every_event_is_explained():
-    explained = [line.split("|")[1].strip() for line in module.__doc__.splitlines() if line.startswith("| ")]
-    assert sorted(filter(None, explained[1:])) == sorted(EVENT_NAMES)
 
 
 def test_the_latest_event_of_each_name_and_the_phase():

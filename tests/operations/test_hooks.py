@@ -100,10 +100,8 @@ def test_hooks_are_read_from_their_specs():
 @pytest.mark.parametrize("spec", ["befor-copy=x", "=x"])
 def test_a_hook_on_no_event_is_refused_with_those_there_are(spec):
     with pytest.raises(InvalidParameter) as raised:
-        parse_hooks([spec])
+        Hooks(parse_hooks([spec]))
     assert all(name in str(raised.value) for name in EVENT_NAMES)
-    with pytest.raises(InvalidParameter):
-        Hooks({spec.split("=")[0]: ["x"]})
 
 
 @pytest.mark.parametrize("spec", ["before-copy", "before-copy=", "before-copy= "])

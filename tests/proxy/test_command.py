@@ -14,7 +14,8 @@ from tests.proxy.upstreams import FakeUpstream
 PATH = "/milvus.proto.milvus.MilvusService/Flush"
 
 
-def test_it_speaks_tls_and_ends_in_peace(tmp_path):
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.long)])
+def test_it_speaks_tls_and_ends_in_peace(tmp_path, workers):
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     of_one_day = ["-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     named = ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
@@ -23,7 +24,7 @@ def test_it_speaks_tls_and_ends_in_peace(tmp_path):
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     upstream = FakeUpstream()
-    told = ["--tls-cert", str(certificate), "--tls-key", str(key)]
+    told = ["--tls-cert", str(certificate), "--tls-key", str(key), "--workers", workers]
     with ProxyProcess(upstream.address, *told) as proxy:
         port = proxy.address.rpartition(":")[2]
         trusting = grpc.ssl_channel_credentials(certificate.read_bytes())

@@ -9,11 +9,12 @@ from milvus_hubness.proxy.messages import request_of
 
 
 class FakeUpstream:
-    """calls: (path, metadata, seconds left) of each. A call of Slow waits until it is cancelled, Fail ends with details
-    and trailing metadata, Enough with a word of its own, neither listening; others echo, streams message by message."""
+    """calls: (path, metadata, seconds left) of each. A call of Slow, or of a method that is held, waits until it is
+    cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither listening. Others
+    are answered as `answers` says, by method, or echo, streams message by message."""
 
-    def __init__(self):
-        self.calls = []
+    def __init__(self, answers=()):
+        self.calls, self.held, self.answers = [], {"Slow"}, dict(answers)
         self.cancelled = threading.Event()
         self.server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Handler(self)])
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -33,7 +34,8 @@ class Handler(grpc.GenericRpcHandler):
             self.upstream.calls.append((details.method, metadata, context.time_remaining()))
             context.send_initial_metadata([("first", "1")])
             context.set_trailing_metadata([("last", "2"), ("last-bin", b"\x00\xff")])
-            if details.method.endswith("Slow"):
+            method = details.method.rpartition("/")[2]
+            if method in self.upstream.held:
                 context.add_callback(self.upstream.cancelled.set)
                 self.upstream.cancelled.wait(20)
             if details.method.endswith("Fail"):
@@ -41,7 +43,7 @@ class Handler(grpc.GenericRpcHandler):
             if details.method.endswith("Enough"):
                 yield b"enough"
                 return
-            yield from messages
+            yield from [self.upstream.answers[method]] if method in self.upstream.answers else messages
 
         return grpc.stream_stream_rpc_method_handler(answer)
 

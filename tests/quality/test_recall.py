@@ -8,7 +8,7 @@ import pytest
 
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.quality import recall
 from milvus_hubness.quality.recall import affordable_rows, measure_recall
@@ -86,8 +86,6 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
     without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
     assert abs(without.stored.estimate - wanted) > 0.01
-    with pytest.raises(DimensionMismatch, match="2000 vectors need as many locality hints, got 3"):
-        measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, locality_hints=locality_hints[:3])
 
 
 @pytest.mark.parametrize(("metric", "spread"), [("COSINE", 3), ("L2", 0.3)])
@@ -183,8 +181,6 @@ def test_the_finding_is_plain_data():
 def test_wrong_arguments_are_refused():
     vectors, biases, queries = gallery(rows=100)
     layout = Layout(24, "IP")
-    with pytest.raises(DimensionMismatch, match="as many biases"):
-        measure_recall(layout, vectors, biases[:50], queries, "FLAT", {})
     with pytest.raises(InvalidInput, match="two valid rows"):
         measure_recall(layout, vectors, biases, queries[:1], "FLAT", {})
     with pytest.raises(InvalidParameter, match="ef must be a whole number of at least 10"):

@@ -9,7 +9,7 @@ DIM = 12
 
 def small(**changed):
     sizes = {"dim": DIM, "rank": 3, "width": 8, "layers": 2, "steps": 2, "heads": 2}
-    sizes |= {"form": "residual", "directions": DIM}
+    sizes |= {"form": "published", "directions": DIM}
     return QuariConfig(**{**sizes, **changed})
 
 

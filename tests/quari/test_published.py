@@ -133,14 +133,9 @@ def test_the_published_network_is_as_large_as_the_authors():
     config = QuariConfig.published(512)
     assert (config.rank, config.width, config.layers, config.steps, config.heads) == (64, 512, 4, 4, 8)
     assert (config.map_scale, config.query_weight) == (0.8, 0.5)
-    settings = TrainingSettings.published()
-    assert settings.published_loss
-    assert settings.noise_per_coordinate
     for wrong in ({"query_weight": 1.0}, {"map_scale": -1}):
         with pytest.raises(InvalidParameter):
             QuariConfig.published(512, **wrong)
-    with pytest.raises(InvalidParameter, match="true or false"):
-        TrainingSettings.published(published_loss="yes")
 
 
 def test_their_loss_is_the_formula_undivided():
@@ -158,8 +153,8 @@ def test_their_loss_is_the_formula_undivided():
     assert published_loss(*map(torch.from_numpy, (scores, weights)), tau).item() == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("per_coordinate", [False, True])
-def test_noise_is_per_query_or_per_coordinate(monkeypatch, per_coordinate):
+@pytest.mark.parametrize("form", ["linear", "published"])
+def test_noise_is_per_query_or_per_coordinate(monkeypatch, form):
     """The queries that the network sees in training are as far from those given as the settings say."""
     from milvus_hubness.quari.model import Quari
 
@@ -173,10 +168,10 @@ def test_noise_is_per_query_or_per_coordinate(monkeypatch, per_coordinate):
 
     monkeypatch.setattr(Quari, "forward", watched)
     pairs = Pairs(unit_rows(40, 5), unit_rows(40, 6))
-    settings = TrainingSettings(epochs=1, batch=20, noise=0.3, neighbors=5, noise_per_coordinate=per_coordinate)
-    config = QuariConfig(DIM, form="residual", rank=1, width=8, layers=1, steps=1)
+    settings = TrainingSettings(epochs=1, batch=20, noise=0.3, neighbors=5)
+    config = QuariConfig(DIM, form=form, rank=1, width=8, layers=1, steps=1)
     train(pairs, config, settings, validation=pairs, device="cpu")
-    expected = 0.3 * 0.5 * (math.sqrt(DIM) if per_coordinate else 1.0)
+    expected = 0.3 * 0.5 * (math.sqrt(DIM) if form == "published" else 1.0)
     assert np.mean(lengths) == pytest.approx(expected, rel=0.35)
 
 
@@ -185,7 +180,7 @@ def test_a_published_network_learns():
     turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
     learned, held = (Pairs(rows, rows @ turn + 0.1) for rows in (unit_rows(200, 7), unit_rows(80, 8)))
     config = QuariConfig.published(DIM, rank=2, width=16, layers=1, steps=2, heads=2)
-    settings = TrainingSettings.published(epochs=6, batch=40, learning_rate=1e-2, least_rate=1e-3, noise=0.05)
+    settings = TrainingSettings(epochs=6, batch=40, learning_rate=1e-2, least_rate=1e-3, noise=0.05)
     trained = train(learned, config, settings, validation=held, device="cpu")
     assert trained.history[trained.best_epoch].mrr > trained.history[0].mrr + 0.15
     queries = torch.from_numpy(held.queries[:2])

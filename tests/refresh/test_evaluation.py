@@ -46,7 +46,7 @@ def test_a_bank_of_other_queries_is_objected_to(hubs, metric):
     assert "skewness" in told.objection
     assert "biases in use" in told.objection
     assert told.skewness["new"] == pytest.approx(told.skewness["raw"], abs=0.02)
-    assert json.loads(json.dumps(told.to_dict()))["overlap"] == told.overlap < 1
+    assert json.loads(json.dumps(measures.as_plain(told)))["overlap"] == told.overlap < 1
 
 
 def test_nothing_is_objected_to_what_stays_the_same(hubs):

@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or
 Source = Annotated[str, typer.Argument(help="Collection to correct.")]
 Target = Annotated[str | None, "Copy, required if the source has several copies."]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
-Postpone = Annotated[bool, "Follow the source until --control or POST /cutover says 'now', then cut over."]
+Postpone = Annotated[bool, "Follow the source until --control or --http says 'now', then cut over."]
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,7 @@ class Watching(Writers):
     control: Annotated[
         Path | None, 'JSON file that controls the run whenever it changes, such as {"paused": true}.'
     ] = None
-    http: Annotated[str | None, "Loopback address of /status, /metrics, /pause and more.", {"metavar": "HOST:PORT"}] = (
-        None
-    )
+    http: Annotated[str | None, "Loopback address of /status, /metrics and /control.", {"metavar": "HOST:PORT"}] = None
     on: Annotated[
         list[str] | None,
         "Shell command to run at an event; repeatable. A before-… that fails ends the run.",

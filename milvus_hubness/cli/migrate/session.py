@@ -55,7 +55,8 @@ class Session:
     def __init__(self, watching: Watching, pace: Pace, *, postponed: bool, as_json: bool) -> None:
         self.as_json, self.timeline = as_json, Timeline()
         self._watching, self._pace = watching, pace
-        self._hooks = parse_hooks(watching.on or [])
+        self._stopped = threading.Event()
+        self._hooks = Hooks(parse_hooks(watching.on or []), cancelled=self._stopped)
         self._release = threading.Event()
         if not postponed:
             self._release.set()
@@ -78,9 +79,8 @@ class Session:
             if path := self._watching.metrics_file:
                 listeners.append(_metrics_file(path, metrics))
             listeners.append(stream if self.as_json else stack.enter_context(printed()))
-            stopped = threading.Event()
-            events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
-            stack.enter_context(_stoppable(self._throttle, stopped))
+            events = Events(listeners, hooks=self._hooks)
+            stack.enter_context(_stoppable(self._throttle, self._stopped))
             if path := self._watching.control:
                 if not self._release.is_set():
                     postpone_cutover(path)

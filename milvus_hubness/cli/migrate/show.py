@@ -89,11 +89,6 @@ def _switch_words(migration: Migration) -> str | None:
     return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{renamed}"
 
 
-def limit_words(limits: Mapping[str, Any]) -> str:
-    """Return the settings of a throttle in one line."""
-    return ", ".join(f"{name} {'free' if value is None else value}" for name, value in limits.items())
-
-
 LINES = {
     "before-copy": "\ncopying {rows_total:,} rows to {target}",
     "after-copy": "copied; catching up with later writes",
@@ -118,7 +113,8 @@ def printed() -> Iterator[Listener]:
         def listen(event: Event) -> None:
             bars.report(event.name, **event.facts)
             if event.name == "rate":
-                typer.echo(f"now at {limit_words(event.facts)}")
+                limits = (f"{name} {'free' if value is None else value}" for name, value in event.facts.items())
+                typer.echo(f"now at {', '.join(limits)}")
             elif event.name in LINES:
                 typer.echo(LINES[event.name].format(**event.facts))
 

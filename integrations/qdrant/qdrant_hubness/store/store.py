@@ -56,7 +56,7 @@ class QdrantStore(QdrantWriteIntents):
             schema={"described": described},
             dual_write=DualWrite.read(properties),
             intent_log=WriteIntentLog.read(properties),
-            online_banks=OnlineBanks.read_or_default(properties).banks,
+            online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
         )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:

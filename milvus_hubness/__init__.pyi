@@ -1,0 +1,45 @@
+"""The public names, for type checkers, and for `__init__.py`, which imports each when it is first used."""
+
+from milvus_hubness.banks.bank import QueryBank as QueryBank
+from milvus_hubness.client.aio import AsyncHubnessClient as AsyncHubnessClient
+from milvus_hubness.client.matching import Matches as Matches
+from milvus_hubness.client.new_collections import CorrectionConfig as CorrectionConfig
+from milvus_hubness.client.sync import HubnessClient as HubnessClient
+from milvus_hubness.codec.layout import Layout as Layout
+from milvus_hubness.correction import Correction as Correction
+from milvus_hubness.enable.enable import disable as disable
+from milvus_hubness.enable.enable import enable as enable
+from milvus_hubness.enable.plan import plan_enable as plan_enable
+from milvus_hubness.errors import *  # noqa: F403
+from milvus_hubness.estimators import CSLS as CSLS
+from milvus_hubness.estimators import NNN as NNN
+from milvus_hubness.estimators import Blend as Blend
+from milvus_hubness.estimators import DistributionNormalization as DistributionNormalization
+from milvus_hubness.estimators import DualBankSinkhorn as DualBankSinkhorn
+from milvus_hubness.estimators import DualInvertedSoftmax as DualInvertedSoftmax
+from milvus_hubness.estimators import Estimator as Estimator
+from milvus_hubness.estimators import FittedBias as FittedBias
+from milvus_hubness.estimators import InvertedSoftmax as InvertedSoftmax
+from milvus_hubness.estimators import RelativeNNN as RelativeNNN
+from milvus_hubness.estimators import Sinkhorn as Sinkhorn
+from milvus_hubness.migration.clean import clean as clean
+from milvus_hubness.migration.migrator import cutover as cutover
+from milvus_hubness.migration.migrator import migrate as migrate
+from milvus_hubness.migration.migrator import resume as resume
+from milvus_hubness.migration.migrator import rollback as rollback
+from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
+from milvus_hubness.migration.plan import plan_migration as plan_migration
+from milvus_hubness.quality.collections import diagnose as diagnose
+from milvus_hubness.quality.collections import tune as tune
+from milvus_hubness.quari.reranker import LinearMaps as LinearMaps
+from milvus_hubness.quari.reranker import QuariReranker as QuariReranker
+from milvus_hubness.refresh.plan import RefreshOptions as RefreshOptions
+from milvus_hubness.refresh.run import RefreshResult as RefreshResult
+from milvus_hubness.refresh.run import refresh as refresh
+from milvus_hubness.refresh.status import status as status
+from milvus_hubness.rerank import DynamicGate as DynamicGate
+from milvus_hubness.rerank import GloballyCorrected as GloballyCorrected
+from milvus_hubness.stores.milvus import MilvusStore as MilvusStore
+from milvus_hubness.stores.milvus_server import connect as connect
+
+__version__: str
