@@ -246,7 +246,7 @@ class Rewrite:
 
     def scores_are_products(self, question: Question) -> bool:
         """Whether the server's scores are those of the answer, unless the client ranks candidates."""
-        return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
+        return self.codec.layout.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
