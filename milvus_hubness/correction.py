@@ -14,17 +14,17 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.banks.generations import Key, StoredBank
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import Floats, lengths_of
 from milvus_hubness.codec.base import RowBiases
-from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly
+from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly, step_of
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
 from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.base import TargetBank
-from milvus_hubness.estimators.nearest import Nearest
+from milvus_hubness.estimators.nearest import MOST_PRODUCTS, Nearest
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import prefer_torch
+from milvus_hubness.kernels.primitives import prefer_torch, resolve_device, uses_numpy
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.protocols import BankSearch, Rows, Store, capability
 
@@ -90,16 +90,38 @@ class Correction:
         valid = ~self.layout.invalid(rows)
         hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
         if hints.size and valid.any():
-            landmarks, coordinates = self._landmarks
+            landmarks, coordinates, _ = self._landmarks
             near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
             hints[valid] = columns(coordinates[np.asarray(near.indices)], self.layout.reach)
         return hints
 
+    def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
+        """Return what `centred` and `locality_hints` return of vectors (n, d), from one product with the bank if it is
+        of a size that NumPy computes at once. are_new: in place of that of the correction."""
+        bank, count = self.fitted.bank.vectors, len(vectors) * len(self.fitted.bank)
+        on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
+        if on_cuda or count > MOST_PRODUCTS or self.fitted.estimator.needs.targets or self.compute is not None:
+            return replace(self, are_new=are_new).centred(vectors), self.locality_hints(vectors)
+        biases = np.zeros(len(vectors), np.float32)
+        hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
+        valid = ~self.layout.invalid(vectors)
+        if valid.any():
+            products = self.layout.reduce_items(vectors[valid]) @ bank.T
+            nearest = self.fitted.nearest(products, are_new=are_new)
+            biases[valid] = self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
+            if hints.size:
+                _, coordinates, lengths = self._landmarks
+                scores = products[:, :: step_of(bank)] / lengths
+                near = np.argpartition(scores, -min(NEAR, len(lengths)), axis=1)[:, -NEAR:]
+                hints[valid] = columns(coordinates[near], self.layout.reach)
+        return biases, hints
+
     @cached_property
-    def _landmarks(self) -> tuple[Floats, Floats]:
-        """Queries of the bank, and their coordinates in the locality hint columns."""
-        landmarks = evenly(self.fitted.bank.vectors)
-        return landmarks, coordinates(landmarks, self.layout.locality_directions)
+    def _landmarks(self) -> tuple[Floats, Floats, Floats]:
+        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
+        bank = self.fitted.bank.vectors
+        landmarks, lengths = evenly(bank), lengths_of(bank[:: step_of(bank)]).astype(np.float32)
+        return landmarks, coordinates(landmarks, self.layout.locality_directions), np.where(lengths == 0, 1, lengths)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""

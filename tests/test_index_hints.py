@@ -1,5 +1,7 @@
 """Locality hint columns: no score knows of them, and an index finds more by them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from milvus_hubness.codec.index_hints import (
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
+from milvus_hubness.estimators import Blend, RelativeNNN, Sinkhorn
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
 from tests.galleries import decoded
 from tests.real_data import load_task, needs_real_data
@@ -47,7 +50,7 @@ def unit(rows):
 @pytest.mark.parametrize("queries", [200, LANDMARKS + 777])
 def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank(metric, queries):
     correction, items, bank = fitted(metric, 3.0, queries=queries)
-    some = unit(bank[np.linspace(0, queries - 1, min(queries, LANDMARKS)).astype(int)].astype(float))
+    some = unit(bank[:: 2 if queries > LANDMARKS else 1].astype(float))
     _, directions = np.linalg.eigh(np.cov(some.T))
     found = correction.locality_hints(items)
     assert found.shape == (len(items), correction.layout.locality_hint_count)
@@ -58,6 +61,35 @@ def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank
     # The axes are kept in a byte for each number.
     signs = np.sign((found * wanted).sum(axis=0))
     np.testing.assert_allclose(found, signs * wanted, atol=0.03 * length)
+
+
+class Multiplied(np.ndarray):
+    """A matrix that counts its products."""
+
+    products = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        Multiplied.products += ufunc is np.matmul
+        return getattr(ufunc, method)(*(np.asarray(each) for each in inputs), **options)
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+@pytest.mark.parametrize(
+    "estimator", [NNN(4), Sinkhorn(0.1), Blend([RelativeNNN(3), Sinkhorn(0.2)], strength=0.7)], ids=repr
+)
+@pytest.mark.parametrize("are_new", [True, False])
+def test_one_product_of_new_rows_with_the_bank_gives_their_biases_and_hints(metric, estimator, are_new):
+    correction, items, bank = fitted(metric, queries=LANDMARKS + 777)
+    correction = Correction.fit(correction.layout, estimator, bank, gallery=items)
+    rows = np.concatenate([items, 3 * items[:9] + 1, np.full((1, DIM), np.nan, np.float32)])
+    wanted = replace(correction, are_new=are_new).centred(rows), correction.locality_hints(rows)
+    counted = correction.fitted.bank.vectors.view(Multiplied)
+    object.__setattr__(correction.fitted.bank, "vectors", counted)
+    before = Multiplied.products
+    biases, hints = correction.of_rows(rows, are_new=are_new)
+    assert Multiplied.products == before + 1
+    np.testing.assert_allclose(biases, wanted[0], atol=1e-5)
+    np.testing.assert_allclose(hints, wanted[1], atol=1e-5)
 
 
 def test_rows_without_a_bias_have_nothing_there_and_lack_nothing():

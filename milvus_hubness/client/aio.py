@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.client._methods import Methods
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive_async, refusing
+from milvus_hubness.client.collection_methods import CollectionMethods
+from milvus_hubness.client.methods import Methods, drive_async
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
 
 if TYPE_CHECKING:
     from milvus_hubness.banks.generations import StoredBank
@@ -125,7 +126,7 @@ def _without(name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Call
     return call
 
 
-for _name, _method in vars(Methods).items():
+for _name, _method in (vars(CollectionMethods) | vars(Methods)).items():
     if inspect.isfunction(_method) and not _name.startswith("_"):
         setattr(AsyncHubnessClient, _name, _coroutine(_method))
 AsyncHubnessClient.search = _without("highlighter", AsyncHubnessClient.search)  # type: ignore[method-assign]

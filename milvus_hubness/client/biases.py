@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -158,10 +158,6 @@ class _ServerBank:
         )
 
 
-def _centred(correction: Correction, *, vectors: Floats, are_new: bool) -> Floats:
-    return replace(correction, are_new=are_new).centred(vectors)
-
-
 def _size(state: CollectionState, profile: Profile) -> int:
     return 4 * state.dim * profile.bank.count
 
@@ -197,11 +193,12 @@ class Biases:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
         are_new: whether these rows are inserted together. While a job computes all biases, new rows get the biases that
-        the job would give them: for incoming profiles, and for a copy or a second field that is being filled.
+        the job would give them: for incoming profiles, and for a copy or a second field that is being filled. If the
+        bank is too large, the hints are zeros, which a refresh fills.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
-        locality_hints = yield from self._locality_hints(collection, state, vectors, bias)
+        locality_hints = np.zeros((len(vectors), state.layout.locality_hint_count), np.float32)
         if bias == "pending":
             none = np.zeros(len(vectors), np.float32)
             return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
@@ -221,28 +218,12 @@ class Biases:
             if _size(state, profile) > room:
                 column = yield from self._by_search(collection, state, profile, vectors, timeout, are_new=new)
             else:
-                column = yield from self._fitted(
-                    collection, state, profile, partial(_centred, vectors=vectors, are_new=new)
-                )
+                cached = yield from self._cached(collection, state, profile)
+                correction: Correction = yield Compute(partial(cached.correction, state.layout))
+                column, hints = yield Compute(partial(correction.of_rows, vectors, are_new=new))
+                locality_hints = hints if profile is state.profile else locality_hints
             biases |= dict.fromkeys(slots, column)
         return RowBiases(biases, state.profile.epoch, locality_hints)
-
-    def _locality_hints(
-        self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
-    ) -> Operation[Floats]:
-        """Return the locality hints (n, c) of vectors; zeros, which a refresh fills, if the bank is too large."""
-        profile, columns = state.profile, state.layout.locality_hint_count
-        if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
-            return np.zeros((len(vectors), columns), np.float32)
-        return (yield from self._fitted(collection, state, profile, lambda fitted: fitted.locality_hints(vectors)))
-
-    def _fitted(
-        self, collection: str, state: CollectionState, profile: Profile, work: Callable[[Correction], Floats]
-    ) -> Operation[Floats]:
-        """Return work(the fitted estimator of a profile's bank), which fits into memory."""
-        cached = yield from self._cached(collection, state, profile)
-        result: Floats = yield Compute(lambda: work(cached.correction(state.layout)))
-        return result
 
     def _by_search(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,9 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
         width than the collection state names.
         """
-        rows = list(rows)
+        unread: Any = getattr(rows, "_lazy_field_data", None)
+        raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
+        rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
@@ -90,10 +92,33 @@ class Reading:
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
         """Convert the rows of hits to the user's form, in place."""
+        if results and not any(getattr(hits, "has_materialized", True) for hits in results):
+            rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
+            if self._columns_out(results[0].lazy_field_data, rows, fields):
+                self.rows_out(rows, fields)
+                return results
         for hits in results:  # all hits of one query have the same fields
             if hits and not self.changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
+
+    def _columns_out(self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest) -> bool:
+        """Decode vectors of rows that are still in columns of the answer: pymilvus takes them out of these when a row
+        is read. Returns False, and leaves all as it is, if the columns are not those of float32 vectors of all rows."""
+        columns = {column.field_name: column.vectors for column in unread}
+        codecs = [codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors]
+        if not columns.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
+            return False
+        for codec in codecs:
+            count = len(columns[codec.field].float_vector.data)
+            if count != len(rows) * columns[codec.field].dim or any(row.get(codec.field) is not None for row in rows):
+                return False
+        for codec in codecs:
+            column = columns[codec.field]
+            stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
+            put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
+            column.dim = codec.layout.dim
+        return True
 
     @cached_property
     def _codecs(self) -> tuple[RowCodec, ...]:
@@ -221,7 +246,7 @@ class Rewrite:
 
     def scores_are_products(self, question: Question) -> bool:
         """Whether the server's scores are those of the answer, unless the client ranks candidates."""
-        return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
+        return self.codec.layout.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
@@ -271,7 +296,7 @@ class Rewrite:
         if self.scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
-            products = [[hit["distance"] for hit in hits]]
+            products = [[hit["distance"] for hit in list.__iter__(hits)]]
             scores = self.codec.decode_scores(products, query[None, :], strength)[0]
             rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
@@ -280,6 +305,23 @@ class Rewrite:
 
     def vectors_of(self, hits: Sequence[Any]) -> Floats:
         return self.codec.vectors_of([hit["entity"] for hit in hits])
+
+
+def floats_in(array: Any) -> Floats:
+    """Return the numbers of a FloatArray of Milvus's protocol, which has them packed as they are in memory."""
+    array.DiscardUnknownFields()
+    message = array.SerializeToString()
+    return np.frombuffer(message, "<f4", offset=len(message) - 4 * len(array.data))
+
+
+def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
+    """Set the numbers of a FloatArray."""
+    packed = np.ascontiguousarray(numbers, "<f4")
+    size, length = packed.nbytes, bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    array.ParseFromString(b"".join([b"\n", length, bytes([size]), packed.data]))
 
 
 def keep(hits: Any, chosen: list[Any]) -> None:

@@ -1,10 +1,9 @@
-"""The limits of a client, the steps of an operation and their run, the connection of some steps, and errors as
-MilvusException."""
+"""The limits of a client, the steps of an operation, the connection of some steps, and errors as MilvusException."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -117,44 +116,6 @@ class LearnSchema:
 Effect = LoadBank | InStore | Compute | Pause | LearnSchema
 Step = Ask | Effect
 Operation = Generator[Step, Any, T]
-
-
-def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
-    """Run an operation; its HubnessError is raised as a MilvusException too."""
-    try:
-        return (yield from operation)
-    except HubnessError as error:
-        raise as_milvus(error) from error
-
-
-def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
-    """Run an operation and return its result. answer: runs one step; the operation receives its exceptions."""
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
-
-
-async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
-    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
-    try:
-        step = next(operation)
-        while True:
-            try:
-                outcome = await answer(step)
-            except Exception as error:
-                step = operation.throw(error)
-            else:
-                step = operation.send(outcome)
-    except StopIteration as done:
-        return done.value
 
 
 class PlainConnection:

@@ -9,9 +9,9 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.client._methods import Methods
 from milvus_hubness.client.messages import Question
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive
+from milvus_hubness.client.methods import Methods, drive
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause
 
 
 class HubnessClient(Methods, MilvusClient):

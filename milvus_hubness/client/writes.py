@@ -203,23 +203,19 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
         if taken := [name for name in hidden if name in row]:
             raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out")
     vectors = [unpacked(row[state.field], state.dtype) for row in rows]
-    for i, vector in enumerate(vectors):
-        if (shape := _shape(vector)) != (state.dim,):
-            raise DimensionMismatch(
-                f"row {i}: {state.field!r} must be a list of {state.dim} numbers, "
-                f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
-            )
-    as_stored = rounded_vectors(vectors, state)
-    return state.require_storable(as_stored) if valid else state.layout.rows(as_stored)
-
-
-def _shape(vector: Any) -> tuple[int, ...] | None:
-    """Return the shape of a vector; None if it has lists of several lengths."""
     try:
-        shape: tuple[int, ...] = np.shape(vector)
-    except ValueError:
-        return None
-    return shape
+        as_stored = state.layout.rows(rounded_vectors(vectors, state))
+    except InvalidInput:
+        for i, vector in enumerate(vectors):
+            try:
+                got = f"shape {np.shape(vector)}"
+            except ValueError:
+                got = "lists of several lengths"
+            if got != f"shape {(state.dim,)}":
+                message = f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
+                raise DimensionMismatch(message) from None
+        raise
+    return state.require_storable(as_stored) if valid else as_stored
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:

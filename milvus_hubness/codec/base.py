@@ -266,7 +266,8 @@ class VectorCodec(RowCodec):
         except for the numbers of `lost`."""
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
-            rows = rows * np.asarray(columns[self.norm_field], np.float64)[:, None]
+            norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
+            rows = np.multiply(rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind")
         elif self.layout.mean:
             taken_off = self.layout.taken_off
             rows = np.where(taken_off == 0, rows, rows + taken_off)

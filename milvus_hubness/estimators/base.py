@@ -282,9 +282,16 @@ class FittedBias:
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
         """Return biases as `bias` does, of items that were added together after the fit, in any order.
 
-        For an estimator that balances the bank against its items, the new items leave room for each other.
+        For an estimator that balances the bank against its items, the new items leave room for each other, as many at a
+        time as have MOST_PRODUCTS with the bank.
         """
         return self._evaluated(self.new_formula or self.formula, vectors)
+
+    def nearest(self, products: Vectors, *, are_new: bool) -> Nearest:
+        """Return what `Estimator.from_nearest` takes, from inner products (n, |bank|) of items and the whole bank."""
+        potentials = np.broadcast_to(self.potentials, (len(products), *self.potentials.shape))
+        means = products.mean(1, dtype=np.float64) if self.estimator.needs.mean else np.empty(0)
+        return Nearest(products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True)
 
     def _evaluated(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")

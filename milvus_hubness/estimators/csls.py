@@ -8,7 +8,7 @@ import numpy as np
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
-from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, largest
 from milvus_hubness.kernels import topk_mean
 
 
@@ -32,4 +32,4 @@ class CSLS(Estimator, alias="csls"):
         return self._fitted(bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device))
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(0.5 * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
+        return Bounded(0.5 * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,12 @@ import numpy.typing as npt
 from milvus_hubness.errors import BankTooSmall
 
 Doubles = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.floating[Any]]
 
 LEADING = 64
 """Number of terms of a log-sum-exp that are requested first."""
+MOST_PRODUCTS = 1 << 24
+"""Largest number of inner products of new items and the whole bank that are in memory at once."""
 ROUNDS = 5
 """Number of rounds in which the room and the biases of new items are computed from one another."""
 ROUNDING = 1e-9
@@ -57,18 +60,20 @@ class Bounded(NamedTuple):
 class Nearest:
     """The N nearest rows of a bank for m items.
 
-    scores: (m, N) float64 inner products, falling along each row. rest: how many rows of the bank are not
-    among them; none of these scores above the last. means: (m,) float64 mean inner product with the whole
-    bank, if needed. potentials: (m, N, p) float64 of the rows seen, and masses: (p,) float64 τ·log Σ
-    exp(f_i/τ) over the whole bank; p = 0 if there are none. are_new: whether the items came after the fit.
+    scores: (m, N) inner products, falling along each row. rest: how many rows of the bank are not among them; none of
+    these scores above the last. means: (m,) float64 mean inner product with the whole bank, if needed. potentials: (m,
+    N, p) of the rows seen, and masses: (p,) float64 τ·log Σ exp(f_i/τ) over the whole bank; p = 0 if there are none.
+    are_new: whether the items came after the fit. is_whole: whether the columns are all rows of the bank, in its order;
+    then new items leave room for each other, and otherwise each for itself.
     """
 
-    scores: Doubles
+    scores: Numbers
     rest: int
     means: Doubles
-    potentials: Doubles
+    potentials: Numbers
     masses: Doubles
     are_new: bool = False
+    is_whole: bool = False
 
 
 def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike) -> Doubles:
@@ -84,47 +89,54 @@ def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt
     return joined
 
 
-def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
-    """Return the mean of the k largest scores, float64 (m,). Raises BankTooSmall if fewer were seen."""
-    seen = nearest.scores.shape[1]
+def largest(scores: Numbers, k: int) -> Doubles:
+    """Return the k largest of each row of scores (m, N), in any order, (m, k). Raises BankTooSmall if N < k."""
+    seen = scores.shape[1]
     if seen < k:
         raise BankTooSmall(f"the {k} nearest bank rows are needed, and the search returned {seen}")
-    means: Doubles = nearest.scores[:, :k].mean(1)
-    return means
+    return np.partition(scores, seen - k, axis=1)[:, seen - k :].astype(np.float64)
 
 
 def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
     """Return τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, f_i the potentials or 0, and what others can add."""
-    scores, values = nearest.scores, nearest.scores
+    scores, has_potentials = nearest.scores, nearest.potentials.shape[-1] > 0
+    highest, terms = _terms(scores + nearest.potentials[..., 0] if has_potentials else scores, tau)
     with np.errstate(over="ignore", divide="ignore"):
-        if nearest.potentials.shape[-1]:
-            potentials, mass = nearest.potentials[..., 0], nearest.masses[0]
-            values = scores + potentials
-            seen = np.exp((potentials - mass) / tau).sum(1)
-            unseen = np.maximum(1 - seen, ROUNDING)
-        else:
-            mass, unseen = 0.0, np.full(len(scores), float(nearest.rest))
-        biases = _logsumexp(values, tau)
+        biases = highest + tau * np.log(terms.sum(1), dtype=np.float64)
         if not nearest.rest:
             return Bounded(biases, np.zeros(len(biases)))
+        mass, unseen = 0.0, np.full(len(scores), float(nearest.rest))
+        if has_potentials:
+            mass = nearest.masses[0]
+            unseen = np.maximum(1 - np.exp((nearest.potentials[..., 0] - mass) / tau).sum(1), ROUNDING)
         excess = (mass + scores[:, -1] - biases) / tau + np.log(unseen)
         return Bounded(biases, tau * np.logaddexp(0, excess))
 
 
-def own_room(nearest: Nearest, tau: float, share: float) -> Doubles:
-    """Return by how much the bias of a single item that came after the fit is smaller, (m,); see `sinkhorn.with_room`.
+def logsumexp_with_room(nearest: Nearest, tau: float, items: int) -> Doubles:
+    """Return biases (m,) of items that came after a fit on `items`, under which they leave room for each other.
 
-    Its share of the unseen rows is negligible. share: rows of the bank over items of the fit.
+    Those items take e^(−f_i/τ) · items / |bank| of a query, the new ones Σ_j e^((s_ij − b_j)/τ), next to nothing of the
+    unseen rows. A refit would also lower the biases of the fitted items, on average as much as the potentials. Here
+    these biases stay, and so does the mean of the potentials.
     """
-    values = nearest.scores + nearest.potentials[..., 0]
-    size = values.shape[1] + nearest.rest
-    plain = bias = _logsumexp(values, tau)
-    for _ in range(ROUNDS):
-        lowered = tau * np.logaddexp(0, np.log(share) + (values - bias[:, None]) / tau)
-        bias = _logsumexp(values - lowered, tau)
-    return np.asarray(plain - bias - lowered.sum(1) / size, np.float64)
+    highest, terms = _terms(nearest.scores + nearest.potentials[..., 0], tau)
+    together, tiny = nearest.is_whole, np.finfo(terms.dtype).tiny
+    size = terms.shape[1] + nearest.rest
+    left = np.ones(terms.shape[1] if together else terms.shape, terms.dtype)  # e^((room_i − f_i)/τ)
+    for number in range(ROUNDS + 1):
+        sums = terms @ left if together else (terms * left).sum(1)
+        if number < ROUNDS:
+            taken = (1 / sums) @ terms if together else terms / sums[:, None]
+            left = np.maximum(1 / (1 + size / items * taken), tiny)
+    mean = np.log(left).sum(-1, dtype=np.float64) / size
+    return np.asarray(highest + tau * (np.log(sums, dtype=np.float64) - mean), np.float64)
 
 
-def _logsumexp(values: Doubles, tau: float) -> Doubles:
-    largest = values.max(1)
-    return np.asarray(largest + tau * np.log(np.exp((values - largest[:, None]) / tau).sum(1)), np.float64)
+def _terms(values: Numbers, tau: float) -> tuple[Numbers, Numbers]:
+    """Return the highest of each row of values (m, N), (m,), and e^((v − highest)/τ), (m, N)."""
+    highest = values.max(1)
+    terms = values - highest[:, None]
+    with np.errstate(over="ignore"):
+        terms /= max(tau, float(np.finfo(terms.dtype).tiny))
+    return highest, np.exp(terms, out=terms)

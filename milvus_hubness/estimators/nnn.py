@@ -10,7 +10,7 @@ import numpy as np
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
-from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, largest
 from milvus_hubness.kernels import topk_mean
 from milvus_hubness.kernels.primitives import kernel_for
 
@@ -81,4 +81,4 @@ class NNN(Estimator, alias="nnn"):
         )
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
+        return Bounded(self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, score_spread
-from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, mean_of_largest
+from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, largest
 from milvus_hubness.kernels import topk_mean
 
 SMALLEST_TAU = 1e-300
@@ -71,9 +71,9 @@ class RelativeNNN(Estimator, alias="relative"):
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return means of the largest relative scores seen, and by how much others can raise them."""
-        relative = -np.sort(-(queries.scores + queries.potentials[..., 0]), axis=1)
-        means = mean_of_largest(replace(queries, scores=relative), self.k)
+        relative = largest(queries.scores + queries.potentials[..., 0], self.k)
+        means = relative.mean(1)
         if not queries.rest:
             return Bounded(means, np.zeros(len(means)))
         highest = queries.scores[:, -1:] + queries.masses[0]
-        return Bounded(means, np.maximum(0, highest - relative[:, : self.k]).mean(1))
+        return Bounded(means, np.maximum(0, highest - relative).mean(1))

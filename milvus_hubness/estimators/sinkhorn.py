@@ -6,10 +6,8 @@ there are too many even for that, an estimator uses the nearest pairs only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,12 +19,12 @@ from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, che
 from milvus_hubness.estimators.nearest import (
     ACCURACY,
     LEADING,
-    ROUNDS,
+    MOST_PRODUCTS,
     Bounded,
     Nearest,
     Needs,
     bounded_logsumexp,
-    own_room,
+    logsumexp_with_room,
 )
 from milvus_hubness.estimators.steps import AllScores, PairSteps, Potentials, Scores, Taus
 from milvus_hubness.kernels import logsumexp, topk
@@ -67,21 +65,6 @@ def iterate(step: Step, f: Potentials, taus: Taus, items: int, iterations: int, 
             break
         f[active] -= taus[active, None] * np.log(shares)
     return [balances[which] for which in range(len(taus))]
-
-
-def with_room(steps: AllScores, f: Potentials, tau: float, share: float) -> Potentials:
-    """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
-
-    steps: over the new items. f: (m,) of the fit. share: m over the items of the fit. The fitted items
-    take e^(−f_i/τ) / share of a query, the new ones Σ_j e^((s_ij − b_j)/τ). A refit would also lower the biases of the
-    fitted items, on average as much as the potentials. Here these biases stay, and so does the mean of the potentials.
-    """
-    room = f
-    for _ in range(ROUNDS):
-        shares = steps.from_bank(room[None], np.array([tau]))[1][0]
-        with np.errstate(divide="ignore"):
-            room = -tau * np.logaddexp(-f / tau, math.log(share) + np.log(shares) - room / tau)
-    return np.asarray(room - (room - f).mean(), np.float32)
 
 
 NEIGHBORS = 64
@@ -150,12 +133,12 @@ class Sinkhorn(Estimator, alias="sn"):
         return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        """Return the log-sum-exp over the nearest, less the room of a new item."""
-        bounded = bounded_logsumexp(queries, self.tau_of())
+        """Return the log-sum-exp over the nearest, with room for new items."""
         if not queries.are_new:
-            return bounded
-        size = queries.scores.shape[1] + queries.rest
-        return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
+            return bounded_logsumexp(queries, self.tau_of())
+        biases = logsumexp_with_room(queries, self.tau_of(), self._fitted_on)
+        errors = bounded_logsumexp(queries, self.tau_of()).errors if queries.rest else np.zeros(len(biases))
+        return Bounded(biases, errors)
 
     @property
     def _fitted_on(self) -> int:
@@ -166,15 +149,16 @@ class Sinkhorn(Estimator, alias="sn"):
     def with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
         tau = self.tau_of()
 
-        def biases(items: Vectors, f: Vectors) -> npt.NDArray[np.float32]:
-            return logsumexp(items, bank.vectors, tau, f, device=self.device)
+        def formula(items: Vectors) -> npt.NDArray[np.float32]:
+            return logsumexp(items, bank.vectors, tau, potentials[:, 0], device=self.device)
 
-        def new_formula(items: Vectors) -> npt.NDArray[np.float32]:
-            steps = AllScores(bank.vectors, items, self.device)
-            return biases(items, with_room(steps, potentials[:, 0], tau, len(bank) / self._fitted_on))
+        def new_formula(items: Vectors) -> npt.NDArray[np.float64]:
+            parts = np.array_split(items, -(-len(items) * len(bank) // MOST_PRODUCTS))
+            whole = (fitted.nearest(part @ bank.vectors.T, are_new=True) for part in parts)
+            return np.concatenate([self._from_nearest(nearest, None).biases for nearest in whole])
 
-        formula = partial(biases, f=potentials[:, 0])
-        return FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
+        fitted = FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
+        return fitted
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from google.protobuf.message import Message
 from pymilvus import DataType
 from pymilvus.client.entity_helper import sparse_parse_single_row
 from pymilvus.client.search_result import SearchResult
 from pymilvus.grpc_gen import schema_pb2
 
+from milvus_hubness.client.rewrite import floats_in, put_floats
 from milvus_hubness.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 
@@ -36,25 +36,13 @@ def column_named(columns: Iterable[Any], name: str) -> Any:
     return next((column for column in columns if column.field_name == name), None)
 
 
-def _floats(array: Any) -> Floats:
-    array.DiscardUnknownFields()
-    packed = schema_pb2.BytesArray.FromString(array.SerializeToString()).data
-    return np.frombuffer(b"".join(packed), "<f4")
-
-
-def _put_floats(array: Any, numbers: npt.ArrayLike) -> None:
-    packed = np.ascontiguousarray(numbers, "<f4").tobytes()
-    # On the wire, packed numbers are one element of a list of bytes.
-    array.ParseFromString(schema_pb2.BytesArray(data=[packed]).SerializeToString())
-
-
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
     """Return the vectors of a column, (n, width). Raises InvalidInput for another dtype or width."""
     vectors, kind, width = column.vectors, VECTORS[dtype], column.vectors.dim
     if vectors.WhichOneof("data") not in (kind, None):
         raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype} only")
     data = getattr(vectors, kind)
-    numbers = _floats(data) if dtype == "float32" else decode([data], dtype).ravel()
+    numbers = floats_in(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
         raise InvalidInput(f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of {width}")
     return numbers.reshape(-1, width)
@@ -64,7 +52,7 @@ def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> N
     """Set the vectors of a column. rows: (n, width), arrays or the bytes of half-precision numbers."""
     column.vectors.dim = width
     if dtype == "float32":
-        _put_floats(column.vectors.float_vector, np.stack(rows) if len(rows) else [])
+        put_floats(column.vectors.float_vector, np.stack(rows) if len(rows) else [])
     else:
         setattr(column.vectors, VECTORS[dtype], b"".join(rows))
 
@@ -87,8 +75,8 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
 def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
     kind = vectors.WhichOneof("data")
     if kind == "float_vector":
-        numbers = _floats(vectors.float_vector).reshape(-1, vectors.dim)
-        _put_floats(vectors.float_vector, numbers[list(places)])
+        numbers = floats_in(vectors.float_vector).reshape(-1, vectors.dim)
+        put_floats(vectors.float_vector, numbers[list(places)])
     elif kind in _LISTS_OF_VECTORS:
         _take(getattr(getattr(vectors, kind), _LISTS_OF_VECTORS[kind]), places)
     elif kind:
@@ -213,7 +201,7 @@ def _values(column: Any) -> Iterable[Any]:
     if kind == "array_data":
         return [list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data]
     if kind == "float_vector":
-        return np.array(_floats(data)).reshape(-1, payload.dim)
+        return np.array(floats_in(data)).reshape(-1, payload.dim)
     if kind == "sparse_float_vector":
         return map(sparse_parse_single_row, data.contents)
     if kind in _BYTES_PER_NUMBER:

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.client.steps import drive_async
+from milvus_hubness.client.methods import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
 from milvus_hubness.proxy import messages
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES

@@ -20,7 +20,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.client._methods import DEFAULT_BANK_BUDGET
+from milvus_hubness.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampler
 from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step

@@ -9,8 +9,9 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.messages import Write
+from milvus_hubness.client.methods import drive
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause, drive
+from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference

@@ -17,8 +17,9 @@ from pymilvus.exceptions import MilvusException, ParamError
 from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.client.messages import Deletion, Write
+from milvus_hubness.client.methods import drive
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, LearnSchema, drive
+from milvus_hubness.client.steps import Ask, LearnSchema
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
 from milvus_hubness.operations.lease_records import LeasePolicy
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair

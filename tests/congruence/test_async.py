@@ -29,8 +29,9 @@ from milvus_hubness import (
     enable,
     plan_enable,
 )
+from milvus_hubness.client.methods import drive, drive_async
 from milvus_hubness.client.state_cache import BankCache
-from milvus_hubness.client.steps import Ask, Compute, PlainConnection, drive, drive_async
+from milvus_hubness.client.steps import Ask, Compute, PlainConnection
 from milvus_hubness.stores.milvus import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, all_keys, nnn, plain_collection, similarity, vectors

@@ -22,8 +22,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.client.methods import drive
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import drive
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_banks import bank_rows

@@ -116,6 +116,31 @@ def test_strength_zero_is_the_plain_search(pair, call):
         assert a["entity"].get("note") == b["entity"].get("note")
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_vectors_stay_in_the_columns_of_an_answer_until_a_row_is_read(pair, strict):
+    """As pymilvus keeps them: whoever reads one row does not wait for all. They are decoded there, all at once."""
+    further = {"output_fields": ["vector", "note"], "strict_float32": strict}
+    asked = [
+        lambda client, name: client.query(name, filter="group in [1, 3]", **further),
+        lambda client, name: client.get(name, list(range(9)), **further),
+    ]
+    for ask in asked:
+        expected, got = ask(pair.plain, pair.name), ask(pair.client, pair.corrected)
+        assert type(got) is type(expected)
+        assert [row["vector"] for row in list.__iter__(got)] == [row["vector"] for row in list.__iter__(expected)]
+        assert {row["id"]: set(row) for row in got} == {row["id"]: set(row) for row in expected}
+        by_key = {row["id"]: row for row in got}
+        for row in [*expected, expected[-1], *expected[:2]]:
+            found = by_key[row["id"]]
+            assert (type(found["vector"]), found["note"]) == (type(row["vector"]), row["note"])
+            assert {type(number) for number in found["vector"]} == {type(number) for number in row["vector"]}
+            np.testing.assert_allclose(found["vector"], row["vector"], rtol=2.4e-7)
+    found = pair.client.search(pair.corrected, data=list(pair.queries), limit=5, output_fields=["vector"])
+    assert not any("vector" in hit["entity"] for hits in found for hit in list.__iter__(hits))
+    for hit in (hit for hits in found for hit in hits):
+        np.testing.assert_allclose(hit["entity"]["vector"], pair.items[hit["id"]], rtol=2.4e-7)
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.3])
 def test_scores_and_ranking_are_the_oracles(pair, strength):
     wanted = pair.oracle(pair.queries, pair.items, strength)

@@ -7,7 +7,8 @@ from typing import Any
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.client.steps import Ask, Pause, drive_async
+from milvus_hubness.client.methods import drive_async
+from milvus_hubness.client.steps import Ask, Pause
 from milvus_hubness.defaults import STATE_TTL
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations

@@ -7,7 +7,8 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.client.steps import Ask, Pause, drive
+from milvus_hubness.client.methods import drive
+from milvus_hubness.client.steps import Ask, Pause
 from milvus_hubness.defaults import STATE_TTL
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
