@@ -49,8 +49,8 @@ BOUNDS = [
     ("bfloat16", "nnn-retrieval", 1 / 1.6),
     (SOFT, PRODUCT, 1.3),
 ]
-"""The most that one takes, in times of another; while a core is busy, float32 no longer than nnn-retrieval. float32 is a
-search of FAISS too, in threads of this package: 5% are the noise of a machine."""
+"""The most that one takes, in times of another; while a core is busy, float32 no longer than nnn-retrieval. float32 is
+a search of FAISS too, in threads of this package: 5% are the noise of a machine."""
 APPROXIMATE_AGAINST_NNN = 5.0
 PEERS = ("exact", "FAISS", "nnn-retrieval")
 ROUNDS, EXACT_ROUNDS = 3, 5
