@@ -39,21 +39,18 @@ from tests.real_data import load_task
 
 ROWS, BANK, DIM, K, KS = 2_000, 113_000, 512, 128, (16, 128, 512)
 TAU = 0.05
-PRODUCT_ROWS = 512
+PRODUCT_ROWS, DENSE_ROWS = 512, 16
 PRODUCT, SOFT, LOADED = "product alone", "log-sum-exp", "one core busy"
-KERNELS = {
-    "bfloat16": {"kernel": "screened", "screen": "bfloat16"},
-    "float32": {"kernel": "screened", "screen": "float32"},
-    "dense": {"kernel": "dense"},
-}
+KERNELS = {"bfloat16": {"screen": "bfloat16"}, "float32": {"screen": "float32"}}
 BOUNDS = [
     ("float32", "nnn-retrieval", 1 / 1.3),
-    ("float32", "FAISS flat", 1.0),
+    ("float32", "FAISS flat", 1.05),
     ("float32", PRODUCT, 1.35),
     ("bfloat16", "nnn-retrieval", 1 / 1.6),
     (SOFT, PRODUCT, 1.3),
 ]
-"""The most that one takes, in times of another; while a core is busy, float32 no longer than nnn-retrieval."""
+"""The most that one takes, in times of another; while a core is busy, float32 no longer than nnn-retrieval. float32 is
+a search of FAISS too, in threads of this package: 5% are the noise of a machine."""
 APPROXIMATE_AGAINST_NNN = 5.0
 PEERS = ("exact", "FAISS", "nnn-retrieval")
 ROUNDS, EXACT_ROUNDS = 3, 5
@@ -75,6 +72,12 @@ def by_kernel(X: Any, B: Any, k: int, **policy: Any) -> Callable[[], Any]:
             return topk_mean(X, B, k, device="cpu")
 
     return run
+
+
+def torch_in_tiles(X: Any, B: Any, k: int) -> Callable[[], Any]:
+    """What the kernels are without a screen and without FAISS."""
+    x, b = torch.from_numpy(X), torch.from_numpy(B)
+    return lambda: torch.cat([product(part, b.T).topk(k).values.mean(1) for part in torch.split(x, DENSE_ROWS)]).numpy()
 
 
 def product_alone(X: Any, B: Any) -> Callable[[], Any]:
@@ -122,6 +125,7 @@ def busy_core() -> Iterator[None]:
 def compare(X: Any, B: Any, k: int, threads: int) -> dict[str, dict[str, float]]:
     """{name: seconds, error against float64 of some rows, peak memory above the inputs}"""
     runs = {name: by_kernel(X, B, k, **policy) for name, policy in KERNELS.items()}
+    runs["torch in tiles"] = torch_in_tiles(X, B, k)
     runs = {PRODUCT: product_alone(X, B), SOFT: lambda: logsumexp(X, B, TAU, device="cpu"), **runs, **peers(X, B, k)}
     if k != K:
         del runs[SOFT]
@@ -199,7 +203,7 @@ def exact_part(rows: int, threads: list[int], keep: bool) -> bool:
     for setting, number in settings.items():
         with busy_core() if LOADED in setting else nullcontext():
             found[setting] = {k: compare(X, B, k, number) for k in KS}
-    names = [PRODUCT, SOFT, *KERNELS, "FAISS flat", "nnn-retrieval"]
+    names = [PRODUCT, SOFT, *KERNELS, "torch in tiles", "FAISS flat", "nnn-retrieval"]
     lines = [
         [setting, str(k), *(f"{cells[name]['seconds']:.2f}" if name in cells else "" for name in names)]
         for setting, by_k in found.items()

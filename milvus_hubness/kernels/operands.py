@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
+from itertools import pairwise
 from math import isqrt
 from threading import Barrier, Lock
 from typing import Any, TypeVar
@@ -25,9 +26,11 @@ from milvus_hubness.kernels.primitives import (
     Array,
     Kernel,
     Matrix,
+    import_faiss,
     is_tensor,
     kernel_on,
     resolve_device,
+    screens_in_bfloat16,
     validate_operands,
 )
 
@@ -70,6 +73,18 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
         _SHARING.release()
 
 
+@contextmanager
+def faiss_with_own_threads() -> Iterator[Any]:
+    """Yield FAISS, which within the block uses as many threads as torch does in this thread."""
+    faiss = import_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    try:
+        yield faiss
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
 def cuda_devices() -> list[str]:
     """Return the names of all CUDA devices. Raises InvalidParameter if there is none."""
     resolve_device("cuda")
@@ -108,6 +123,20 @@ def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -
     if a.dtype == torch.float32 and a.device.type == "cpu" and b.device.type == "cpu" and numpy_is_faster():
         return torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy()))
     return torch.mm(a, b, out=out)
+
+
+def multiplies_parts(bank: torch.Tensor) -> bool:
+    """Return whether products with the bank are computed `in_parts`: on CUDA, where bfloat16 is native."""
+    return bank.is_cuda and bank.dtype == torch.float32 and screens_in_bfloat16(bank.device)
+
+
+def in_parts(rows: torch.Tensor, *, of_bank: bool) -> torch.Tensor:
+    """Return float32 rows (n, d) in bfloat16, (n, 3 d), for one product x_h·b_h + x_h·b_l + x_l·b_h: each number is the
+    sum of a high and a low part, but for 2^-16 of it. Beside the rounding of a float32 sum, a product is off by at most
+    3 · 2^-16 |x|·|b|. It takes a fraction of the time of one in float32."""
+    high = rows.bfloat16()
+    low = (rows - high).bfloat16()
+    return torch.cat([high, low, high] if of_bank else [high, high, low], dim=1)
 
 
 @cache
@@ -160,15 +189,48 @@ class Operands:
 
     def rows(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Yield X in tiles of `size` rows, on the device."""
-        for start in range(0, self.X.shape[0], size):
-            part = slice(start, start + size)
+        parts = _slices(self.X.shape[0], size)
+        if self.bank.is_cuda and not (is_tensor(self.X) and self.X.is_cuda):
+            yield from self.copied_ahead(parts)
+            return
+        for part in parts:
             yield part, as_tensor(self.X[part], self.bank.dtype, self.device)
 
-    def columns(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Yield B transposed, in tiles of `size` columns."""
-        for start in range(0, self.bank.shape[0], size):
-            part = slice(start, start + size)
-            yield part, self.bank[part].T
+    def copied_ahead(self, parts: list[slice]) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield tiles of X, each copied to the CUDA device from pinned memory while the one before is worked on."""
+        copying: Any = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        working = torch.cuda.current_stream(self.device)
+
+        def copied(part: slice) -> torch.Tensor:
+            pinned = as_tensor(self.X[part], self.bank.dtype, torch.device("cpu")).pin_memory()
+            with torch.cuda.stream(copying):
+                return pinned.to(self.device, non_blocking=True)
+
+        ahead = [copied(part) for part in parts[:1]]
+        for number, part in enumerate(parts, 1):
+            tile = ahead.pop()
+            working.wait_stream(copying)
+            tile.record_stream(working)
+            ahead += [copied(following) for following in parts[number : number + 1]]
+            yield part, tile
+
+    def scores(self, x: torch.Tensor, columns: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield the products of rows x with `columns` rows of B at a time, in one tile of memory: each overwrites the
+        one before."""
+        room = x.new_empty(len(x) * min(columns, len(self.bank)))
+        if self._bank_in_parts is not None:
+            x = in_parts(x, of_bank=False)
+        for part in _slices(len(self.bank), columns):
+            bank = self.bank[part] if self._bank_in_parts is None else self._bank_in_parts[part]
+            out = room[: len(x) * len(bank)].view(len(x), len(bank))
+            if bank.dtype == room.dtype:
+                yield part, product(x, bank.T, out=out)
+            else:
+                yield part, torch.mm(x, bank.T, room.dtype, out=out)
+
+    @cached_property
+    def _bank_in_parts(self) -> torch.Tensor | None:
+        return in_parts(self.bank, of_bank=True) if multiplies_parts(self.bank) else None
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return an empty result tensor on the device of X."""
@@ -181,6 +243,12 @@ class Operands:
         if weights is None:
             return tau, self.bank.new_zeros(len(self.bank))
         return tau, as_tensor(weights, self.bank.dtype, self.device)
+
+
+def _slices(rows: int, size: int) -> list[slice]:
+    """Return slices of rows of nearly the same size, at most `size`."""
+    ends = np.linspace(0, rows, 1 + -(-rows // size), dtype=np.int64).tolist()
+    return [slice(*pair) for pair in pairwise(ends)]
 
 
 def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,9 +1,8 @@
 """The two primitives, the k largest inner products and their log-sum-exp, by the fastest kernel for the call.
 
 `on_numpy` computes small products, and all of a process that neither runs a job nor has imported torch, such as a
-search service. In other processes torch computes: the k largest by `screened`, in bfloat16 where the device multiplies
-it natively and else in float32; the rest, float64, and shapes that it is not made for, by `dense`. All are exact up to
-the rounding of float32.
+search service. In other processes torch computes: where the device multiplies bfloat16 natively by `screened`, and
+elsewhere, for float64, and for shapes that it is not made for, by `dense`. All are exact up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -100,11 +99,11 @@ TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 <
 class KernelPolicy:
     """What decides between kernels and between their sizes. None: by device, use, dimension or dtype.
 
-    kernel: for all calls; "numpy" for those on arrays. screen: the dtype of screens, by default that of the environment
-    variable MILVUS_HUBNESS_KERNEL; "auto" is bfloat16 on a device that multiplies it natively. devices: those of
-    "cuda:all". numpy_below: products of numbers below which NumPy is as fast as torch. least_screened: rows, and
-    products of numbers, from which a screen is faster than the dense kernel. tile_size: scores in memory at once.
-    screened_tile: rows and columns. sinkhorn_limits: bytes of scores that a CPU stores, and pairs that it recomputes.
+    kernel: for all calls; "numpy" for those on arrays. screen: whether to screen in bfloat16; "auto" does so where that
+    is native; by default the value of the environment variable MILVUS_HUBNESS_KERNEL. devices: those of "cuda:all".
+    numpy_below: products of numbers below which NumPy is as fast as torch. least_screened: rows, and products of
+    numbers, from which a screen is faster than the dense kernel. tile_size: scores in memory at once. screened_tile:
+    rows and columns. sinkhorn_limits: bytes of scores that a CPU stores, and pairs that it recomputes.
     Raises InvalidParameter.
     """
 
@@ -203,9 +202,11 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """Return the policy's kernel, or "screened"."""
-    kernel = POLICY.get().kernel
-    return kernel if kernel and kernel != "numpy" else "screened"
+    """Return the policy's kernel, or "screened" on a device with native bfloat16, or as the policy says, and otherwise
+    "dense"."""
+    if (kernel := POLICY.get().kernel) and kernel != "numpy":
+        return kernel
+    return "screened" if screens_in_bfloat16(device) else "dense"
 
 
 def screens_in_bfloat16(device: torch.device) -> bool:
@@ -315,9 +316,9 @@ def score_tiles(rows: Array, columns: Array, device: str = "auto") -> Iterator[t
         for start in range(0, len(rows), size):
             yield slice(start, start + size), rows[start : start + size] @ columns.T
         return
-    from milvus_hubness.kernels.operands import Operands, full_precision, product
+    from milvus_hubness.kernels.operands import Operands, full_precision
 
     operands = Operands.of(rows, columns, device)
     with full_precision(operands.device):
         for part, tile in operands.rows(operands.tile_shape(columns=len(columns))[0]):
-            yield part, product(tile, operands.bank.T)
+            yield from ((part, scores) for _, scores in operands.scores(tile, len(columns)))

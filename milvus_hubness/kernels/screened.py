@@ -1,11 +1,10 @@
-"""Top-k means on CPUs and CUDA: screened, in bfloat16 on devices that multiply it natively, then computed exactly.
+"""Top-k means on devices with native bfloat16, CPUs and CUDA: screened in bfloat16, then computed exactly.
 
 The screen subtracts the mean of the bank, which changes all scores of a row by the same number. It subtracts the mean c
 of X too, and adds c·b in float32, as three more columns of the bank, if there is room for them or c is large. Rounding
 both factors and the product to bfloat16 changes a score by at most an error e, computed for each row. A lower bound of
 the k-th largest score is the k-th largest of the maxima of many groups of scores; all scores that reach that bound less
-2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties. Elsewhere
-the screen multiplies the bank as it is, in float32: the bound saves a sort, and e is that of a sum.
+2·e are computed again in float32. The dense kernel computes rows with too many of them, as with many ties.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import numpy as np
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, as_tensor, product, share_out
-from milvus_hubness.kernels.primitives import POLICY, import_faiss, screens_in_bfloat16
+from milvus_hubness.kernels.operands import Operands, as_tensor, faiss_with_own_threads, share_out
+from milvus_hubness.kernels.primitives import POLICY
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 
@@ -38,6 +37,8 @@ LEAST_GROUPS = 4
 MOST_SELECTED = 8
 """Largest number of selected groups of a row for each of the k; or, if more, the usual share of all groups."""
 USUAL_SHARE = 1 / 16
+HALF_UNIT = 2.0**-8
+"""Largest relative error of rounding to bfloat16."""
 SUM_UNIT = 2.0**-22
 """Largest error of a term of a sum in float32, in units of the product of the norms: it covers any order, tensor cores,
 which cut instead of rounding, and the rounding of the centred bank and of the norms."""
@@ -51,10 +52,9 @@ class Tiles(NamedTuple):
 
 
 class _Bank(NamedTuple):
-    """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: in bfloat16 the bank
-    less its mean, and the products with the center in PARTS, (m, q), with zeros up to a multiple of ALIGNED; in float32
-    the bank. norm: of its longest row, without the PARTS. error: the largest norm of a row's rounding
-    error."""
+    """The bank in two precisions. exact: (m, d) float32. center: subtracted from X, (d,). rounded: the bank less its
+    mean, and the products with the center in PARTS, (m, q) bfloat16, with zeros up to a multiple of ALIGNED. norm: of
+    its longest row, without the PARTS. error: the largest norm of a row's rounding error."""
 
     exact: torch.Tensor
     center: torch.Tensor
@@ -62,27 +62,15 @@ class _Bank(NamedTuple):
     norm: float
     error: float
 
-    @property
-    def half_unit(self) -> float:
-        """The largest relative error of rounding to the dtype of the screen."""
-        return torch.finfo(self.rounded.dtype).eps / 2
-
 
 def tiles_for(dim: int, device: torch.device) -> Tiles:
-    """Return tiles with as many rows of X as half the second-level cache holds in bfloat16, 128 to 1,024, and so many
+    """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
     columns that their scores would fill the third-level cache; on CUDA larger ones; or those of the policy."""
     policy, whole = POLICY.get(), GROUP * GROUPS_TOGETHER
-    rows, scores = (
-        min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)),
-        THIRD_CACHE // _dtype_on(device).itemsize,
-    )
+    rows, scores = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)), THIRD_CACHE // 2
     if device.type == "cuda":
         rows, scores = CUDA_ROWS, policy.tile_size_of("screened")
     return Tiles(*policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole))
-
-
-def _dtype_on(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if screens_in_bfloat16(device) else torch.float32
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
@@ -129,15 +117,13 @@ def _screened(
 
 
 def _rounded(operands: Operands) -> _Bank:
-    exact, (m, d), dtype = operands.bank.contiguous(), operands.bank.shape, _dtype_on(operands.bank.device)
-    if dtype == torch.float32:
-        return _Bank(exact, exact.new_zeros(d), exact, float(exact.norm(dim=1).max()), 0.0)
+    exact, (m, d) = operands.bank.contiguous(), operands.bank.shape
     sample = as_tensor(operands.X[:: max(1, len(operands.X) // 1024)], exact.dtype, exact.device)
     mean, center = exact.mean(0), sample.mean(0)
     is_large = bool(center.norm() > LARGE_MEAN * sample.norm(dim=1).mean())
     width = -(-(d + PARTS * is_large) // ALIGNED) * ALIGNED
     center *= width >= d + PARTS
-    rounded = exact.new_zeros(m, width, dtype=dtype)
+    rounded = exact.new_zeros(m, width, dtype=torch.bfloat16)
     norms = []
     for part, near in zip(torch.split(exact, 4096), torch.split(rounded, 4096), strict=True):
         centered = part - mean
@@ -154,7 +140,7 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
     certain, (rows,)."""
     centered = x - bank.center
-    near = centered.to(bank.rounded.dtype)
+    near = centered.bfloat16()
     error = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
     error += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
     near = torch.nn.functional.pad(near, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
@@ -163,7 +149,7 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
     if not enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), enough
     last = scores.topk(k, dim=1, sorted=False).values.amin(1)
-    cut = last - 2 * (error + bank.half_unit * (last.abs() + 2 * error))
+    cut = last - 2 * (error + HALF_UNIT * (last.abs() + 2 * error))
     sure = enough & (threshold <= cut)
     columns[(scores < cut[:, None]) | ~sure[:, None]] = -1
     exact = _products(x, bank.exact, columns)
@@ -186,7 +172,7 @@ def _selected(
         part = bank.rounded[start : start + tiles.columns]
         width = -(-len(part) // whole) * whole
         scores = room[: len(near) * width].view(len(near), width)
-        product(near, part.T, out=scores[:, : len(part)])
+        torch.mm(near, part.T, out=scores[:, : len(part)])
         scores[:, len(part) :] = -torch.inf
         highest = _highest(scores, GROUP)
         few = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
@@ -194,9 +180,9 @@ def _selected(
         best = torch.cat([best, bounds.float()], 1)
         best = best.topk(min(k, best.shape[1]), dim=1, sorted=False).values
         low = best.amin(1)
-        threshold = (low - 2 * error - 4 * bank.half_unit * low.abs()).to(near.dtype)
-        if near.dtype == torch.float32 or (threshold > 0).all():
-            reached = _bits(highest) >= _bits(threshold)[:, None]
+        threshold = (low - 2 * error - 4 * HALF_UNIT * low.abs()).to(near.dtype)
+        if (threshold > 0).all():
+            reached = highest.view(torch.int16) >= threshold.view(torch.int16)[:, None]
         else:
             reached = scores.view(len(near), GROUP, -1).amax(1) >= threshold[:, None]
         counted += reached.sum(1)
@@ -208,14 +194,10 @@ def _selected(
 
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
-    """Return the largest of every `together` scores (rows, p), (rows, p / together). In bfloat16, where none is above
-    0, the result is one of these scores."""
-    return _bits(scores).view(len(scores), together, -1).amax(1).view(scores.dtype)
-
-
-def _bits(scores: torch.Tensor) -> torch.Tensor:
-    """Return numbers that are compared fast: for bfloat16 the bits as integers, in the same order above 0."""
-    return scores.view(torch.int16) if scores.dtype == torch.bfloat16 else scores
+    """Return the largest of every `together` scores (rows, p), (rows, p / together), if one is above 0. Otherwise the
+    result is one of these scores. Numbers above 0 have the same order as their bits read as integers, which are
+    compared many times faster."""
+    return scores.view(torch.int16).view(len(scores), together, -1).amax(1).view(torch.bfloat16)
 
 
 def _padded(
@@ -243,14 +225,10 @@ def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> tor
     x, columns = x.contiguous(), columns.contiguous()
     if x.is_cuda or find_spec("faiss") is None:
         return _gathered_products(x, bank, columns)
-    faiss, products = import_faiss(), torch.empty_like(columns, dtype=torch.float32)
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(torch.get_num_threads())
-    try:
+    products = torch.empty_like(columns, dtype=torch.float32)
+    with faiss_with_own_threads() as faiss:
         pointers = [faiss.swig_ptr(tensor.numpy()) for tensor in (products, x, bank, columns)]
         faiss.fvec_inner_products_by_idx(*pointers, x.shape[1], *columns.shape)
-    finally:
-        faiss.omp_set_num_threads(threads)
     return products
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
-from milvus_hubness.kernels import dense, logsumexp, topk, topk_mean
+from milvus_hubness.kernels import dense, logsumexp, operands, topk, topk_mean
 from milvus_hubness.kernels.operands import share_out
 from milvus_hubness.kernels.primitives import (
     POLICY,
@@ -378,8 +379,17 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.fixture
+def own_thread():
+    """The kernels run in the thread of the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("k", [1, 10, 100, 499, 500])
-def test_no_tensor_is_larger_than_inputs_or_a_tile(k):
+def test_no_tensor_is_larger_than_inputs_or_a_tile(own_thread, k):
     n, m, d, tile = 400, 500, 4, 4096
     X, B = matrices(n, m, d=d)
     with kernel_policy(tile_size=tile), LargestTensor() as seen:
@@ -411,3 +421,80 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
         [sys.executable, "-c", script.replace("LIBRARY", library)], capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 150
+
+
+@pytest.fixture
+def parts_on_cpu(monkeypatch):
+    """Products in parts of bfloat16, as on CUDA; torch multiplies bfloat16 into float32 on CUDA only."""
+    monkeypatch.setattr(operands, "multiplies_parts", lambda bank: bank.dtype == torch.float32)
+    mm = torch.mm
+
+    def into_float32(a, b, dtype=None, *, out=None):
+        return mm(a.float(), b.float(), out=out) if dtype == torch.float32 else mm(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", into_float32)
+
+
+@pytest.mark.parametrize("cosine", [0, 0.5, 0.9])
+@pytest.mark.parametrize("tau", [0.005, 0.05, 0.5])
+def test_three_products_in_bfloat16_are_as_exact_as_one_in_float32(parts_on_cpu, cosine, tau):
+    """Biases are within 1e-5 of their spread, which one product in bfloat16 is far from."""
+    X, B = matrices(300, 2000, d=512)
+    X, B = (
+        np.sqrt(1 - cosine) * rows / np.linalg.norm(rows, axis=1, keepdims=True) + np.float32(np.sqrt(cosine / 512))
+        for rows in (X, B)
+    )
+    exact = exact_logsumexp(X, B, tau)
+    found = logsumexp(X, B, tau, device="cpu")
+    assert np.abs(found - exact).max() <= 1e-5 * exact.std()
+    rounded = [torch.from_numpy(rows).bfloat16().float().numpy() for rows in (X, B)]
+    assert np.abs(exact_logsumexp(*rounded, tau) - exact).max() > 1e-4 * exact.std()
+
+
+@given(st.floats(-100, 100), st.floats(-100, 100))
+def test_the_error_of_a_product_in_parts_is_bounded(x, b):
+    a, c = (torch.tensor([[number]], dtype=torch.float32) for number in (x, b))
+    product = (operands.in_parts(a, of_bank=False).double() @ operands.in_parts(c, of_bank=True).double().T).item()
+    exact = a.item() * c.item()
+    assert abs(product - exact) <= 3 * 2**-16 * abs(exact) + 1e-30
+
+
+def test_tiles_are_copied_one_ahead_in_order(monkeypatch):
+    """With streams and pinned memory of CUDA put in by hand."""
+    events = []
+
+    class Stream:
+        def wait_stream(self, other):
+            events.append("wait")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: events.append(f"copy {int(tensor[0, 0])}") or tensor)
+    X, B = np.arange(7, dtype=np.float32)[:, None], np.ones((3, 1), np.float32)
+    tiles = []
+    for part, tile in operands.Operands.of(X, B, "cpu").copied_ahead([slice(0, 3), slice(3, 6), slice(6, 7)]):
+        events.append(f"work {part.start}")
+        tiles.append(tile)
+    assert torch.cat(tiles)[:, 0].tolist() == X[:, 0].tolist()
+    assert events == ["copy 0", "wait", "copy 3", "work 0", "wait", "copy 6", "work 3", "wait", "work 6"]
+    assert list(operands.Operands.of(X[:0], B, "cpu").copied_ahead([])) == []
+
+
+@pytest.mark.parametrize("k", [1, 30, 128])
+def test_faiss_finds_the_largest_of_many_rows(own_thread, monkeypatch, k):
+    X, B = matrices(700, 900, d=24)
+    import faiss
+
+    rows, real = [], faiss.knn
+    monkeypatch.setattr(faiss, "knn", lambda x, *rest, **named: rows.append(len(x)) or real(x, *rest, **named))
+    before = faiss.omp_get_max_threads()
+    with kernel_policy(kernel="dense"):
+        means, (values, indices) = topk_mean(X, B, k, device="cpu"), topk(X, B, k, device="cpu")
+    exact = sorted_scores(X, B)[:, :k]
+    np.testing.assert_allclose(means, exact.mean(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(values, exact, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5)
+    assert rows == 2 * [350, 350]
+    assert faiss.omp_get_max_threads() == before

@@ -11,7 +11,7 @@ import torch
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels import dense, logsumexp, operands, screened, topk, topk_mean
 from milvus_hubness.kernels.operands import full_precision
-from milvus_hubness.kernels.primitives import POLICY, KernelPolicy, kernel_policy, screens_in_bfloat16
+from milvus_hubness.kernels.primitives import KernelPolicy, kernel_policy, screens_in_bfloat16
 
 RNG = np.random.default_rng(0)
 CUDA = pytest.param(
@@ -27,14 +27,12 @@ def always():
         yield
 
 
-@pytest.fixture(params=["FAISS", "torch", "float32", CUDA])
+@pytest.fixture(params=["FAISS", "torch", CUDA])
 def device(request, monkeypatch):
-    """The device. On a CPU, FAISS computes the exact products, or torch where FAISS is not installed; "float32" is the
-    dtype of the screen."""
+    """The device. On a CPU, FAISS computes the exact products, or torch where FAISS is not installed."""
     if request.param == "torch":
         monkeypatch.setitem(sys.modules, "faiss", None)
-    with kernel_policy(screen="float32" if request.param == "float32" else "bfloat16"):
-        yield "cuda" if request.param == "cuda" else "cpu"
+    return "cuda" if request.param == "cuda" else "cpu"
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def test_vectors_with_a_large_common_part(dense_rows, device):
     X, B = unit(60, 64) + np.float32(8), unit(4000, 64)
     B += 8 - B.mean(1, keepdims=True)
     check(X, B, 9, atol=5e-3, device=device)
-    assert dense_rows == [] or POLICY.get().screen == "float32"  # It does not centre, as it rounds far less.
+    assert dense_rows == []
 
 
 def test_a_few_rows_are_left_over_and_done_again(dense_rows, device):
@@ -183,17 +181,10 @@ def test_no_tile_holds_all_scores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("screen", "dim", "tiles"),
-    [
-        ("bfloat16", 1024, (256, 65_536)),
-        ("bfloat16", 512, (512, 32_768)),
-        ("bfloat16", 300, (768, 21_824)),
-        ("bfloat16", 64, (1024, 16_384)),
-        ("float32", 512, (512, 16_384)),
-    ],
+    ("dim", "tiles"), [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))]
 )
-def test_tiles_fill_the_caches(screen, dim, tiles):
-    with kernel_policy(KernelPolicy(screen=screen)):
+def test_tiles_fill_the_caches(dim, tiles):
+    with kernel_policy(KernelPolicy()):
         assert screened.tiles_for(dim, torch.device("cpu")) == tiles
 
 
