@@ -127,7 +127,7 @@ class BankIndex:
         return getattr(self._faiss, name)(self._resources, d, *lists, metric, config)
 
     def _floats(self, rows: torch.Tensor) -> Any:
-        """Return a pointer for FAISS, which works in torch's stream, so that torch has written the rows that it reads."""
+        """Return a pointer for FAISS, which works in torch's stream: torch has written the rows that it reads."""
         if rows.is_cuda:
             stream = torch.cuda.current_stream(rows.device).cuda_stream
             self._resources.setDefaultStream(rows.device.index, self._faiss.cast_integer_to_cudastream_t(stream))
