@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from math import sqrt
-from timeit import repeat
+from timeit import timeit
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -147,7 +147,7 @@ def flat_is_faster(device: str, place: torch.device, d: int, k: int, sizes: tupl
 
 def seconds_of(run: Callable[[], torch.Tensor]) -> float:
     """Return the seconds until the result is on the CPU, in the faster of two runs."""
-    return min(repeat(lambda: run().cpu(), number=1, repeat=2))
+    return min(timeit(lambda: run().cpu(), number=1) for _ in range(2))
 
 
 class ApproximateBank:
