@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import environment, gpu_bounds, kernels_gpu
 from milvus_hubness.kernels import screened
-from tests.real_data import load_task
+from tests.real_data import needs_real_data
 
 OTHERS = ["torch.topk over tiles", "FAISS flat", *["nnn-retrieval"][: find_spec("nnn") is not None]]
 
@@ -32,12 +32,11 @@ def results(tmp_path_factory):
         return json.loads((environment.RESULTS / "kernels_gpu.json").read_text()), markdown
 
 
-@pytest.mark.parametrize(
-    "vectors", ["float32", "float32 on the device", "bfloat16", "L2", "cosine 0.8", "docstring_code"]
-)
+VECTORS = ["float32", "float32 on the device", "bfloat16", "L2", "cosine 0.8"]
+
+
+@pytest.mark.parametrize("vectors", [*VECTORS, pytest.param("docstring_code", marks=needs_real_data)])
 def test_every_kernel_is_compared_on_a_cpu(results, vectors):
-    if vectors == "docstring_code":
-        load_task(vectors)  # This test is skipped where the set is missing.
     cells = results[0]["cells"][vectors]
     others = OTHERS if vectors in ("float32", "docstring_code") else []
     assert list(cells["16"]) == ["product alone", "screened", "dense", *others]
