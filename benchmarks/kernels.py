@@ -166,7 +166,7 @@ def approximate(k: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         started = time.perf_counter()
-        near = ApproximateBank(task.bank, gallery, k)
+        near = ApproximateBank(task.bank, gallery, k, device="cpu")
         built = time.perf_counter() - started
         runs: dict[str, Callable[[], Any]] = {
             "exact": lambda: topk_mean(gallery, task.bank, k, device="cpu"),
