@@ -199,7 +199,7 @@ def fit_together(
     for estimator, before, (f, own_g, done, error, converged) in zip(estimators, ahead, balances, strict=True):
         diagnostics = SinkhornDiagnostics(
             len(bank), bank.dim, len(items), before + done, error, converged, steps.scores
-        )  # fmt: skip
+        )
         fitted = replace(estimator, items=len(items))
         fits.append((fitted.with_potentials(bank, f[:, None], diagnostics), -own_g))
     return fits

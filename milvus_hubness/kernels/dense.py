@@ -75,8 +75,8 @@ def _find_largest(operands: Operands, k: int, take: Callable[[slice, torch.Tenso
     n, bank = operands.X.shape[0], operands.bank
     most = min(MOST_ROWS, POLICY.get().tile_size_of("cpu") // k)
     if bank.is_cuda or bank.dtype != torch.float32 or min(n, most) < LEAST_ROWS or find_spec("faiss") is None:
-        for found in _running_topk(operands, k):
-            take(*found)
+        for part, best, places in _running_topk(operands, k):
+            take(part, best, places)
         return
 
     def work(task: tuple[slice, torch.Tensor]) -> None:

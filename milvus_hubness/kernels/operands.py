@@ -132,8 +132,8 @@ def multiplies_parts(bank: torch.Tensor) -> bool:
 
 def in_parts(rows: torch.Tensor, *, of_bank: bool) -> torch.Tensor:
     """Return float32 rows (n, d) in bfloat16, (n, 3 d), for one product x_h·b_h + x_h·b_l + x_l·b_h: each number is the
-    sum of a high and a low part, but for 2^-16 of it. Beside the rounding of a float32 sum, a product is off by at most
-    3 · 2^-16 |x|·|b|. It takes a fraction of the time of one in float32."""
+    sum of a high and a low part, but for 2^-16 of it. Except for the rounding of a float32 sum, a product is off by at
+    most 3 · 2^-16 |x|·|b|. It takes a fraction of the time of one in float32."""
     high = rows.bfloat16()
     low = (rows - high).bfloat16()
     return torch.cat([high, low, high] if of_bank else [high, high, low], dim=1)
