@@ -151,6 +151,10 @@ def numpy_is_faster() -> bool:
     return seconds[True] < seconds[False]
 
 
+ROWS_TO_COPY = 1 << 14
+"""Rows of a bank that are copied to a CUDA device at once, through pinned memory."""
+
+
 @dataclass(frozen=True)
 class Operands:
     """X (n, d) on the caller's device, B (m, d) on the kernel's in the dtype of the arithmetic, and its kernel."""
@@ -167,9 +171,14 @@ class Operands:
         """
         validate_operands(X, B)
         target = X.device if device == "auto" and is_tensor(X) and X.is_cuda else resolve_device(device)
-        if _is_double(X) and _is_double(B):
-            return cls(X, as_tensor(B, torch.float64, target))
-        return cls(X, as_tensor(B, torch.float32, target), kernel_on(target))
+        dtype = torch.float64 if _is_double(X) and _is_double(B) else torch.float32
+        kernel: Kernel = "dense" if dtype == torch.float64 else kernel_on(target)
+        if target.type != "cuda" or (is_tensor(B) and B.is_cuda):
+            return cls(X, as_tensor(B, dtype, target), kernel)
+        bank = torch.empty(tuple(B.shape), dtype=dtype, device=target)
+        for part, tile in cls(B, bank).rows(ROWS_TO_COPY):
+            bank[part] = tile
+        return cls(X, bank, kernel)
 
     @property
     def device(self) -> torch.device:
