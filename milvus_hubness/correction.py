@@ -16,7 +16,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats, lengths_of
 from milvus_hubness.codec.base import RowBiases
-from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly, step_of
+from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly, places
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import InvalidParameter, ZeroVectors
@@ -111,7 +111,7 @@ class Correction:
             biases[valid] = self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
             if hints.size:
                 _, coordinates, lengths = self._landmarks
-                scores = products[:, :: step_of(bank)] / lengths
+                scores = products[:, places(len(bank))] / lengths
                 near = np.argpartition(scores, -min(NEAR, len(lengths)), axis=1)[:, -NEAR:]
                 hints[valid] = columns(coordinates[near], self.layout.reach)
         return biases, hints
@@ -120,7 +120,7 @@ class Correction:
     def _landmarks(self) -> tuple[Floats, Floats, Floats]:
         """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
         bank = self.fitted.bank.vectors
-        landmarks, lengths = evenly(bank), lengths_of(bank[:: step_of(bank)]).astype(np.float32)
+        landmarks, lengths = evenly(bank), lengths_of(bank[places(len(bank))]).astype(np.float32)
         return landmarks, coordinates(landmarks, self.layout.locality_directions), np.where(lengths == 0, 1, lengths)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:

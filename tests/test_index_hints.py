@@ -50,7 +50,7 @@ def unit(rows):
 @pytest.mark.parametrize("queries", [200, LANDMARKS + 777])
 def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank(metric, queries):
     correction, items, bank = fitted(metric, 3.0, queries=queries)
-    some = unit(bank[:: 2 if queries > LANDMARKS else 1].astype(float))
+    some = unit(bank[np.linspace(0, queries - 1, min(queries, LANDMARKS)).astype(int)].astype(float))
     _, directions = np.linalg.eigh(np.cov(some.T))
     found = correction.locality_hints(items)
     assert found.shape == (len(items), correction.layout.locality_hint_count)

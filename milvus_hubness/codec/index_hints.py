@@ -40,7 +40,7 @@ MOST_NUMBERS = 15_360
 NEAR = 32
 FEWEST_QUERIES = 4 * NEAR
 """Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
-LANDMARKS = 4_096
+LANDMARKS = 8_192
 """Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
 REACH = 0.5
 """`reach`, in lengths of an item."""
@@ -50,14 +50,14 @@ COMPARED_ROWS = 2_048
 """Number of items, and of bank queries, from which that cosine is measured."""
 
 
-def step_of(bank: Floats, most: int = LANDMARKS) -> int:
-    """Return the distance of the rows of a bank that leaves at most `most` of them."""
-    return -(-len(bank) // most)
+def places(size: int, most: int = LANDMARKS) -> slice | npt.NDArray[np.int64]:
+    """Return at most `most` places in a bank of this size, spread evenly."""
+    return slice(None) if size <= most else np.linspace(0, size - 1, most).astype(np.int64)
 
 
 def evenly(bank: Floats, most: int = LANDMARKS) -> Floats:
-    """Return at most `most` rows of the bank (m, d), every `step_of` one, scaled to length 1."""
-    return np.asarray(_unit(bank[:: step_of(bank, most)]), np.float32)
+    """Return the rows of the bank (m, d) at these `places`, scaled to length 1."""
+    return np.asarray(_unit(bank[places(len(bank), most)]), np.float32)
 
 
 def hint_directions(bank: Floats, count: int) -> str:
