@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.memory import resident
 
-SIZES, SMALL, DIM, BANK = (1_000_000, 2_000_000), 10_000, 8, 1_000
+SIZES, SMALL, DIM, BANK = (1_000_000, 4_000_000), 10_000, 8, 1_000
 LOAD_ROWS = 20_000
 BOUND = 1.1
 ROOT = Path(__file__).parents[1]
