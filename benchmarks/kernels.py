@@ -1,14 +1,14 @@
-"""The kernels beside other libraries', in one run on the same data: time, error against float64, memory.
+"""The kernels compared with other libraries', in one run on the same data: time, error against float64, memory.
 
     python -m benchmarks.kernels [--part exact|approximate] [--threads N …] [--rows N] [--save]
 
 exact: the mean of the 16, 128 and 512 largest of 113,000 products for 2,000 random unit vectors of 512 dimensions, by
-this package's kernels, nnn-retrieval and FAISS flat, and the log-sum-exp, beside the product alone by the faster of
-NumPy and torch; on each number of threads, and on the largest once more while another process keeps one core busy. Each
-is timed five times, in turns, and the median counts. approximate: what an approximate bank wins on caption_document,
-its gallery enlarged to 20,000 by mixing its items; each timed three times. Exits with 1 where one of `BOUNDS` does not
-hold for k = 128 on the largest number of threads, or the approximate kernel is off by more than 1% of the means'
-standard deviation or not 5 times as fast as nnn-retrieval.
+this package's kernels, nnn-retrieval and FAISS flat, and the log-sum-exp, compared with the product alone by the
+faster of NumPy and torch; on each number of threads, and on the largest once more while another process keeps one core
+busy. Each is timed five times, in turns, and the median counts. approximate: what an approximate bank wins on
+caption_document, its gallery enlarged to 20,000 by mixing its items; each timed three times. Exits with 1 where one of
+`BOUNDS` does not hold for k = 128 on the largest number of threads, or the approximate kernel is off by more than 1% of
+the means' standard deviation or not 5 times as fast as nnn-retrieval.
 --save: keep the results; without it they are only printed.
 """
 

@@ -1,4 +1,4 @@
-"""The exact kernels on one device beside other libraries', and the product of the same shape alone.
+"""The exact kernels on one device compared with other libraries', and the product of the same shape alone.
 
     python -m benchmarks.kernels_gpu [--device cpu] [--rows N] [--bank N] [--dim N] [--k N …] [--save]
 
@@ -43,7 +43,7 @@ SINKHORN = {"cuda": (100_000, 1_000_000), "cpu": (100, 1000)}
 """Queries of the bank, and items."""
 ITERATIONS = 10
 COSINE, NOISE, TAU = 0.8, 0.3, 0.05
-"""Noise: its norm, beside vectors of norm 1."""
+"""The norm of the noise that is added to vectors of norm 1."""
 TILE = {"cuda": 1 << 28, "cpu": 1 << 23}
 """Scores in memory at once, of the product and of torch.topk."""
 CHECKED_ROWS, WARM_ROWS = 64, 512

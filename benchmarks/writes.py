@@ -1,4 +1,4 @@
-"""What writes, and reads that return vectors, cost through HubnessClient beside MilvusClient.
+"""What writes, and reads that return vectors, cost through HubnessClient compared with MilvusClient.
 
     python -m benchmarks.writes [--server lite|2.3.5] [--rounds SHARE]
 
