@@ -36,6 +36,7 @@ from milvus_hubness.estimators import NNN, Blend, Estimator
 from milvus_hubness.quality.bank_checks import drift_between
 from milvus_hubness.quality.measures import paired_difference
 from milvus_hubness.state import BankReference
+from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.records import OnlineBank
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
@@ -161,7 +162,7 @@ def hook_costs() -> dict[str, float]:
             sampler = Sampler(lambda samples_collection, samples: None)
             began = time.perf_counter()
             for _ in range(rounds):
-                sampler.offer(terms, state, queries)
+                sampler.offer(terms, CollectionId(name="t"), state, queries)
             taken.append(time.perf_counter() - began)
             sampler.close()
         costs[what] = round(1e6 * min(taken) / rounds, 2)

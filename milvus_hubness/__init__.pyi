@@ -29,6 +29,7 @@ from milvus_hubness.migration.migrator import resume as resume
 from milvus_hubness.migration.migrator import rollback as rollback
 from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
 from milvus_hubness.migration.plan import plan_migration as plan_migration
+from milvus_hubness.operations.adopt import adopt as adopt
 from milvus_hubness.quality.collections import diagnose as diagnose
 from milvus_hubness.quality.collections import tune as tune
 from milvus_hubness.quari.reranker import LinearMaps as LinearMaps

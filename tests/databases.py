@@ -19,7 +19,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.stores.records import CollectionInfo, OnlineBanks
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.points import partition_of
 from tests.chaos.milvus import MilvusDatabase
@@ -169,7 +169,10 @@ class OnMilvus(Held):
         return {hit["id"]: hit["distance"] for hit in hits}
 
     def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        schema, properties = milvus_schema.copy_schema(source, state), milvus_schema.copy_properties(source, state)
+        schema, properties = (
+            milvus_schema.copy_schema(source, state),
+            milvus_schema.copy_properties(source, state, OnlineBanks()),
+        )
         store.client.create_collection(target, schema=schema, properties=properties)
 
     def served(self, name: str) -> Any:

@@ -25,6 +25,7 @@ MODULES = {
     "match": "match",
     "enable": "enable",
     "disable": "enable",
+    "adopt": "adopt",
     "refresh": "refresh",
     "bank": "refresh",
     "serve": "servers",

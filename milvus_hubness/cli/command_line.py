@@ -16,7 +16,7 @@ from typer.models import OptionInfo
 
 PANELS = {
     "Source": "uri db token_file field filter vector pairs queries query query_number query_text collection encoder "
-    "config upstream upstream_tls upstream_ca",
+    "config upstream upstream_tls upstream_ca renamed_from",
     "Bank": "bank bank_column bank_name target_bank rate size seed_share half_life duplicate_cosine off live",
     "Method": "method param k alpha gate gate_targets strength profile where max_miss_rate refit tolerance form memory "
     "epochs candidates limit with_bank one_to_one correction",

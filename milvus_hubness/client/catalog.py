@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import BANK_PROPERTY
-from milvus_hubness.client.state_cache import CachedState, StateCache
+from milvus_hubness.client.state_cache import CachedState, StateCache, id_in, migrations_to
 from milvus_hubness.client.steps import Ask, InStore, Operation
-from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
-from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
 from milvus_hubness.state import PROPERTY, CollectionState, read_states
-from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY, SIDE_PROPERTY
+from milvus_hubness.stores.helpers import complete_rename, expect_helpers, list_helpers
+from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
-from milvus_hubness.stores.milvus_write_intents import WRITE_INTENTS_OF_PROPERTY
+from milvus_hubness.stores.ownership import (
+    LEDGER,
+    QUERY_SAMPLES_PROPERTY,
+    SIDE_PROPERTY,
+    WRITE_INTENTS_OF_PROPERTY,
+    CollectionId,
+    Helper,
+    expect_copy,
+    side_helper,
+)
 from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
     ONLINE_BANKS_PROPERTY,
@@ -31,6 +41,9 @@ from milvus_hubness.stores.records import (
 
 if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
+
+
+_log = logging.getLogger("milvus_hubness")
 
 
 class Reads:
@@ -95,18 +108,27 @@ HELPER_PROPERTIES = frozenset(
 
 @dataclass(frozen=True)
 class Whole:
-    """A collection by its real name, with all that belongs to it. fences: aliases that killed jobs left."""
+    """A collection by its real name, with all that belongs to it.
+
+    identity: the database's number of it. fences: aliases that killed jobs left. helpers: the collections of its own
+    that its properties name, without those of its write-intent log.
+    """
 
     name: str
+    identity: str = ""
     states: tuple[CollectionState, ...] = ()
     fences: tuple[str, ...] = ()
     dual_write: DualWrite | None = None
     intent_log: WriteIntentLog | None = None
-    samples_collection: tuple[str, ...] = ()
+    helpers: tuple[Helper, ...] = ()
+
+    @property
+    def id(self) -> CollectionId:
+        return CollectionId(name=self.name, identity=self.identity)
 
     @property
     def sides(self) -> tuple[str, ...]:
-        return tuple(side for state in self.states if (side := state.codec.side_collection))
+        return tuple(helper.collection for helper in self.helpers if helper.marker == SIDE_PROPERTY)
 
     def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
         """Raises UnsupportedOperation during dual writes and, except but_notes, while writes are noted."""
@@ -171,8 +193,9 @@ class Catalog:
         return (yield call)
 
     def rename_collection(
-        self, collection: str, database: str | None, call: Ask, timeout: float | None = None
+        self, collection: str, new_name: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
+        """Rename a collection. Its helper collections keep their names, and the ledger lists them for the new name."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
         if database and whole.states:
@@ -180,12 +203,19 @@ class Catalog:
                 f"collection {collection!r} is corrected and cannot move to database {database!r}, which lacks its "
                 "bank: copy the rows to a collection of that database and correct it"
             )
-        return (yield from self._states.forgetting(call))
+        if not whole.states:
+            return (yield from self._states.forgetting(call))
+        renamed = CollectionId(name=new_name, identity=whole.identity)
+        # The list comes first: a client that reads the new name finds its helpers at once.
+        yield InStore(partial(_list_helpers, whole, renamed))
+        outcome = yield from self._states.forgetting(call)
+        yield InStore(partial(complete_rename, former=whole.name, name=new_name))
+        return outcome
 
     def restore_snapshot(
-        self, source: str, database: str | None, call: Ask, timeout: float | None = None
+        self, source: str, target: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Restore a snapshot as a collection that shares the bank of its source."""
+        """Restore a snapshot as a collection `target` that shares the bank of its source."""
         whole = yield from self._whole(source, timeout)
         if whole.states and database:
             raise UnsupportedOperation(
@@ -197,7 +227,11 @@ class Catalog:
                 f"a snapshot of {source!r} cannot be restored, as the copy would share the biases in "
                 f"{whole.sides[0]!r} with it: disable the correction first"
             )
-        return (yield call)
+        outcome = yield call
+        if whole.states:
+            # Its number is not known before the server has restored it.
+            yield InStore(partial(_list_banks, whole, CollectionId(name=target)))
+        return outcome
 
     def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
         options = dict(call.options)
@@ -227,18 +261,48 @@ class Catalog:
         properties = description.get("properties", {})
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
+        owner = id_in(description, collection)
+        states = tuple(read_states(properties).values())
+        online_banks = (OnlineBanks.read(properties) or OnlineBanks()).banks
+        sides = [side for state in states if (side := side_helper(state))]
+        samples = [bank.helper for bank in online_banks]
+        helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
         dual_write = DualWrite.read(properties)
-        copy = dual_write.collection if dual_write else ""
-        if dual_write and not (yield InStore(lambda store: store.exists(copy))):
+        if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
             dual_write = None
         return Whole(
             name,
-            tuple(read_states(properties).values()),
+            owner.identity,
+            states,
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
             WriteIntentLog.read(properties),
-            tuple(bank.samples_collection for bank in (OnlineBanks.read(properties) or OnlineBanks()).banks),
+            helpers,
         )
+
+
+def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
+    """Whether a migration lets writes go to an existing copy as well; a property alone does not."""
+    if not store.exists(copy):
+        return False
+    try:
+        expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
+    except StateError as error:
+        _log.warning("%s", error)
+        return False
+    return True
+
+
+def _own_helpers(helpers: Iterable[Helper], owner: CollectionId, store: MilvusStore) -> tuple[Helper, ...]:
+    """Return those that belong to `owner`, and log each other one: whatever is done to `owner` spares it."""
+    own = []
+    for helper in helpers:
+        try:
+            expect_helpers(store, [helper], owner)
+            own.append(helper)
+        except StateError as error:
+            _log.warning("%s", error)
+    return tuple(own)
 
 
 def _expect_free(collection: str, store: MilvusStore) -> None:
@@ -268,17 +332,31 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
     """Drop the helper collections of a dropped collection, except banks that others use."""
     from milvus_hubness.operations.lease import forget_leases
 
-    for intent_log in store.intent_logs(whole.name):
+    for intent_log in store.intent_logs(whole.id):
         store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
-    for name in (*whole.sides, *whole.samples_collection):
-        if store.exists(name) and _is_helper(store, name):
-            store.drop(name)
+    for helper in whole.helpers:
+        if store.exists(helper.collection):
+            store.drop(helper.collection)
     banks = [bank for state in whole.states for bank in state.banks]
     store.drop_bank_generations(banks)
     for name in {bank.collection for bank in banks}:
         if store.exists(name) and _is_helper(store, name) and not store.count(name):
             store.drop(name)
+    store.forget_helpers(whole.name)
     forget_leases(store, whole.name, *whole.sides)
+
+
+def _list_helpers(whole: Whole, renamed: CollectionId, store: MilvusStore) -> None:
+    if store.exists(renamed.name):
+        return  # The server refuses the name.
+    for intent_log in store.intent_logs(whole.id):
+        # An idle log costs less to create again than to carry over.
+        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
+    list_helpers(store, whole.helpers, whole.states, whole.id, renamed)
+
+
+def _list_banks(whole: Whole, sharing: CollectionId, store: MilvusStore) -> None:
+    list_helpers(store, [], whole.states, whole.id, sharing)
 
 
 _OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}

@@ -129,7 +129,7 @@ class CollectionMethods(EscapedKeys):
         Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
-        return self._run(self._operations.catalog.rename_collection(old_name, target_db, call, timeout))
+        return self._run(self._operations.catalog.rename_collection(old_name, new_name, target_db, call, timeout))
 
     def restore_snapshot(
         self,
@@ -149,7 +149,8 @@ class CollectionMethods(EscapedKeys):
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
-        return self._run(self._operations.catalog.restore_snapshot(source_collection_name, database, call, timeout))
+        source, target = source_collection_name, target_collection_name
+        return self._run(self._operations.catalog.restore_snapshot(source, target, database, call, timeout))
 
     def alter_alias(self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Alter an alias as pymilvus does."""

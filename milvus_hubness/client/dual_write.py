@@ -127,6 +127,7 @@ class DualWrites:
     ) -> Operation[None]:
         """Run work(dual_write), which makes a write on the copy. Raises DualWriteFailed."""
         try:
+            yield from self._states.expect_copy(cached, dual_write)
             yield from work(dual_write)
             return
         except _FAILURES as error:
@@ -139,6 +140,7 @@ class DualWrites:
             now = yield from self._states.read_again(collection, timeout)
             if now in (NOTHING, replace(cached, dual_write=None)):
                 return  # the dual writes have ended
+            yield from self._states.expect_copy(cached, dual_write)
             if now.dual_write is None:
                 copy = yield from self._states.cached_state(dual_write.collection, timeout)
                 if copy == NOTHING:

@@ -27,7 +27,7 @@ from milvus_hubness.rerank import Adaptive, GloballyCorrected
 
 if TYPE_CHECKING:
     from milvus_hubness.client.query_samples import Sampled
-    from milvus_hubness.stores.milvus_banks import Sample
+    from milvus_hubness.stores.milvus_banks import Sample, SamplesOf
 
 DEFAULT_BANK_BUDGET = 1 << 30
 
@@ -112,11 +112,11 @@ class Methods(CollectionMethods):
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
 
-    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+    def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         from milvus_hubness.client.query_samples import WRITE_SECONDS
         from milvus_hubness.stores.milvus_banks import put_samples
 
-        put_samples(self._plain.client(), samples_collection, samples, WRITE_SECONDS)
+        put_samples(self._plain.client(), target, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[Any]) -> Any:
         return self._drive(raising_as_milvus(operation), self._answer)

@@ -16,7 +16,8 @@ import numpy as np
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import StateError
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.milvus_banks import Sample
+from milvus_hubness.stores.milvus_banks import Sample, SamplesOf
+from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.records import OnlineBank, OnlineBanks
 
 BUFFERED = 1_000
@@ -29,8 +30,8 @@ REST_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 NUMBER_BITS = 52
 
-Write = Callable[[str, Sequence[Sample]], None]
-"""Writes samples to the collection of that name."""
+Write = Callable[[SamplesOf, Sequence[Sample]], None]
+"""Writes samples of a collection."""
 
 _log = logging.getLogger("milvus_hubness")
 
@@ -51,22 +52,23 @@ class Sampler:
     def __init__(self, write: Write) -> None:
         self._write_samples = write
         self._gaps: dict[tuple[str, str, float], int] = {}
-        self._resting: dict[str, float] = {}
-        self._waiting: list[tuple[str, Sample]] = []
+        self._resting: dict[SamplesOf, float] = {}
+        self._waiting: list[tuple[SamplesOf, Sample]] = []
         self._stored = self._dropped = 0
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = self._is_writing = False
 
-    def offer(self, online_bank: OnlineBank, state: CollectionState, queries: Any) -> None:
-        """Sample some of the queries (m, d) of an answered search."""
+    def offer(self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any) -> None:
+        """Sample some of the queries (m, d) of an answered search in the collection `owner`."""
         try:
+            target = SamplesOf(online_bank.helper, owner)
             rate = online_bank.rate
             name = (online_bank.samples_collection, online_bank.profile, rate)
             gap, count = self._gaps.get(name), len(queries)
             gap = _gap(rate) if gap is None else gap
             while gap < count:
-                self._take(online_bank, state, queries[gap])
+                self._take(target, online_bank, state, queries[gap])
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
@@ -95,7 +97,7 @@ class Sampler:
         if thread is not None:
             thread.join(seconds)
 
-    def _take(self, online_bank: OnlineBank, state: CollectionState, query: Any) -> None:
+    def _take(self, target: SamplesOf, online_bank: OnlineBank, state: CollectionState, query: Any) -> None:
         vector = decode([query], state.dtype)[0]
         if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
             return
@@ -107,11 +109,11 @@ class Sampler:
             vector,
         )
         with self._changed:
-            rests = time.monotonic() < self._resting.get(online_bank.samples_collection, 0.0)
+            rests = time.monotonic() < self._resting.get(target, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:
                 self._dropped += 1
                 return
-            self._waiting.append((online_bank.samples_collection, sample))
+            self._waiting.append((target, sample))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
                 self._thread.start()
@@ -120,13 +122,13 @@ class Sampler:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            by_collection: dict[str, list[Sample]] = {}
-            for collection, sample in batch:
-                by_collection.setdefault(collection, []).append(sample)
-            for collection, samples in by_collection.items():
-                self._write(collection, samples)
+            by_target: dict[SamplesOf, list[Sample]] = {}
+            for target, sample in batch:
+                by_target.setdefault(target, []).append(sample)
+            for target, samples in by_target.items():
+                self._write(target, samples)
 
-    def _next_batch(self) -> list[tuple[str, Sample]]:
+    def _next_batch(self) -> list[tuple[SamplesOf, Sample]]:
         """Return the samples to write now; an empty list ends the thread."""
         with self._changed:
             self._is_writing = False
@@ -139,19 +141,19 @@ class Sampler:
             self._is_writing = bool(batch)
             return batch
 
-    def _write(self, collection: str, samples: Sequence[Sample]) -> None:
+    def _write(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         try:
             try:
-                self._write_samples(collection, samples)
+                self._write_samples(target, samples)
             except Exception:  # Milvus Lite closes connections that were idle for half a minute.
                 time.sleep(0.1)
-                self._write_samples(collection, samples)
+                self._write_samples(target, samples)
         except Exception as error:
             with self._changed:
                 self._dropped += len(samples)
-                self._resting[collection] = time.monotonic() + REST_SECONDS
+                self._resting[target] = time.monotonic() + REST_SECONDS
             message = "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
-            _log.warning(message, len(samples), collection, REST_SECONDS, error)
+            _log.warning(message, len(samples), target.helper.collection, REST_SECONDS, error)
         else:
             with self._changed:
                 self._stored += len(samples)

@@ -127,22 +127,25 @@ class Searches:
         if cached.online_banks and self._sampler is not None:
             online_bank = cached.online_banks.get((state.field, profile or state.active))
             if online_bank is not None:
-                self._sampler.offer(online_bank, state, data)
+                self._sampler.offer(online_bank, cached.collection_id, state, data)
 
     def _answered(self, cached: CachedState, search_request: SearchRequest, request: Ask) -> Operation[Any]:
         arguments = [(yield request)]
         if side := search_request.biases_of:
             keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
-            arguments.append((yield from self.side_biases(side, cached.key_field, keys, request.options)))
+            arguments.append((yield from self.side_biases(cached, side, keys, request.options)))
         if search_request.works:
             return (yield Compute(lambda: search_request.answer(*arguments)))
         return search_request.answer(*arguments)
 
     def side_biases(
-        self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
+        self, cached: CachedState, side: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
-        """Return the biases in every slot by key. options: of the search, whose consistency level applies."""
+        """Return the biases in every slot by key. options: of the search, whose consistency level applies. Raises
+        StateError if `side` belongs to another collection."""
         timeout = options.get("timeout")
+        key_field = cached.key_field
+        yield from self._states.expect_sides(cached, timeout)
         yield from self._states.ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):

@@ -6,10 +6,10 @@ import logging
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
@@ -19,15 +19,17 @@ from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
-from milvus_hubness.client.steps import Ask, ClientPolicy, LearnSchema, Operation, Pause
+from milvus_hubness.client.steps import Ask, ClientPolicy, InStore, LearnSchema, Operation, Pause
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
-from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
+from milvus_hubness.stores.ownership import LEDGER, CollectionId, Helper, expect_copy, expect_helper, side_helper
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, OnlineBank, WriteIntentLog
 
 if TYPE_CHECKING:
     from milvus_hubness.codec.layout import Layout
     from milvus_hubness.correction import Correction
+    from milvus_hubness.stores.milvus import MilvusStore
 
 Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read, which a refresh switches."""
@@ -100,20 +102,37 @@ class PreparedSearch:
     field: Mapping[str, Any]
 
 
+NO_COLLECTION = CollectionId(name="")
+
+
+def id_in(description: Mapping[str, Any], collection: str) -> CollectionId:
+    """Return which collection is described; `collection` may be an alias."""
+    name = str(description.get("collection_name") or collection)
+    return CollectionId(name=name, identity=str(description.get("collection_id") or ""))
+
+
 @dataclass(frozen=True)
 class CachedState:
     """A collection state in the cache.
 
-    states: of its corrected fields, by name. prepared: prepared searches by their kind. dual_write: the copy that also
-    gets the writes. online_banks: by field and profile. intent_log: the log that takes notes of writes first.
+    states: of its corrected fields, by name. prepared: prepared searches by their kind. checked: the collections that
+    the properties name and that were found to belong to this one. dual_write: the copy that also gets the writes.
+    online_banks: by field and profile. intent_log: the log that takes notes of writes first.
     """
 
     key_field: str
     states: Mapping[str, CollectionState]
+    collection_id: CollectionId = NO_COLLECTION
     prepared: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
+    checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
     dual_write: DualWrite | None = None
     online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
     intent_log: WriteIntentLog | None = None
+
+    @cached_property
+    def sides(self) -> tuple[Helper, ...]:
+        """The side collections."""
+        return tuple(side for state in self.states.values() if (side := side_helper(state)))
 
     @cached_property
     def reading(self) -> Reading:
@@ -251,6 +270,7 @@ class StateCache:
         cached = CachedState(
             key_field,
             read_states(properties),
+            id_in(description, collection),
             dual_write=DualWrite.read(properties),
             online_banks=online_banks_in(properties),
             intent_log=WriteIntentLog.read(properties),
@@ -314,6 +334,44 @@ class StateCache:
         # pymilvus raises its own refusals as subclasses.
         return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
+    # -- the collections that properties name ---------------------------------------------------------
+
+    def expect_sides(self, cached: CachedState, timeout: float | None) -> Operation[None]:
+        """Raise StateError unless the side collections belong to this collection."""
+        yield from self._expect(cached, cached.sides, timeout)
+
+    def expect_log(self, cached: CachedState, timeout: float | None) -> Operation[None]:
+        """Raise StateError unless the write-intent log belongs to this collection."""
+        if cached.intent_log is not None:
+            yield from self._expect(cached, cached.intent_log.helpers, timeout)
+
+    def _expect(self, cached: CachedState, helpers: Iterable[Helper], timeout: float | None) -> Operation[None]:
+        """Check each helper once for a cached state, which is renewed after its TTL."""
+        for helper in helpers:
+            if helper in cached.checked:
+                continue
+            try:
+                described = yield Ask("describe_collection", (helper.collection, timeout))
+            except MilvusException as error:
+                if error.code != COLLECTION_NOT_FOUND:
+                    raise
+                continue  # The request that follows reports it.
+            owner = cached.collection_id
+            listed: frozenset[str] = frozenset()
+            if not helper.is_derived_from(owner.name):
+                listed = yield InStore(partial(_listed_helpers, owner))
+            expect_helper(helper, owner, described["properties"], listed)
+            cached.checked.add(helper)
+
+    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
+        """Raise StateError unless a migration lets the writes of this collection go to the copy, too."""
+        if dual_write in cached.checked:
+            return
+        origin, copy = cached.collection_id, dual_write.collection
+        bodies = yield InStore(partial(migrations_to, (origin.name, copy)))
+        expect_copy(origin, copy, DUAL_WRITE_PROPERTY, bodies)
+        cached.checked.add(dual_write)
+
     def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
         codec = state.codec
@@ -335,6 +393,16 @@ class StateCache:
             index = yield Ask("describe_index", (collection, names[0], timeout))
             self._metrics[key] = str(index["metric_type"]).upper()
         return self._metrics[key]
+
+
+def _listed_helpers(owner: CollectionId, store: MilvusStore) -> frozenset[str]:
+    return store.listed_helpers(owner)
+
+
+def migrations_to(targets: Sequence[str], store: MilvusStore) -> list[str]:
+    """Return the ledger's records of the migrations to these collections, as JSON."""
+    records = [store.record(LEDGER, target) for target in targets]
+    return [record.body for record in records if record is not None]
 
 
 def _code(error: Exception) -> Any:

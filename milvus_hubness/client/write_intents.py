@@ -121,6 +121,7 @@ class WriteIntents:
                 if time.monotonic() - began < NOTING_SECONDS:
                     return
 
+        yield from self._states.expect_log(cached, timeout)
         yield from self._noting(write.collection, intent_log, note())
 
     def _note_in_part(
@@ -172,6 +173,7 @@ class WriteIntents:
         intent_log = cached.intent_log
         if intent_log is None:
             return
+        yield from self._states.expect_log(cached, deletion.timeout)
         partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
             for part in in_parts(keys, KEYS_PER_REQUEST):
@@ -186,6 +188,7 @@ class WriteIntents:
         """Delete the rows that a filter matches now, by their keys. Raises WriteIntentFailed."""
         further = {name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
+        yield from self._states.expect_log(cached, deletion.timeout)
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
             for part in in_parts((yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST):

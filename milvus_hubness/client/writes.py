@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pymilvus import CollectionSchema
@@ -28,7 +28,11 @@ from milvus_hubness.codec.base import Columns, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.state import BankReference, CollectionState
 from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.helpers import list_bank
 from milvus_hubness.stores.protocols import undo_save_bank
+
+if TYPE_CHECKING:
+    from milvus_hubness.stores.milvus import MilvusStore
 
 PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
 
@@ -98,6 +102,7 @@ class Writes:
             if codec.side_collection is None:
                 rows = stored = with_columns(rows, columns)
             elif bias == "compute":
+                yield from self._states.expect_sides(cached, write.timeout)
                 side_columns.append((codec.side_collection, columns))
         return stored, side_columns
 
@@ -125,6 +130,7 @@ class Writes:
         """Delete rows, and their biases in a side collection if keys name them; otherwise the next refresh does."""
         keys = [*_listed(deletion.options.get("pks")), *_listed(deletion.ids)]
         answer: dict[str, int]
+        yield from self._states.expect_sides(cached, deletion.timeout)
         if cached.intent_log is not None and deletion.filter and not keys:
             answer = yield from self._intents.delete_matching(cached, cached.intent_log, deletion)
         else:
@@ -164,6 +170,8 @@ class Writes:
                 milvus_schema.widen(stored, state)
             yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
+            for reference, _ in saved:
+                yield InStore(partial(_list_bank, collection, reference.collection))
             yield Ask("create_index", (collection, new_collections.served_indexes(index, states), timeout))
             yield Ask("load_collection", (collection, timeout))
         except Exception:
@@ -181,6 +189,10 @@ class Writes:
         cached = yield from self._states.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
+
+
+def _list_bank(collection: str, bank: str, store: MilvusStore) -> None:
+    list_bank(store, store.info(collection, counted=False).collection_id, bank)
 
 
 def _expect_importable(collection: str, cached: CachedState) -> None:

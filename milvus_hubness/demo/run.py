@@ -35,11 +35,11 @@ from milvus_hubness.migration.clean import clean
 from milvus_hubness.migration.migrator import migrate
 from milvus_hubness.migration.plan import plan_migration
 from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.quality.measures import k_occurrence, skewness
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_server import connect
+from milvus_hubness.stores.ownership import LEDGER
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 MIN_DOCSTRING_CHARS = 30

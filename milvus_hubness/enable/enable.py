@@ -13,7 +13,14 @@ import numpy as np
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.correction import Correction, initial_state, keep_nearest
 from milvus_hubness.enable.plan import EnablePlan
-from milvus_hubness.errors import AlreadyCorrected, LeaseLost, NotCorrected, VerificationFailed, name_some
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CollectionExists,
+    LeaseLost,
+    NotCorrected,
+    VerificationFailed,
+    name_some,
+)
 from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.operations.bias_backends import BiasBackend
@@ -22,6 +29,7 @@ from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Progress, key_chunks, key_pages, silent
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
+from milvus_hubness.stores.helpers import list_bank
 from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -97,8 +105,10 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
         state = _new_state(store, plan, undo)
         if plan.side:
             sides = capability(store, SideCollections)
-            if sides.is_left_side(plan.source, plan.side):
-                lease.drop(plan.side)
+            if not sides.can_hold_side(plan.source, plan.side):
+                raise CollectionExists(f"collection {plan.side!r} was created since this plan was made: plan again")
+            if store.exists(plan.side):
+                lease.drop(plan.side)  # An unfinished `enable` left it.
             sides.create_side(plan.source, plan.side)
             undo.callback(lease.drop, plan.side)
             lease.fence(plan.side)
@@ -155,6 +165,7 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
     stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, stored, correction.layout.metric)
     undo.callback(undo_save_bank, store, bank, made_bank)
+    list_bank(store, plan.source.collection_id, plan.bank_collection)
     return initial_state(
         correction.layout,
         correction.fitted.estimator,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mea
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, slots_for, suffix_for
-from milvus_hubness.stores.protocols import SecondVectors, Store, capability
+from milvus_hubness.stores.ownership import bank_name, side_name
+from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
 MEASURED_QUERIES = 1_000
@@ -168,7 +170,7 @@ def plan_enable(
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
-            side = f"{info.name}__bias{suffix}" if where == "side" else None
+            side = _free_side(store, info, suffix) if where == "side" else None
             reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, side)
     return EnablePlan(
         source=info,
@@ -176,7 +178,7 @@ def plan_enable(
         suffix=suffix,
         bank=bank,
         target_bank=target_bank,
-        bank_collection=bank_collection or f"{info.name}__bank",
+        bank_collection=bank_collection or bank_name(info.name),
         correction=correction,
         strength=strength,
         where=where,
@@ -188,6 +190,20 @@ def plan_enable(
         missed=missed,
         unfinished=unfinished,
     )
+
+
+def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
+    """Return a name for the side collection: that of an unfinished `enable`, or one that no collection has.
+
+    The first name may be taken: a collection that was renamed keeps its side collection.
+    """
+    sides = capability(store, SideCollections)
+    first = side_name(info.name, suffix)
+    for number in count(1):
+        name = first if number == 1 else f"{first}_{number}"
+        if sides.can_hold_side(info, name):
+            return name
+    raise AssertionError("count() does not end")
 
 
 def measure(

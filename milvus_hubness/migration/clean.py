@@ -6,6 +6,7 @@ from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import drop_log
+from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.protocols import Collections, Rows, Store
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 
@@ -98,10 +99,19 @@ def _is_copy(store: Collections, migration: Migration) -> bool:
 
 
 def _drop(lease: Lease, collection: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log: no job repairs or reads its rows any more."""
-    if lease.store.exists(collection):
+    """Drop a collection if it exists, and then its write-intent log and its query samples: no job repairs or reads its
+    rows any more, and no client searches it."""
+    store = lease.store
+    owner = CollectionId(name=collection)
+    if store.exists(collection):
+        info = store.info(collection, counted=False)
+        owner = info.collection_id
         lease.drop(collection)
-    drop_log(lease, collection)
+        for online_bank in info.online_banks:
+            if store.exists(online_bank.samples_collection):
+                store.drop(online_bank.samples_collection)
+    drop_log(lease, owner)
+    store.forget_helpers(collection)
 
 
 def _rows(store: Rows, collection: str) -> str:

@@ -11,8 +11,9 @@ from pydantic import Field, ValidationError
 
 from milvus_hubness.banks.generations import Key, Made
 from milvus_hubness.errors import CollectionExists, InvalidInput, NoMigration, ResumeRefused, StateError, WrongPhase
-from milvus_hubness.operations.lease_records import LEDGER, now
+from milvus_hubness.operations.lease_records import now
 from milvus_hubness.state import CollectionState, FrozenModel
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 

@@ -20,6 +20,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
 from milvus_hubness.operations.row_writer import repair_rows
+from milvus_hubness.stores.helpers import complete_rename, list_bank, list_helpers, prepare_rename
 from milvus_hubness.stores.protocols import Renaming, Store, capability
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
@@ -196,6 +197,10 @@ class Migrator:
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
+        copy = self._store.info(migration.target, counted=False)
+        list_bank(self._store, copy.collection_id, migration.bank_collection)
+        # The copy has the states of the source's other fields, with their banks.
+        list_helpers(self._store, [], source.states.values(), source.collection_id, copy.collection_id)
         self._lease.fence(migration.target)
 
     def _copy(self, source: CollectionInfo) -> None:
@@ -314,13 +319,19 @@ class Migrator:
             )
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
+        renamed = switch.source_renamed
+        is_to_rename = renamed is not None and not store.exists(renamed)
+        if renamed is not None and is_to_rename:
+            prepare_rename(store, switch.name, renamed)
         self._lease.check()
         began = time.perf_counter()
-        if switch.source_renamed and not store.exists(switch.source_renamed):
-            capability(store, Renaming).rename(switch.name, switch.source_renamed)
+        if renamed is not None and is_to_rename:
+            capability(store, Renaming).rename(switch.name, renamed)
         if store.alias_target(switch.name) != target:
             store.point_alias(switch.name, target)
         window = time.perf_counter() - began
+        if renamed is not None:
+            complete_rename(store, switch.name, renamed)
         self._confirm(switch.name, target)
         source = self.migration.source_now
         state = self.migration.corrected().model_copy(update={"source": source})
@@ -356,7 +367,9 @@ class Migrator:
             if store.alias_target(switch.name) == target:
                 store.drop_alias(switch.name)
             if store.exists(switch.source_renamed):
+                prepare_rename(store, switch.source_renamed, switch.name)
                 capability(store, Renaming).rename(switch.source_renamed, switch.name)
+            complete_rename(store, switch.source_renamed, switch.name)
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)

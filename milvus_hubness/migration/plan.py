@@ -37,6 +37,7 @@ from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import slots_for, suffix_for
+from milvus_hubness.stores.ownership import bank_name
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -232,7 +233,7 @@ def plan_migration(
         schema=schema,
         target=target,
         suffix=suffix,
-        bank_collection=bank_collection or f"{info.name}__bank",
+        bank_collection=bank_collection or bank_name(info.name),
         strength=strength,
         alias=alias,
         rename=rename,

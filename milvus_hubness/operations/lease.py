@@ -29,7 +29,8 @@ from functools import cache
 from pydantic import TypeAdapter, ValidationError
 
 from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError
-from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence, LeasePolicy, Owner, now
+from milvus_hubness.operations.lease_records import LEASES, Entry, Fence, LeasePolicy, Owner, now
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Ledger, Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 

@@ -15,8 +15,6 @@ from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, LEASE_VARIABLE, STATE_T
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import FrozenModel
 
-LEDGER = "hubness_ledger"
-"""The collection in which jobs keep their records."""
 LEASES = "leases"
 
 

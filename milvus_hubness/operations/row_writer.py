@@ -30,8 +30,8 @@ from typing import Any
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import Cancelled, LeaseLost, NotCaughtUp, name_some
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState, FrozenModel
+from milvus_hubness.stores.ownership import LEDGER, CollectionId
 from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
 from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, CollectionInfo, Note, Record, WriteIntentLog
 
@@ -355,7 +355,7 @@ def rewriting(
     lease.check()
     store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
     try:
-        for left in store.intent_logs(info.name):
+        for left in store.intent_logs(info.collection_id):
             if left.collection != intent_log.collection:
                 store.drop_intent_log(left, lease.check_now)
         _wait(client_ttl, stop)
@@ -411,13 +411,13 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
     if info.intent_log is not None:
         _repair_left(lease.store, info)
         lease.store.write_property(info.name, WRITE_INTENTS_PROPERTY, None)
-    drop_log(lease, info.name)
+    drop_log(lease, info.collection_id)
 
 
-def drop_log(lease: Lease, collection: str) -> None:
+def drop_log(lease: Lease, owner: CollectionId) -> None:
     """Drop the log and the batch records of a leased collection, which may no longer exist. Read no row."""
-    lease.store.drop_records(LEDGER, _group(collection))
-    for intent_log in lease.store.intent_logs(collection):
+    lease.store.drop_records(LEDGER, _group(owner.name))
+    for intent_log in lease.store.intent_logs(owner):
         lease.store.drop_intent_log(intent_log, lease.check_now)
 
 

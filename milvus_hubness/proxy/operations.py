@@ -73,12 +73,13 @@ def load(operations: Operations, request: Any) -> Operation[Any]:
 
 def rename(operations: Operations, request: Any) -> Operation[Any]:
     database = request.newDBName if request.newDBName != request.db_name else ""
-    return operations.catalog.rename_collection(request.oldName, database, Send(request))
+    return operations.catalog.rename_collection(request.oldName, request.newName, database, Send(request))
 
 
 def restore(operations: Operations, request: Any) -> Operation[Any]:
     database = request.target_db_name if request.target_db_name != request.db_name else ""
-    return operations.catalog.restore_snapshot(request.collection_name, database, Send(request))
+    source, target = request.collection_name, request.target_collection_name
+    return operations.catalog.restore_snapshot(source, target, database, Send(request))
 
 
 REWRITTEN: dict[str, Callable[[Operations, Any], Operation[Any]]] = {

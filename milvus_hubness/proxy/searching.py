@@ -170,7 +170,7 @@ def _answer(
         biases = []
         if side := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            biases.append((yield from operations.searches.side_biases(side, cached.key_field, keys, _level(request))))
+            biases.append((yield from operations.searches.side_biases(cached, side, keys, _level(request))))
         pick(response.results, search_request.answer(hits, *biases))
     columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
     return response

@@ -28,7 +28,7 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.proxy.messages import Send
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_banks import Sample, SamplesOf, put_samples
 from milvus_hubness.stores.milvus_server import connect
 
 T = TypeVar("T")
@@ -233,8 +233,8 @@ class Session:
             database = self._client._generate_call_context().get_db_name()
             self._client._get_connection()._invalidate_schema(collection, db_name=database)
 
-    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
-        put_samples(self._connected(), samples_collection, samples, WRITE_SECONDS)
+    def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
+        put_samples(self._connected(), target, samples, WRITE_SECONDS)
 
 
 class Sessions:

@@ -23,12 +23,12 @@ from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.inputs import stacked
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, key_chunks, key_pages
 from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 

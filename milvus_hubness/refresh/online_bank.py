@@ -15,6 +15,7 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.state import CollectionState, require_state
+from milvus_hubness.stores.ownership import samples_name
 from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
 from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, CollectionInfo, OnlineBank, OnlineBanks, QuerySamples
 
@@ -67,7 +68,7 @@ def start_online_bank(
             **DEFAULT_SETTINGS,
             "field": state.field,
             "profile": name,
-            "samples_collection": f"{info.name}__query_samples{state.suffix}",
+            "samples_collection": samples_name(info.name, state.suffix),
             "size": state.profiles[name].bank.count,
         }
         try:
@@ -77,7 +78,9 @@ def start_online_bank(
             raise InvalidParameter(
                 f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not {problem['input']!r}"
             ) from None
-        capability(store, QuerySampling).create_query_samples(online_bank.samples_collection, state.dim)
+        capability(store, QuerySampling).create_query_samples(
+            online_bank.samples_collection, info.collection_id, state.dim
+        )
         banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))
         store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
         return _status(store, state, online_bank)

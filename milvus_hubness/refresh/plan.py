@@ -39,9 +39,10 @@ from milvus_hubness.migration.plan import MigrationOptions, checked_gates
 from milvus_hubness.migration.survey import scan_chunk, survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER, default_client_ttl
+from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record, TuningRecord
 

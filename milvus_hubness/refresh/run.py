@@ -45,6 +45,7 @@ from milvus_hubness.refresh.plan import (
     with_profile,
 )
 from milvus_hubness.state import CollectionState, Former, Incoming, Profile
+from milvus_hubness.stores.helpers import expect_own_banks
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -142,6 +143,7 @@ def _refreshed(
     lease: Lease, store: Store, info: CollectionInfo, requested: str, options: RefreshOptions
 ) -> RefreshResult:
     whole = ready_state(info, options.field)
+    expect_own_banks(store, whole, info.collection_id)
     profile = options.profile
     if profile is None:
         continues = whole.incoming is not None and not (options.names_biases or options.revert)

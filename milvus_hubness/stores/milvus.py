@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -17,13 +18,16 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
-from milvus_hubness.stores.milvus_banks import SIDE_PROPERTY, MilvusQuerySamples, bank_rows
+from milvus_hubness.stores.helpers import expect_helpers, own_online_banks
+from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, bank_rows
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_server import in_parts, supports, translated, translating
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
+from milvus_hubness.stores.ownership import SIDE_PROPERTY, owner_in, samples_name
 from milvus_hubness.stores.records import (
     CollectionInfo,
     DualWrite,
+    OnlineBank,
     OnlineBanks,
     TuningRecord,
     VectorField,
@@ -43,14 +47,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     # -- descriptions -------------------------------------------------------------------------------
 
-    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
+    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
         schema = self.client.describe_collection(collection)
         name, properties = schema["collection_name"], schema["properties"]
         partitions: tuple[str | None, ...] = (None,)
         if not milvus_schema.has_partition_key(schema):
             names = self.client.list_partitions(name)
             partitions = tuple(names) if len(names) > 1 else partitions
-        return CollectionInfo(
+        info = CollectionInfo(
             name=name,
             key_field=milvus_schema.key_field(schema)["name"],
             vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
@@ -66,6 +70,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or ""),
         )
+        return self._with_own_helpers(info) if checked else info
+
+    def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
+        """Return the description without the online banks whose samples belong to another collection. Raises StateError
+        for another helper that does: biases and notes are indispensable, samples are not."""
+        expect_helpers(self, info.biases_and_notes, info.collection_id)
+        online_banks = own_online_banks(self, info.online_banks, info.collection_id)
+        return replace(info, online_banks=online_banks)
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
@@ -129,10 +141,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         with translated(target):
             if not self.client.has_collection(target):
                 partitions = ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+                online_banks = OnlineBanks(banks=tuple(_sampled_for(target, source)))
                 self.client.create_collection(
                     target,
                     schema=milvus_schema.copy_schema(source, state),
-                    properties=milvus_schema.copy_properties(source, state),
+                    properties=milvus_schema.copy_properties(source, state, online_banks),
                     **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
                 )
             else:
@@ -148,6 +161,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
+        copy = self.info(target, counted=False)
+        for online_bank in _sampled_for(target, source):
+            dim = copy.states[online_bank.field].dim
+            self.create_query_samples(online_bank.samples_collection, copy.collection_id, dim)
 
     # -- side biases ------------------------------------------------------------------------------------
 
@@ -164,15 +181,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             default = milvus_schema.NO_BIAS[kind]
             self.client.add_collection_field(collection, name + suffix, kind, nullable=True, default_value=default)
 
-    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
+    def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):
-            return False
+            return True
         with translated(side):
-            properties = self.client.describe_collection(side)["properties"]
-        used = any(state.codec.side_collection == side for state in source.states.values())
-        if properties.get(SIDE_PROPERTY) != source.name or used:
-            raise CollectionExists(f"collection {side!r} exists and has no biases: rename or drop it")
-        return True
+            side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
+        if side_of is None or not side_of.is_same(source.collection_id):
+            return False
+        return all(state.codec.side_collection != side for state in self._all_states())
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         with translated(side):
@@ -180,7 +196,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 side,
                 schema=milvus_schema.side_schema(source),
                 index_params=milvus_schema.flat_index(SIDE_FIELD, "IP"),
-                properties={SIDE_PROPERTY: source.name},
+                properties={SIDE_PROPERTY: source.collection_id.model_dump_json()},
                 consistency_level=source.schema["consistency_level"],
             )
 
@@ -316,6 +332,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.alter_alias(collection, alias)
         else:
             self.client.create_alias(collection, alias)
+
+
+def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
+    """Return the source's online banks as those of its copy, which takes samples of its own."""
+    suffixes = {state.field: state.suffix for state in source.states.values()}
+    return [
+        online_bank.model_copy(update={"samples_collection": samples_name(copy, suffixes[online_bank.field])})
+        for online_bank in source.online_banks
+        if online_bank.field in suffixes
+    ]
 
 
 def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:

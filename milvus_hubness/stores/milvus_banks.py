@@ -17,8 +17,10 @@ from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.helpers import HelperLists, expect_helpers
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import in_parts, is_missing, is_one_of, literal, translated
+from milvus_hubness.stores.ownership import QUERY_SAMPLES_PROPERTY, CollectionId, Helper, owner_in
 from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
@@ -36,19 +38,21 @@ def bank_rows(reference: BankReference, parts: Sequence[str] = (), start: int = 
 class OwnCollections(MilvusRequests):
     """Collections that this package creates for itself."""
 
-    def _ensure(self, collection: str, schema: CollectionSchema, property_name: str, kind: str) -> Row:
+    def _ensure(
+        self, collection: str, schema: CollectionSchema, property_name: str, kind: str, value: str = "1"
+    ) -> Row:
         """Create, index and load a collection, as far as an interrupted call left it undone; return its description."""
         if not self.client.has_collection(collection):
-            self._create(collection, schema, property_name)
+            self._create(collection, schema, property_name, value)
         described: Row = self.client.describe_collection(collection)
         if property_name not in described["properties"]:
             raise CollectionExists(f"{collection!r} exists already and is no {kind}: rename it first")
         self._serve_flat(collection, "IP")
         return described
 
-    def _create(self, collection: str, schema: CollectionSchema, property_name: str) -> None:
+    def _create(self, collection: str, schema: CollectionSchema, property_name: str, value: str = "1") -> None:
         self.client.create_collection(
-            collection, schema=schema, properties={property_name: "1"}, consistency_level="Strong"
+            collection, schema=schema, properties={property_name: value}, consistency_level="Strong"
         )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
@@ -119,9 +123,6 @@ class MilvusBanks(OwnCollections, BankGenerations):
                 yield from read_states(properties).values()
 
 
-QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
-
-
 @dataclass(frozen=True, eq=False)
 class Sample:
     """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds. number:
@@ -134,18 +135,30 @@ class Sample:
     vector: Floats
 
 
-def put_samples(client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float) -> None:
-    """Write samples, each into its slot. Raises as the client does."""
+@dataclass(frozen=True)
+class SamplesOf:
+    """Where the samples of a collection go."""
+
+    helper: Helper
+    """The collection of samples, as the property of the searched collection names it."""
+
+    owner: CollectionId
+    """The searched collection."""
+
+
+def put_samples(client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float) -> None:
+    """Write samples, each into its slot. Raises as the client does, and StateError if another collection is named."""
+    expect_helpers(MilvusLedger(client), [target.helper], target.owner)
     rows = {}
     for sample in samples:
         place = f"{sample.profile}/{sample.place}"
         row = {"place": place, "profile": sample.profile, "sample": sample.number, "queried_at": sample.at}
         rows[place] = {**row, "vector": sample.vector}
-    client.upsert(samples_collection, list(rows.values()), timeout=timeout)
+    client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
 
 
 class MilvusQuerySamples(OwnCollections):
-    def create_query_samples(self, samples_collection: str, dim: int) -> None:
+    def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
         description = "live queries sampled by milvus_hubness"
         schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
         schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
@@ -153,7 +166,13 @@ class MilvusQuerySamples(OwnCollections):
         schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
         schema.add_field("sample", DataType.INT64)
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
-        described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples")
+        value = owner.model_dump_json()
+        described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value)
+        samples_of = owner_in(described["properties"], QUERY_SAMPLES_PROPERTY)
+        if samples_of is None or not samples_of.is_same(owner):
+            raise CollectionExists(
+                f"{samples_collection!r} has the query samples of another collection than {owner.name!r}: rename it"
+            )
         stored = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
         if stored != dim:
             raise DimensionMismatch(
@@ -173,13 +192,12 @@ class MilvusQuerySamples(OwnCollections):
             self._delete_in(samples_collection, "sample", numbers)
 
 
-SIDE_PROPERTY = "hubness_side"  # Its value is the collection whose biases a side collection has.
 LEDGER_PROPERTY = "hubness_ledger"
 _RECORDS_PER_REQUEST = 500
 _FEW = 64
 
 
-class MilvusLedger(MilvusBanks):
+class MilvusLedger(MilvusBanks, HelperLists):
     """The ledger methods of the store. A ledger has a vector field because every Milvus collection must have one."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:

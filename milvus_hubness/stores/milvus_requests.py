@@ -326,6 +326,10 @@ class MilvusRequests:
         with translated(collection):
             in_fitting_parts(upsert, rows)
 
+    def properties_of(self, collection: str) -> Row:
+        properties: Row = self.client.describe_collection(collection)["properties"]
+        return properties
+
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
         # Milvus 2.3 cannot drop a property; an empty one means the same.
         self._alter_properties(collection, {name: record.model_dump_json() if record else ""})

@@ -15,7 +15,15 @@ from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import CollectionState, read_states
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionInfo, VectorField
+from milvus_hubness.stores.ownership import side_helper
+from milvus_hubness.stores.records import (
+    DUAL_WRITE_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    OnlineBanks,
+    VectorField,
+)
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
@@ -143,6 +151,12 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
             reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
         reasons.append("auto_id: this server gives every row of the copy a new key")
+    others = [own for own in source.states.values() if own.field != field]
+    if sides := [side.collection for own in others if (side := side_helper(own))]:
+        reasons.append(
+            f"it has biases in the side collection {sides[0]!r}, which belongs to one collection only: disable that "
+            "correction first, or correct that field with --where fields"
+        )
     if taken := sorted({name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
@@ -249,9 +263,14 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
         schema.add_field(norm_field, DataType.DOUBLE)
 
 
-def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
+def copy_properties(source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks) -> dict[str, str]:
+    """Return the properties of a copy. online_banks: with collections of samples of the copy's own."""
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    return {n: value for n, value in properties.items() if n not in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY)}
+    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY):
+        properties.pop(name, None)
+    if online_banks.banks:
+        properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()
+    return properties
 
 
 def flat_index(field: str, metric: str) -> IndexParams:

@@ -28,6 +28,7 @@ from milvus_hubness.errors import CollectionExists
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, in_parts, is_one_of, literal, translated
+from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
 from milvus_hubness.stores.records import (
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
@@ -37,7 +38,6 @@ from milvus_hubness.stores.records import (
     intent_logs_among,
 )
 
-WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
 FITS_PROPERTY = "hubness_write_intents_fits"  # Digest of the schema of the collection whose writes are noted.
 RETIRED_PROPERTY = "hubness_write_intents_retired"  # Marks a write-intent log that is about to be dropped.
 NAME_FIELD = "hubness_note"  # Field with the name of a noted row.
@@ -77,7 +77,7 @@ class MilvusWriteIntents(MilvusRequests):
             "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
             "by_partition": source.partitions != (None,),
         }
-        for left in self.intent_logs(source.name):
+        for left in self.intent_logs(source.collection_id):
             if self._fits(left, fits):
                 return left.model_copy(update=facts)
         intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
@@ -93,7 +93,7 @@ class MilvusWriteIntents(MilvusRequests):
                     collection,
                     schema=schema,
                     index_params=index,
-                    properties={WRITE_INTENTS_OF_PROPERTY: source.name, FITS_PROPERTY: fits},
+                    properties={WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(), FITS_PROPERTY: fits},
                     consistency_level="Strong",
                 )
         return intent_log
@@ -134,9 +134,21 @@ class MilvusWriteIntents(MilvusRequests):
             forget(intent_log.rows, NAME_FIELD)
             lines.result()
 
-    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
-        names = intent_logs_among(self.client.list_collections(), collection)
-        return [WriteIntentLog(collection=name, made="") for name in names]
+    def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
+        names = intent_logs_among(self.client.list_collections(), owner.name)
+        logs = [WriteIntentLog(collection=name, made="") for name in names]
+        return [intent_log for intent_log in logs if self._is_log_of(intent_log, owner)]
+
+    def _is_log_of(self, intent_log: WriteIntentLog, owner: CollectionId) -> bool:
+        """Whether the parts of a log that exist are those of this collection: long names have a beginning in common,
+        and a log keeps its name when its collection is renamed."""
+        for collection in (intent_log.collection, intent_log.rows):
+            if self.exists(collection):
+                with translated(collection):
+                    log_of = owner_in(self.properties_of(collection), WRITE_INTENTS_OF_PROPERTY)
+                if log_of is None or not log_of.is_same(owner):
+                    return False
+        return True
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
         collections = [name for name in (intent_log.collection, intent_log.rows) if self.exists(name)]

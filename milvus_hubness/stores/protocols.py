@@ -6,13 +6,14 @@ capability if it has its methods; `capability` returns the store as one that has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import UnsupportedOperation
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
+from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.records import (
     CollectionInfo,
     Fences,
@@ -29,11 +30,15 @@ class Collections(Protocol):
 
     def server_version(self) -> str: ...
 
-    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
-        """Describe a collection. counted: if false, `rows` is 0, which costs less. Raises CollectionNotFound."""
+    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+        """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
+        properties name collections that are not its helpers; see `stores.ownership`. Raises CollectionNotFound."""
 
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
+
+    def properties_of(self, collection: str) -> Mapping[str, Any]:
+        """Return all properties of a collection."""
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
         """Write a record as the collection's property of that name; None drops it. Other properties stay."""
@@ -174,7 +179,7 @@ class WriteIntents(Protocol):
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""
 
-    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
+    def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
         """Return all write-intent logs of this collection, complete or not; use them only to drop them."""
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -204,6 +209,15 @@ class Ledger(Protocol):
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""
+
+    def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
+        """Return the helpers that the ledger lists for a collection from whose name theirs are not derived."""
+
+    def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
+        """Add helpers to that list."""
+
+    def forget_helpers(self, owner: str) -> None:
+        """Remove the list of a collection that is gone."""
 
 
 class Banks(Protocol):
@@ -274,8 +288,8 @@ class SecondVectors(Protocol):
 class SideCollections(Protocol):
     """Side collections, which hold the biases of another collection's rows."""
 
-    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
-        """Whether an unfinished `enable` of `source` left this side collection. Raises CollectionExists."""
+    def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
+        """Whether no collection has this name, or one that an unfinished `enable` of `source` left."""
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         """Create an empty side collection with the keys of `source`."""
@@ -285,8 +299,8 @@ class SideCollections(Protocol):
 class QuerySampling(Protocol):
     """Samples of live queries for online banks."""
 
-    def create_query_samples(self, samples_collection: str, dim: int) -> None:
-        """Create a collection for samples, unless it exists. Raises CollectionExists, DimensionMismatch."""
+    def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
+        """Create a collection for samples of `owner`, unless it exists. Raises CollectionExists, DimensionMismatch."""
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         """Return the samples of one profile; none if the collection does not exist."""

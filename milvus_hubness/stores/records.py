@@ -18,6 +18,7 @@ from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.state import CollectionState, PropertyModel
+from milvus_hubness.stores.ownership import LONGEST_STEM, CollectionId, Helper, log_helpers, samples_helper, side_helper
 
 
 def is_fence(alias: str) -> bool:
@@ -26,18 +27,17 @@ def is_fence(alias: str) -> bool:
 
 
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
-_LONGEST_NAME = 200  # Of a collection within the name of its log: Milvus allows 255 characters in all.
 
 
 def intent_log_name(collection: str) -> str:
     """Return a new name for a write-intent log of a collection."""
-    return f"{collection[:_LONGEST_NAME]}__write_intents_{uuid.uuid4().hex[:8]}"
+    return f"{collection[:LONGEST_STEM]}__write_intents_{uuid.uuid4().hex[:8]}"
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
     """Return the names of a collection's write-intent logs, complete or not, from the names of all collections."""
     logs = {name.removesuffix("_rows") for name in names}
-    stem = collection[:_LONGEST_NAME]
+    stem = collection[:LONGEST_STEM]
     return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
 
 
@@ -90,6 +90,11 @@ class WriteIntentLog(PropertyModel):
     def rows(self) -> str:
         return f"{self.collection}_rows"
 
+    @property
+    def helpers(self) -> list[Helper]:
+        """The collections of the log, as the property of the collection names them."""
+        return log_helpers([self.collection, self.rows], WRITE_INTENTS_PROPERTY)
+
 
 class OnlineBank(Terms):
     """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
@@ -104,6 +109,11 @@ class OnlineBank(Terms):
     def capacity(self) -> int:
         """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
         return max(2 * self.size, 2_000)
+
+    @property
+    def helper(self) -> Helper:
+        """The collection of samples, as the property of the searched collection names it."""
+        return samples_helper(self.samples_collection, ONLINE_BANKS_PROPERTY)
 
 
 class OnlineBanks(PropertyModel):
@@ -157,6 +167,22 @@ class CollectionInfo:
     intent_log: WriteIntentLog | None = None
     online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
+
+    @property
+    def collection_id(self) -> CollectionId:
+        return CollectionId(name=self.name, identity=self.identity)
+
+    @property
+    def biases_and_notes(self) -> list[Helper]:
+        """The side collections and the collections of the write-intent log."""
+        sides = [side for state in self.states.values() if (side := side_helper(state))]
+        logs = self.intent_log.helpers if self.intent_log else []
+        return [*sides, *logs]
+
+    @property
+    def helpers(self) -> list[Helper]:
+        """The helper collections that the properties name, apart from banks, which collections may share."""
+        return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
     @property
     def users_fields(self) -> dict[str, VectorField]:

@@ -7,10 +7,10 @@ import numpy as np
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import read_entries
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.row_writer import open_batches
 from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 from tests.chaos.corrected import Biases, Corrected, expected_biases
@@ -48,7 +48,11 @@ def assert_refreshed(
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
     assert info.intent_log is None, "clients are still told to note what they write"
-    kept = {name for each in store.intent_logs(corrected.name) for name in (each.collection, each.rows)}
+    kept = {
+        name
+        for each in store.intent_logs(store.info(corrected.name).collection_id)
+        for name in (each.collection, each.rows)
+    }
     there = corrected.ours(database) - kept  # Write-intent logs stay from one refresh to the next.
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"

@@ -34,10 +34,10 @@ from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction import load_correction
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.biases import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_server import is_one_of
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Store
 from tests.chaos.ports import Application, Database, Place
 from tests.chaos.sources import DIM, Rows, Shape, drawn_change

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.operations.lease_records import LEDGER, now
+from milvus_hubness.operations.lease_records import now
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import Record
 from tests.chaos.checks import assert_refreshed

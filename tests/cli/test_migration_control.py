@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 from milvus_hubness import MilvusStore, connect
 from milvus_hubness.migration.ledger import MIGRATIONS, Ledger
-from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.stores.ownership import LEDGER
 
 QUERY_SCALE = ("migrate", "run", "many", "--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live")
 TOKEN = "s3cret-token"

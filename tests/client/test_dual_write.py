@@ -11,12 +11,13 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.messages import Write
 from milvus_hubness.client.methods import drive
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause
+from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_LOADED
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
+from tests.ledgers import MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"
@@ -30,6 +31,8 @@ class Database:
         self.operations = Operations(None, 3_600.0, 1 << 20)
 
     def answer(self, step):
+        if isinstance(step, InStore):
+            return step.work(MigrationsOnly(HERE, THERE))
         assert isinstance(step, Ask)
         name = step.args[0]
         self.asked.append((step.method, name))
@@ -67,7 +70,7 @@ def test_a_mirror_that_came_while_a_write_was_under_way_gets_it_too():
     database.insert()
 
     def answer(step):
-        if step.method == "insert":
+        if isinstance(step, Ask) and step.method == "insert":
             database.dual_write = DualWrite(collection=THERE)
             database.operations.states.forget(HERE)
         return database.answer(step)
@@ -159,11 +162,14 @@ class Alias:
             return StoredBank(QueryBank(np.eye(1, self.DIM, dtype=np.float32)), np.zeros((1, 0), np.float32))
         if isinstance(step, Compute):
             return step.work()
+        if isinstance(step, InStore):
+            return step.work(MigrationsOnly("plain", "copy"))
         name = step.args[0]
         if step.method == "describe_collection":
             if name == "alias":
                 name = self.shows.pop(0) if self.shows else self.leads_to
-            return {"fields": [{"name": "id", "is_primary": True}], "properties": self.properties[name]}
+            fields = [{"name": "id", "is_primary": True}]
+            return {"collection_name": name, "fields": fields, "properties": self.properties[name]}
         if name == "alias":
             if self.move:
                 self.leads_to, self.meets, self.shows = self.move

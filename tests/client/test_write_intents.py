@@ -25,9 +25,10 @@ from milvus_hubness.operations.lease_records import LeasePolicy
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import NAME_FIELD
+from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
 from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 
-HERE, JOURNAL, ROWS = "here", "here__write_intents", "here__write_intents_rows"
+HERE, JOURNAL, ROWS = "here", "here__write_intents_0a1b2c3d", "here__write_intents_0a1b2c3d_rows"
 KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
 AN_HOUR = 3_600.0
 
@@ -94,11 +95,12 @@ class Database:
             {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 2}},
         ]
         fields[0]["is_primary"] = True
-        result = name == HERE and self.announced
-        return {
-            "fields": fields,
-            "properties": {WRITE_INTENTS_PROPERTY: self.intent_log.model_dump_json()} if result else {},
-        }
+        properties = {}
+        if name != HERE:
+            properties = {WRITE_INTENTS_OF_PROPERTY: CollectionId(name=HERE).model_dump_json()}
+        elif self.announced:
+            properties = {WRITE_INTENTS_PROPERTY: self.intent_log.model_dump_json()}
+        return {"fields": fields, "properties": properties}
 
     def _query(self, name, filter="", output_fields=None, *args, **options):
         if output_fields == ["count(*)"]:
@@ -404,7 +406,9 @@ def test_a_write_is_noted_before_it_is_made():
     operations = client(database)
     told, asked = requested(database, operations, write("insert", [row(9, "new")]))
     assert told == {"ids": [9]}
-    assert asked == [("insert", ROWS), ("upsert", JOURNAL), ("insert", HERE)]
+    # Once for a cached state, the log must point back.
+    checks = [("describe_collection", JOURNAL), ("describe_collection", ROWS)]
+    assert asked == [*checks, ("insert", ROWS), ("upsert", JOURNAL), ("insert", HERE)]
     _, asked = requested(database, operations, delete([9]))
     assert asked == [("upsert", JOURNAL), ("delete", HERE)]
     told, asked = requested(database, operations, delete(filter='note == "old"'))
@@ -461,7 +465,7 @@ def test_what_cannot_be_noted_is_not_written(name):
     operations = client(database)
     before = json.dumps(database.tables[HERE])
     database.failing["upsert", JOURNAL] = MilvusException(message="read only")
-    with pytest.raises(WriteIntentFailed, match=r"nothing was written to 'here'.*'here__write_intents'.*read only"):
+    with pytest.raises(WriteIntentFailed, match=rf"nothing was written to 'here'.*'{JOURNAL}'.*read only"):
         requested(database, operations, WRITES[name][0])
     del database.tables[JOURNAL]
     database.failing.clear()

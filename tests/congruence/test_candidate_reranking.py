@@ -412,12 +412,16 @@ class TestWhatIsRefused:
         with pytest.raises(InvalidParameter, match="max_miss_rate"):
             plan_enable(store, name, bank, max_miss_rate=share)
 
-    def test_a_side_name_that_is_taken(self, plain, lite):
+    def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
+        plan = plan_enable(store, name, bank, estimator=NNN(4), where="side")
         plain_collection(lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP")
-        with pytest.raises(CollectionExists, match="has no biases: rename or drop it"):
-            enable(store, plan_enable(store, name, bank, estimator=NNN(4), where="side"))
+        with pytest.raises(CollectionExists, match="was created since this plan was made: plan again"):
+            enable(store, plan)
         assert not store.exists(f"{name}__bank")
+        assert store.count(f"{name}__bias") == 3
+        # The next plan takes another name.
+        assert plan_enable(store, name, bank, estimator=NNN(4), where="side").side == f"{name}__bias_2"
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain

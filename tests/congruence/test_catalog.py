@@ -29,6 +29,7 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PRO
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import plain_collection, vectors
+from tests.ledgers import let_write
 
 DIM, ITEMS, K = 8, 40, 4
 
@@ -150,6 +151,7 @@ def test_nothing_is_done_to_a_collection_on_which_a_job_works(shared_lite, corre
 def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(shared_lite, corrected, called, call):
     client, name = corrected
     copy = f"{name}__bank"
+    let_write(shared_lite.store(), name, copy)
     dual_write = {DUAL_WRITE_PROPERTY: DualWrite(collection=copy).model_dump_json()}
     notes = {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection="notes", made="1").model_dump_json()}
     for properties, reason in ((dual_write, f"carried to {copy!r}"), (notes, "are noted")):

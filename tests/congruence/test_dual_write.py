@@ -24,6 +24,7 @@ from milvus_hubness import (
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import all_keys, nnn, plain_collection, vectors
+from tests.ledgers import let_write
 
 DIM, ITEMS, K, AN_HOUR = 10, 60, 4, 3_600.0
 LITE = pytest.mark.lite_only
@@ -238,6 +239,7 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     plain_collection(moving.plain, reranking, moving.items, "IP")
     lite.made.append(f"{reranking}__bias")
     enable(moving.store, plan_enable(moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"))
+    let_write(moving.store, moving.source, reranking)
     moving.dual_write(moving.source, reranking)
     rows = moving.rows([100, 101])
     moving.client.insert(moving.source, rows)

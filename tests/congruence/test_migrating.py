@@ -22,8 +22,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import PROPERTY
+from milvus_hubness.stores.ownership import LEDGER
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 8, 60, 4

@@ -17,6 +17,7 @@ from milvus_hubness import (
     InvalidParameter,
     NotCorrected,
     QueryBank,
+    StateError,
     StoreError,
     refresh,
 )
@@ -29,7 +30,8 @@ from milvus_hubness.refresh.online_bank import (
     start_online_bank,
     stop_online_bank,
 )
-from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_banks import Sample, SamplesOf, put_samples
+from milvus_hubness.stores.ownership import CollectionId, samples_helper
 from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
@@ -76,7 +78,13 @@ class Corrected:
 
     def put(self, queries, first=0, at=1_900_000_000, profile="default"):
         samples = [Sample(profile, i, first + i, at, query) for i, query in enumerate(queries)]
-        put_samples(self.backend.client(), self.samples_collection, samples, 10)
+        put_samples(self.backend.client(), samples_of(self.store, self.name), samples, 10)
+
+
+def samples_of(store, name):
+    """Where the samples of the only corrected field of a collection go."""
+    helper = samples_helper(f"{name}__query_samples", ONLINE_BANKS_PROPERTY)
+    return SamplesOf(helper, store.info(name, counted=False).collection_id)
 
 
 @pytest.fixture
@@ -90,12 +98,21 @@ def as_set(rows):
 
 def test_samples_lie_in_places_and_go_by_number(backend):
     client, store = backend.client(), backend.store()
-    samples_collection = backend.name()
-    store.create_query_samples(samples_collection, 4)
-    store.create_query_samples(samples_collection, 4)
+    name = backend.name()
+    plain_collection(client, name, np.eye(4, dtype=np.float32), "IP")
+    target = samples_of(store, name)
+    samples_collection = target.helper.collection
+    backend.made.append(samples_collection)
+    store.create_query_samples(samples_collection, target.owner, 4)
+    store.create_query_samples(samples_collection, target.owner, 4)
+    stranger = CollectionId(name="another", identity="1")
+    with pytest.raises(CollectionExists, match="samples of another collection than 'another'"):
+        store.create_query_samples(samples_collection, stranger, 4)
+    with pytest.raises(StateError, match="no helper collection of 'another'"):
+        put_samples(client, SamplesOf(target.helper, stranger), [Sample("a", 0, 1, 5, np.ones(4, np.float32))], 10)
     first = [Sample("a", i, 10 + i, 1_000 + i, np.full(4, i + 1, np.float32)) for i in range(3)]
-    put_samples(client, samples_collection, [*first, Sample("b", 0, 99, 5, np.ones(4, np.float32))], 10)
-    put_samples(client, samples_collection, [Sample("a", 1, 50, 2_000, np.full(4, 9, np.float32))], 10)
+    put_samples(client, target, [*first, Sample("b", 0, 99, 5, np.ones(4, np.float32))], 10)
+    put_samples(client, target, [Sample("a", 1, 50, 2_000, np.full(4, 9, np.float32))], 10)
     found = store.read_query_samples(samples_collection, "a")
     by_number = dict(zip(found.origins.numbers.tolist(), found.vectors.tolist(), strict=True))
     assert by_number == {10: [1] * 4, 50: [9] * 4, 12: [3] * 4}

@@ -125,7 +125,7 @@ def test_a_new_bank_is_adopted(corrected):
     refresh(corrected.store, corrected.name, bank=QueryBank(third))
     assert corrected.banked() == len(third) + len(corrected.other), "and only that"
     assert corrected.store.info(corrected.name).intent_log is None
-    intent_logs = corrected.store.intent_logs(corrected.name)
+    intent_logs = corrected.store.intent_logs(corrected.store.info(corrected.name).collection_id)
     assert all(corrected.store.count(each.collection) == 0 for each in intent_logs)
 
 

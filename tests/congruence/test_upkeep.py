@@ -5,9 +5,9 @@ import pytest
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
-from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.plan import Labels
 from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
 from tests.servers import aliases_of

@@ -16,8 +16,9 @@ from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, Stor
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
 from milvus_hubness.operations import row_writer
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
+from milvus_hubness.operations.lease_records import LeasePolicy
 from milvus_hubness.operations.row_writer import rewriting
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
@@ -121,7 +122,7 @@ class Written:
 
     def log_holds(self, rows):
         """The only write-intent log, and so many rows in each of its collections."""
-        [intent_log] = self.store.intent_logs(self.name)
+        [intent_log] = self.store.intent_logs(self.store.info(self.name, counted=False).collection_id)
         return {intent_log.collection: rows, intent_log.rows: rows}
 
     def announced(self):

@@ -16,8 +16,9 @@ from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations import lease_records
 from milvus_hubness.operations.lease import Lease, holder_of, read_entries
-from milvus_hubness.operations.lease_records import LEASES, LEDGER, LeasePolicy, Owner, now, process_start
+from milvus_hubness.operations.lease_records import LEASES, LeasePolicy, Owner, now, process_start
 from milvus_hubness.refresh.plan import RefreshOptions
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)

@@ -8,7 +8,8 @@ from qdrant_client import models
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
+from milvus_hubness.operations.lease_records import LeasePolicy
+from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.records import Record
 from qdrant_hubness import QdrantStore
 from tests.galleries import nnn, vectors

@@ -12,6 +12,7 @@ from qdrant_client import models
 
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.ownership import Helper
 from milvus_hubness.stores.records import DualWrite, WriteIntentLog
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
@@ -23,8 +24,9 @@ DISTANCES = {"COSINE": models.Distance.COSINE, "IP": models.Distance.DOT, "L2": 
 class CachedState:
     """The state of a collection, as a client last read it.
 
-    name: the real name, not an alias, during a dual write. sizes: the stored dimensions of dense vectors, by name.
-    states: by the name of the corrected vector.
+    name: the real name, not an alias, while writes go to a copy or to a write-intent log as well. sizes: the stored
+    dimensions of dense vectors, by name. states: by the name of the corrected vector. checked: the collections that the
+    properties name and that were found to belong to this one.
     """
 
     name: str
@@ -32,6 +34,7 @@ class CachedState:
     states: Mapping[str, CollectionState] = field(default_factory=dict)
     dual_write: DualWrite | None = None
     intent_log: WriteIntentLog | None = None
+    checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
 
     def state_of(self, using: str | None) -> CollectionState | None:
         """Return the state of the vector that a query searches; None if it is not corrected."""

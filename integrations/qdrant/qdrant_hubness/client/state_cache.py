@@ -14,7 +14,8 @@ from milvus_hubness.client.steps import Ask, Compute, Pause
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.state import CollectionState, Profile, read_states
-from milvus_hubness.stores.records import DualWrite, WriteIntentLog
+from milvus_hubness.stores.ownership import LEDGER, CollectionId, expect_copy, expect_helper
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, WriteIntentLog
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
@@ -105,7 +106,7 @@ class StateCache:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             properties = of_metadata(described)
-            if not DualWrite.read(properties):
+            if not (DualWrite.read(properties) or WriteIntentLog.read(properties)):
                 return collection, properties
             return (yield from self._real_name(collection)), properties
         name = yield from self._real_name(collection)
@@ -121,6 +122,38 @@ class StateCache:
         aliases = (yield Ask("get_aliases")).aliases
         names = (alias.collection_name for alias in aliases if alias.alias_name == collection)
         return next(names, collection)
+
+    # -- the collections that properties name -------------------------------------------------------------
+
+    def expect_log(self, cached: CachedState, intent_log: WriteIntentLog) -> Operation[None]:
+        """Raise StateError unless the write-intent log belongs to this collection."""
+        helper = intent_log.helpers[0]
+        if helper in cached.checked:
+            return
+        try:
+            described = yield Ask("get_collection", (helper.collection,))
+        except FAILURES as error:
+            if is_missing(error):
+                return  # The request that follows reports it.
+            raise
+        _, properties = yield from self._properties(helper.collection, described)
+        expect_helper(helper, CollectionId(name=cached.name), properties)
+        cached.checked.add(helper)
+
+    def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
+        """Raise StateError unless a migration lets the writes of this collection go to the copy, too."""
+        if dual_write in cached.checked:
+            return
+        copy = dual_write.collection
+        try:
+            records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
+        except FAILURES as error:
+            if not is_missing(error):
+                raise
+            records = []
+        bodies = [str((record.payload or {}).get("body")) for record in records]
+        expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
+        cached.checked.add(dual_write)
 
     # -- biases of new points -----------------------------------------------------------------------------
 

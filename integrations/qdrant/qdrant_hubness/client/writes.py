@@ -193,6 +193,7 @@ class Writing(StateCache):
         intent_log = cached.intent_log
         if intent_log is None or not notes:
             return
+        yield from self.expect_log(cached, intent_log)
         try:
             for part in parts(notes, IDS_PER_REQUEST):
                 yield Ask("upsert", (intent_log.collection, part), {"wait": True})
@@ -211,6 +212,7 @@ class Writing(StateCache):
         if dual_write is None or not ids:
             return
         try:
+            yield from self.expect_copy(cached, dual_write)
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
@@ -224,6 +226,7 @@ class Writing(StateCache):
         if now.dual_write is None:
             return
         try:
+            yield from self.expect_copy(now, now.dual_write)
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(

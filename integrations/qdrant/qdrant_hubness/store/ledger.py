@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
+from milvus_hubness.stores.helpers import HelperLists
 from milvus_hubness.stores.records import Record
 from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
 from qdrant_hubness.store.properties import point_id
@@ -16,7 +17,7 @@ LEDGER_PROPERTY = "hubness_ledger"
 _RECORDS_PER_REQUEST = 500
 
 
-class QdrantLedger(QdrantPoints):
+class QdrantLedger(QdrantPoints, HelperLists):
     """The ledger methods of the store."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
@@ -61,6 +62,10 @@ class QdrantLedger(QdrantPoints):
             among = models.HasIdCondition(has_id=[point_id(key) for key in keys])
             where = models.Filter(must=[where, among])
         self.ask("delete", ledger, points_selector=models.FilterSelector(filter=where), **SURE)
+
+    def properties_of(self, collection: str) -> Mapping[str, Any]:
+        """As Store.properties_of."""
+        return self._properties(collection, self.ask("get_collection", collection))
 
     def _ensure_ledger(self, ledger: str) -> None:
         if not self.exists(ledger):

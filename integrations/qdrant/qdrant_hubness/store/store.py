@@ -11,6 +11,7 @@ from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
+from milvus_hubness.stores.helpers import expect_helpers
 from milvus_hubness.stores.records import (
     CollectionInfo,
     DualWrite,
@@ -37,13 +38,13 @@ class QdrantStore(QdrantWriteIntents):
 
     # -- descriptions ------------------------------------------------------------------------------
 
-    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
+    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
         name = self._real_name(collection)
         described = self.ask("get_collection", name)
         properties = self.properties.of(name, described)
         with turn(self.client), translated(name):
             aliases = self.client.get_collection_aliases(name).aliases
-        return CollectionInfo(
+        info = CollectionInfo(
             name=name,
             key_field="id",
             vector_fields=schema.vector_fields(described),
@@ -58,6 +59,9 @@ class QdrantStore(QdrantWriteIntents):
             intent_log=WriteIntentLog.read(properties),
             online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
         )
+        if checked:
+            expect_helpers(self, info.biases_and_notes, info.collection_id)
+        return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return schema.obstacles(source, field)

@@ -19,6 +19,7 @@ from qdrant_client import models
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
 from milvus_hubness.stores.records import (
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
@@ -34,7 +35,9 @@ from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import named
 
-WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
+FIELDS_PROPERTY = "hubness_write_intents_fields"
+"""The vectors whose notes a log takes, as a JSON list."""
+
 _KEYS_PER_REQUEST = 500
 
 
@@ -73,8 +76,11 @@ class QdrantWriteIntents(QdrantBanks):
             )
             for field in source.states
         }
-        described = json.dumps({"collection": source.name, "fields": list(source.states)})
-        self.make_collection(name, {WRITE_INTENTS_OF_PROPERTY: described}, vectors_config=vectors)
+        properties = {
+            WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
+            FIELDS_PROPERTY: json.dumps(list(source.states)),
+        }
+        self.make_collection(name, properties, vectors_config=vectors)
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
@@ -83,18 +89,24 @@ class QdrantWriteIntents(QdrantBanks):
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
-    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
+    def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
         """As Store.intent_logs."""
-        with turn(self.client), translated(collection):
+        with turn(self.client), translated(owner.name):
             names = [existing.name for existing in self.client.get_collections().collections]
-        return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
+        logs = []
+        for name in intent_logs_among(names, owner.name):
+            log_of = owner_in(self.properties_of(name), WRITE_INTENTS_OF_PROPERTY)
+            # Long names have a beginning in common.
+            if log_of is not None and log_of.is_same(owner):
+                logs.append(WriteIntentLog(collection=name, made=""))
+        return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
         """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same name."""
         name = intent_log.collection
         if not self.exists(name):
             return
-        if WRITE_INTENTS_OF_PROPERTY not in self._properties(name, self.ask("get_collection", name)):
+        if WRITE_INTENTS_OF_PROPERTY not in self.properties_of(name):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
         self.drop(name)
 
@@ -122,8 +134,7 @@ class QdrantWriteIntents(QdrantBanks):
         return done
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
-        properties = self._properties(intent_log.collection, self.ask("get_collection", intent_log.collection))
-        fields = json.loads(properties[WRITE_INTENTS_OF_PROPERTY])["fields"]
+        fields = json.loads(self.properties_of(intent_log.collection)[FIELDS_PROPERTY])
         ids = [line_id(field, key) for key in keys for field in fields]
         lines: list[Any] = []
         for start in range(0, len(ids), _KEYS_PER_REQUEST):

@@ -1,0 +1,343 @@
+"""Properties that name collections of somebody else: nothing there is read, written, deleted, truncated or dropped.
+
+A stranger may change the properties of `public`. Each of its properties that names a collection names `private` or one
+of the helper collections of `private` in turn, and then each call is made that would obey it.
+"""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from pymilvus import AnnSearchRequest, MilvusException, RRFRanker
+
+from milvus_hubness import (
+    NNN,
+    HubnessError,
+    NotCorrected,
+    QueryBank,
+    StateError,
+    disable,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
+from milvus_hubness.operations.adopt import adopt
+from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.refresh.status import status
+from milvus_hubness.serve.config_file import ConfigFile
+from milvus_hubness.serve.service import Service
+from milvus_hubness.stores.ownership import (
+    QUERY_SAMPLES_PROPERTY,
+    SIDE_PROPERTY,
+    WRITE_INTENTS_OF_PROPERTY,
+    CollectionId,
+)
+from milvus_hubness.stores.records import (
+    DUAL_WRITE_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    OnlineBanks,
+    WriteIntentLog,
+)
+from tests.galleries import plain_collection, vectors
+
+DIM, ITEMS, K = 8, 30, 4
+
+
+def bank_of(seed):
+    return QueryBank(vectors(np.random.default_rng(seed), 20, DIM))
+
+
+class Enabled:
+    """A collection whose biases are in a side collection and whose queries are sampled."""
+
+    def __init__(self, backend, stem, seed):
+        self.backend, self.name = backend, backend.name(stem)
+        self.store, self.plain = backend.store(), backend.client()
+        plain_collection(self.plain, self.name, vectors(np.random.default_rng(seed), ITEMS, DIM), "IP")
+        enable(self.store, plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K), where="side"))
+        start_online_bank(self.store, self.name, rate=1.0)
+        self.properties = dict(self.plain.describe_collection(self.name)["properties"])
+        self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias"
+        self.samples = f"{self.name}__query_samples"
+
+    def described(self, **changes):
+        """The state with other values."""
+        return json.dumps({**json.loads(self.properties["hubness"]), **changes})
+
+
+class World:
+    """`private`, with everything that belongs to it, and `public`, whose properties a stranger has written."""
+
+    def __init__(self, backend, folder):
+        self.backend, self.folder = backend, folder
+        self.private = Enabled(backend, "private", 1)
+        log = self.private.store.create_intent_log(self.private.store.info(self.private.name))
+        self.log = log.collection
+        self.plain = backend.client()
+        # Each of these could take what public's clients write: of the stranger's making, pointing back to public.
+        self.forged = [backend.name("forged") for _ in range(2)]
+        self.make_public()
+        self.watched = [self.private.name, self.private.bank, self.private.side, self.private.samples, log.collection]
+        self.watched += [log.rows, *self.forged]
+        self.before = self.held()
+
+    def make_public(self):
+        self.public = Enabled(self.backend, "public", 2)
+        self.rows = vectors(np.random.default_rng(5), 3, DIM)
+        owner = self.public.store.info(self.public.name).collection_id.model_dump_json()
+        markers = dict.fromkeys((SIDE_PROPERTY, QUERY_SAMPLES_PROPERTY, WRITE_INTENTS_OF_PROPERTY), owner)
+        for name in self.forged:
+            if not self.plain.has_collection(name):
+                plain_collection(self.plain, name, vectors(np.random.default_rng(7), ITEMS, DIM), "IP")
+            self.plain.alter_collection_properties(name, {**markers, "hubness": self.public.properties["hubness"]})
+
+    def arm(self, properties):
+        """Give public these properties, however the last call left it."""
+        if not self.plain.has_collection(self.public.name):
+            self.make_public()
+        cleared = dict.fromkeys(self.plain.describe_collection(self.public.name)["properties"], "")
+        ours = {name: text for name, text in cleared.items() if name.startswith("hubness")}
+        self.plain.alter_collection_properties(self.public.name, {**ours, **self.public.properties, **properties(self)})
+
+    def held(self):
+        held = {}
+        for name in self.watched:
+            described = self.plain.describe_collection(name)
+            self.plain.load_collection(name)
+            key = next(field["name"] for field in described["fields"] if field.get("is_primary"))
+            rows = self.plain.query(name, filter="", output_fields=["*"], limit=1_000, consistency_level="Strong")
+            shown = {field: value for field, value in described["properties"].items() if name not in self.forged}
+            held[name] = shown, sorted((repr(row[key]), repr(dict(row))) for row in rows)
+        return held
+
+
+@pytest.fixture(scope="module")
+def world(shared_lite, tmp_path_factory):
+    return World(shared_lite, tmp_path_factory.mktemp("ownership"))
+
+
+def dual_write(name, **options):
+    return {DUAL_WRITE_PROPERTY: DualWrite(collection=name, **options).model_dump_json()}
+
+
+def side(world, name):
+    reranking = json.loads(world.public.properties["hubness"])["reranking"]
+    return {"hubness": world.public.described(reranking={**reranking, "side": name})}
+
+
+def samples(world, name):
+    online = OnlineBanks.model_validate_json(world.public.properties[ONLINE_BANKS_PROPERTY])
+    [bank] = online.banks
+    stolen = bank.model_copy(update={"samples_collection": name})
+    return {ONLINE_BANKS_PROPERTY: OnlineBanks(banks=(stolen,)).model_dump_json()}
+
+
+def notes(name):
+    return {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()}
+
+
+def banked(world, name):
+    profiles = json.loads(world.public.properties["hubness"])["profiles"]
+    for profile in profiles.values():
+        profile["bank"]["collection"] = name
+    return {"hubness": world.public.described(profiles=profiles)}
+
+
+PROPERTIES = {
+    "a copy": lambda w: dual_write(w.private.name),
+    "a required copy": lambda w: dual_write(w.private.name, required=True),
+    "a copy, a helper": lambda w: dual_write(w.private.side, required=True),
+    "a forged copy": lambda w: dual_write(w.forged[0], required=True),
+    "biases": lambda w: side(w, w.private.name),
+    "biases, a helper": lambda w: side(w, w.private.side),
+    "forged biases": lambda w: side(w, w.forged[0]),
+    "samples": lambda w: samples(w, w.private.name),
+    "samples, a helper": lambda w: samples(w, w.private.samples),
+    "forged samples": lambda w: samples(w, w.forged[0]),
+    "notes": lambda w: notes(w.private.name),
+    "notes, a helper": lambda w: notes(w.log),
+    "forged notes": lambda w: notes(w.forged[0]),
+    "a bank": lambda w: banked(w, w.private.name),
+    "a bank, a helper": lambda w: banked(w, w.private.bank),
+    "a forged bank": lambda w: banked(w, w.forged[0]),
+}
+
+
+def rows_of(world):
+    return [{"id": i, "vector": row, "group": 1} for i, row in enumerate(world.rows)]
+
+
+def with_client(call):
+    def run(world):
+        client = world.backend.hubness_client()
+        try:
+            call(client, world.public.name, world)
+        finally:
+            client.close()  # writes the samples that wait
+
+    return run
+
+
+def with_store(call):
+    return lambda world: call(world.backend.store(), world.public.name)
+
+
+def hybrid(client, name, world):
+    requests = [AnnSearchRequest([row], "vector", {}, 3) for row in world.rows[:2]]
+    client.hybrid_search(name, requests, RRFRanker(), limit=3)
+
+
+def serve_once(world):
+    text = f'[server]\nuri = "http://127.0.0.1:9"\n[[collection]]\nname = "{world.public.name}"\n'
+    path = world.folder / "hubness.toml"
+    path.write_text(text)
+    Service(ConfigFile(path), "lite", world.backend.store, []).once()
+
+
+def migrated(store, name):
+    migrate(store, plan_migration(store, name, bank_of(3), estimator=NNN(K)), no_writers=True)
+
+
+CALLS = {
+    "insert": with_client(lambda c, n, w: c.insert(n, [{**row, "id": row["id"] + 500} for row in rows_of(w)])),
+    "upsert": with_client(lambda c, n, w: c.upsert(n, rows_of(w))),
+    "delete by ids": with_client(lambda c, n, w: c.delete(n, ids=[1, 2])),
+    "delete by filter": with_client(lambda c, n, w: c.delete(n, filter="id >= 3 and id < 9")),
+    "search": with_client(lambda c, n, w: c.search(n, data=list(w.rows), limit=3)),
+    "hybrid search": with_client(hybrid),
+    "truncate": with_client(lambda c, n, w: c.truncate_collection(n)),
+    "rename": with_client(lambda c, n, w: c.rename_collection(n, f"{n}_renamed")),
+    "drop": with_client(lambda c, n, w: c.drop_collection(n)),
+    "refresh": with_store(lambda s, n: refresh(s, n)),
+    "refresh with a bank": with_store(lambda s, n: refresh(s, n, bank=bank_of(6), force=True)),
+    "disable": with_store(lambda s, n: disable(s, n)),
+    "bank --off": with_store(lambda s, n: stop_online_bank(s, n)),
+    "migrate": with_store(migrated),
+    "adopt": with_store(lambda s, n: adopt(s, n, renamed_from="private")),
+}
+
+
+def cases():
+    """Each property × each call; most of them take their time in make test-long."""
+    for i, named in enumerate(PROPERTIES):
+        for j, call in enumerate(CALLS):
+            marks = [] if (i + j) % 4 == 0 else [pytest.mark.long]
+            yield pytest.param(named, call, marks=marks)
+
+
+@pytest.mark.parametrize(("named", "call"), cases())
+def test_a_property_that_names_another_collection_harms_nothing(world, named, call, caplog):
+    world.arm(PROPERTIES[named])
+    refused = ""
+    with caplog.at_level(logging.WARNING, "milvus_hubness"):
+        try:
+            CALLS[call](world)
+        except (HubnessError, MilvusException) as error:
+            refused = str(error)
+    assert "\n" not in refused
+    assert world.held() == world.before
+
+
+REFUSED = [
+    ("a copy", "delete by filter", "'hubness_dual_write' of {public} names {private}"),
+    ("a required copy", "insert", "'hubness_dual_write' of {public} names {private}"),
+    ("biases", "upsert", "'hubness' of {public} names {private}"),
+    ("biases", "search", "'hubness' of {public} names {private}"),
+    ("samples", "search", "'hubness_online_banks' of {public} names {private}"),
+    ("notes", "upsert", "'hubness_write_intents' of {public} names {private}"),
+    ("notes", "refresh", "'hubness_write_intents' of {public} names {private}"),
+    ("a bank", "refresh with a bank", "'hubness' of {public} names the bank {private}"),
+]
+
+
+@pytest.mark.parametrize(("named", "call", "line"), REFUSED)
+def test_what_is_not_obeyed_is_said_in_one_line_that_names_the_property(world, named, call, line, caplog):
+    world.arm(PROPERTIES[named])
+    said = []
+    with caplog.at_level(logging.WARNING, "milvus_hubness"):
+        try:
+            CALLS[call](world)
+        except (HubnessError, MilvusException) as error:
+            said.append(str(error))
+    said += [record.getMessage() for record in caplog.records]
+    wanted = line.format(public=repr(world.public.name), private=repr(world.private.name))
+    assert any(wanted in message and "\n" not in message for message in said), said
+
+
+# -- renames --------------------------------------------------------------------------------------------------
+
+
+def first_ten(client, name, queries):
+    hits = client.search(name, data=list(queries), limit=10)
+    return [[(hit["id"], round(hit["distance"], 4)) for hit in answer] for answer in hits]
+
+
+@pytest.fixture(params=["HubnessClient", "a plain client"])
+def renamed(request, backend):
+    """A collection with a side collection under another name, and its answers under the former one."""
+    enabled = Enabled(backend, "renamed", 11)
+    queries = vectors(np.random.default_rng(12), 4, DIM)
+    client = backend.hubness_client()
+    before = first_ten(client, enabled.name, queries)
+    former, now = enabled.name, backend.name("now")
+    if request.param == "HubnessClient":
+        client.rename_collection(former, now)
+        client.load_collection(now)
+    else:
+        enabled.plain.rename_collection(former, now)
+        enabled.plain.load_collection(now)
+        with pytest.raises(StateError, match=f"milvus-hubness adopt {now} --renamed-from"):
+            client.search(now, data=list(queries), limit=10)
+        adopted = adopt(enabled.store, now, renamed_from=former)
+        assert adopted == sorted([enabled.bank, enabled.side, enabled.samples])
+    return enabled, client, former, now, queries, before
+
+
+def test_a_renamed_collection_keeps_its_biases_and_its_bank(renamed):
+    enabled, client, _, now, queries, before = renamed
+    assert first_ten(client, now, queries) == before
+    client.upsert(now, [{"id": 500, "vector": queries[0] * 2, "group": 1}])
+    assert 500 in [row["id"] for row in enabled.plain.query(enabled.side, filter="id == 500")]
+    assert refresh(enabled.store, now, bank=bank_of(13), force=True).action == "full"
+    assert stop_online_bank(enabled.store, now) is not None
+    assert not enabled.store.exists(enabled.samples)
+    client.drop_collection(now)
+    assert not enabled.store.exists(enabled.side)
+    assert not enabled.store.exists(enabled.bank)
+    assert not enabled.store.listed_helpers(CollectionId(name=now))
+
+
+def test_a_collection_that_takes_a_former_name_shares_nothing(renamed):
+    """The pattern of a new edition: the old one is renamed away, and its name goes to a new one."""
+    enabled, client, former, now, queries, before = renamed
+    store, plain = enabled.store, enabled.plain
+    plain_collection(plain, former, vectors(np.random.default_rng(14), ITEMS, DIM), "IP")
+    plan = plan_enable(store, former, bank_of(15), estimator=NNN(K), where="side")
+    enabled.backend.made.append(plan.side)
+    assert plan.side not in (enabled.side, enabled.samples)
+    enable(store, plan)
+    of_the_new = first_ten(client, former, queries)
+    assert first_ten(client, now, queries) == before
+    client.upsert(former, [{"id": 0, "vector": queries[1] * 3, "group": 1}])
+    assert first_ten(client, now, queries) == before
+    assert status(store, now).pending == 0
+    disable(store, former)
+    assert first_ten(client, now, queries) == before
+    client.drop_collection(former)
+    assert first_ten(client, now, queries) == before
+    assert of_the_new != before
+
+
+def test_nobody_adopts_what_belongs_to_another(world):
+    world.arm(PROPERTIES["biases, a helper"])
+    store, name = world.backend.store(), world.public.name
+    with pytest.raises(StateError, match="is no helper collection of"):
+        adopt(store, name, renamed_from=world.private.name)
+    with pytest.raises(NotCorrected, match="it has no helper collections to adopt"):
+        adopt(store, world.private.bank, renamed_from="x")
+    assert world.held() == world.before

@@ -1,0 +1,138 @@
+"""Properties of a Qdrant collection that name another one: nothing there is written, deleted or dropped."""
+
+import json
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from milvus_hubness import NNN, HubnessError, QueryBank, StateError, clean, migrate, plan_migration, refresh
+from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from tests.galleries import vectors
+
+DIM, ITEMS = 6, 30
+
+
+def bank_of(seed):
+    return QueryBank(vectors(np.random.default_rng(seed), 20, DIM))
+
+
+class World:
+    """`private`, its copy and its bank; `public`, a corrected copy whose properties a stranger has written; `forged`,
+    which a stranger has made to point back to public."""
+
+    def __init__(self, backend):
+        self.backend, self.client, self.store = backend, backend.client, backend.store()
+        self.private, _ = self.corrected(1)
+        _, self.public = self.corrected(2)
+        self.forged = backend.fill(vectors(np.random.default_rng(3), ITEMS, DIM))
+        marker = CollectionId(name=self.public).model_dump_json()
+        self.store.properties.alter(self.forged, {WRITE_INTENTS_OF_PROPERTY: marker})
+        self.watched = [self.private, f"{self.private}_hubness", f"{self.private}__bank", self.forged]
+        self.before = self.held()
+
+    def corrected(self, seed):
+        name = self.backend.fill(vectors(np.random.default_rng(seed), ITEMS, DIM))
+        plan = plan_migration(self.store, name, bank_of(seed), estimator=NNN(4))
+        return name, migrate(self.store, plan, no_writers=True).target
+
+    def held(self):
+        held = {}
+        for name in self.watched:
+            points, _ = self.client.scroll(name, limit=1_000, with_vectors=True)
+            held[name] = sorted(point.model_dump_json() for point in points)
+        return held
+
+
+@pytest.fixture
+def world(backend):
+    return World(backend)
+
+
+def dual_write(name, **options):
+    return {DUAL_WRITE_PROPERTY: DualWrite(collection=name, **options).model_dump_json()}
+
+
+def notes(name):
+    return {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()}
+
+
+def banked(world, name):
+    state = json.loads(world.store.properties_of(world.public)["hubness"])
+    for profile in state["profiles"].values():
+        profile["bank"]["collection"] = name
+    return {"hubness": json.dumps(state)}
+
+
+PROPERTIES = {
+    "a copy": lambda w: dual_write(w.private),
+    "a required copy": lambda w: dual_write(w.private, required=True),
+    "a forged copy": lambda w: dual_write(w.forged, required=True),
+    "notes": lambda w: notes(w.private),
+    "forged notes": lambda w: notes(w.forged),
+    "a bank": lambda w: banked(w, w.private),
+    "a bank, a helper": lambda w: banked(w, f"{w.private}__bank"),
+}
+
+
+def upsert(world):
+    points = [models.PointStruct(id=1, vector=[1.0] * DIM), models.PointStruct(id=7_001, vector=[0.5] * DIM)]
+    world.backend.hubness().upsert(world.public, points)
+
+
+def delete(world):
+    world.backend.hubness().delete(world.public, [1, 3, 5])
+
+
+def payload(world):
+    world.backend.hubness().set_payload(world.public, {"group": 9}, [11, 13])
+
+
+CALLS = {
+    "upsert": upsert,
+    "delete": delete,
+    "set_payload": payload,
+    "search": lambda w: w.backend.hubness().query_points(w.public, query=[1.0] * DIM),
+    "refresh": lambda w: refresh(w.store, w.public),
+    "refresh with a bank": lambda w: refresh(w.store, w.public, bank=bank_of(9), force=True),
+    "clean": lambda w: clean(w.store, w.public, drop=w.public),
+}
+
+
+@pytest.mark.parametrize("named", PROPERTIES)
+def test_a_property_that_names_another_collection_harms_nothing(world, named):
+    refusals = {}
+    for call, run in CALLS.items():
+        world.store.properties.alter(world.public, PROPERTIES[named](world))
+        try:
+            run(world)
+        except HubnessError as error:
+            refusals[call] = str(error)
+        assert world.held() == world.before, call
+    assert not any("\n" in refusal for refusal in refusals.values())
+    if named.endswith("notes"):
+        assert "names" in refusals["upsert"]
+        assert WRITE_INTENTS_PROPERTY in refusals["upsert"]
+    if "required" in named or named == "a forged copy":
+        assert DUAL_WRITE_PROPERTY in refusals["upsert"]
+    if "bank" in named:
+        assert "names the bank" in refusals["refresh with a bank"]
+
+
+def test_a_long_name_does_not_take_the_log_of_another(backend):
+    store = backend.store()
+    long = "n" * 200
+    made = []
+    for name in (long + "a", long + "b"):
+        backend.client.create_collection(name, vectors_config=models.VectorParams(size=DIM, distance="Dot"))
+        backend.made.append(name)
+        made.append(store.create_intent_log(store.info(name)).collection)
+    backend.made += made
+    assert [each.collection for each in store.intent_logs(CollectionId(name=long + "a"))] == made[:1]
+
+
+def test_a_log_of_another_is_refused_by_jobs(world):
+    world.store.properties.alter(world.public, notes(world.forged))
+    with pytest.raises(StateError, match="is no helper collection of"):
+        world.store.info(world.public)
