@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-server test-long test-versions crash lint docs bench-gpu clean
+.PHONY: demo test test-server test-long test-versions crash lint docs audit bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -56,6 +56,13 @@ lint: .venv/installed-for-tests
 docs: .venv/installed-for-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
+# Asks PyPI for known vulnerabilities of all that is installed, of the versions in the image, and of a release's tools. PyPI
+# knows no torch+cpu; the image's version is in constraints.txt.
+audit: .venv/installed-for-audit
+	$(BIN)/pip-audit --skip-editable --local
+	$(BIN)/pip-audit --disable-pip --no-deps -r constraints.txt
+	$(BIN)/pip-audit --disable-pip -r .github/build-tools/requirements.txt
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
@@ -70,6 +77,11 @@ docs: .venv/installed-for-docs
 
 .venv/installed-for-docs: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group docs
+	touch $@
+
+.venv/installed-for-audit: .venv/installed $(wildcard integrations/*/pyproject.toml)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group audit \
+		-e integrations/langchain -e integrations/qdrant -e integrations/haystack -e integrations/llamaindex
 	touch $@
 
 clean:

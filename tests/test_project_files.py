@@ -4,10 +4,12 @@ import os
 import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests import tiers
 from tests.servers import CurrentMilvus
@@ -19,6 +21,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
+BUILD_TOOLS = GITHUB / "build-tools"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 SCHEMAS = {
     "vendor.github-workflows": WORKFLOWS,
@@ -36,8 +39,17 @@ def workflow(name):
     return yaml.safe_load((GITHUB / "workflows" / name).read_text())
 
 
+def pyproject(folder):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+
+
 def project(folder):
-    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+    return pyproject(folder)["project"]
+
+
+def package_folders():
+    files = [ROOT / "pyproject.toml", *ROOT.glob("integrations/*/pyproject.toml")]
+    return [str(file.parent.relative_to(ROOT)) for file in files]
 
 
 def assert_passes(tool, *arguments):
@@ -99,6 +111,57 @@ def test_every_package_is_built_and_published():
     assert {leg["folder"]: leg["project"] for leg in built} == names
     assert set(workflow("release.yml")["jobs"]["publish"]["strategy"]["matrix"]["project"]) == set(names.values())
     assert len({project(folder)["version"] for folder in names}) == 1
+
+
+def requirements(path):
+    """The lines of a requirements file, without comments; a line with its hashes is one."""
+    text = re.sub(r"\\\n", " ", path.read_text())
+    return [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
+
+
+def test_the_tools_of_a_release_are_pinned_with_their_hashes():
+    asked = [Requirement(line) for line in requirements(BUILD_TOOLS / "requirements.in")]
+    pins = requirements(BUILD_TOOLS / "requirements.txt")
+    assert [pin for pin in pins if not re.match(r"[\w.-]+==[\w.]+ .*--hash=sha256:[0-9a-f]{64}", pin)] == []
+    versions = dict(pin.split()[0].split("==") for pin in pins)
+    assert {each.name for each in asked} <= set(versions)
+    for folder in package_folders():
+        for backend in map(Requirement, pyproject(folder)["build-system"]["requires"]):
+            assert versions[backend.name] in backend.specifier
+
+
+def test_a_release_installs_nothing_but_these_tools():
+    """Building in isolation would fetch the newest hatchling."""
+    steps = workflow("ci.yml")["jobs"]["packages"]["steps"]
+    [install] = [step["run"] for step in steps if "pip install" in step.get("run", "")]
+    assert "--require-hashes" in install
+    assert "-r .github/build-tools/requirements.txt" in install
+    [build] = [step["run"] for step in steps if "-m build" in step.get("run", "")]
+    assert "--no-isolation" in build
+    assert "pip install" not in (GITHUB / "workflows" / "release.yml").read_text()
+
+
+def test_dependabot_watches_all_that_is_installed():
+    updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text())["updates"]
+    watched = {update["package-ecosystem"]: update for update in updates}
+    assert set(watched) == {"github-actions", "docker", "pip"}
+    patterns = watched["pip"]["directories"]
+    for folder in [*package_folders(), ".github/build-tools"]:
+        path = "/" if folder == "." else f"/{folder}"
+        assert any(fnmatch(path, pattern) for pattern in patterns), folder
+
+
+def test_vulnerabilities_are_looked_for_daily_and_when_dependencies_change():
+    content = workflow("audit.yml")
+    # YAML reads `on` as true.
+    when = content[True]
+    assert when["schedule"]
+    changes = when["push"]["paths"]
+    assert changes == when["pull_request"]["paths"]
+    files = [f"{folder}/pyproject.toml".removeprefix("./") for folder in package_folders()]
+    for file in [*files, "constraints.txt", ".github/build-tools/requirements.txt"]:
+        assert any(Path(file).match(change.replace("**", "*")) for change in changes), file
+    assert {"run": "make audit"} in content["jobs"]["audit"]["steps"]
 
 
 @pytest.mark.parametrize("path", [*WORKFLOWS, *DOCUMENTS], ids=lambda path: path.name)

@@ -24,6 +24,7 @@ from milvus_hubness.client.steps import (
 from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import HubnessError, InvalidParameter
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.stores.keepalive import with_keepalive
 
 if TYPE_CHECKING:
     from milvus_hubness.client.query_samples import Sampled
@@ -109,6 +110,7 @@ class Methods(CollectionMethods):
                 )
             self._sampler = Sampler(self._put_samples) if sample_queries else None
             self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
+        kwargs = with_keepalive(uri, kwargs)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
 

@@ -9,7 +9,9 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -23,11 +25,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.operations.control import Controls, MigrationMetrics
+from milvus_hubness.operations.http_connections import BACKLOG, MOST_CONNECTIONS, REQUEST_SECONDS, Connection, Waiting
 from milvus_hubness.operations.progress import LatestEvents
 
 LARGEST_BODY = 65_536
-MOST_CONNECTIONS = 100
-"""Maximum number of open connections; requests on further ones get status 503."""
+MOST_REQUESTS = 256
+"""Maximum number of requests in progress, apart from probes; further ones get status 503."""
+REQUEST_THREADS = 2
+"""Pages take no input or output: further threads make them no faster, and probes slower."""
+PROBE_THREADS = 2
+CLOSE_SECONDS = 1
+"""Time that responses in progress have when the server closes."""
+
+T = TypeVar("T")
 
 Json = dict[str, Any]
 
@@ -43,11 +53,48 @@ class RedactedResponse(Response):
         return redacted(content if isinstance(content, str) else json.dumps(content) + "\n").encode()
 
 
+class Work:
+    """Runs functions in threads of its own. most: how many may run or wait for a thread."""
+
+    def __init__(self, name: str, threads: int, most: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._most = most
+        self._count = 0
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of `function`. Raises HTTPException if there are too many, and what it raises."""
+        if self._count >= self._most:
+            raise HTTPException(503, "too many requests at once: try again", headers={"Retry-After": "1"})
+
+        self._count += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, function, *arguments)
+        finally:
+            self._count -= 1
+
+    def close(self) -> None:
+        """Wait for the functions that run, but not for one that hangs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        ending = threading.Thread(target=self._executor.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECONDS)
+
+
 def get(path: str, respond: Callable[[], Response]) -> Route:
     """Return a route for GET and HEAD. `respond` runs in a thread and may raise InvalidParameter."""
 
     async def endpoint(request: Request) -> Response:
-        return await asyncio.to_thread(respond)
+        return await _work(request, "requests").run(respond)
+
+    return Route(path, endpoint)
+
+
+def probe(path: str, respond: Callable[[], Response]) -> Route:
+    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count against it."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _work(request, "probes").run(respond)
 
     return Route(path, endpoint)
 
@@ -56,36 +103,50 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
     """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
 
     async def endpoint(request: Request) -> Response:
-        return await asyncio.to_thread(respond, await _json_body(request))
+        body = await _json_body(request)
+        return await _work(request, "requests").run(respond, body)
 
     return Route(path, endpoint, methods=["POST"])
+
+
+def _work(request: Request, name: str) -> Work:
+    work: Work = getattr(request.app.state, name)
+    return work
 
 
 class HttpServer:
     """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400. address: HOST:PORT;
     port 0 selects a free port, see `url`. On a loopback address, requests that name another host are refused (403),
-    so that no web page can use the server through a browser. Raises InvalidParameter."""
+    so that no web page can use the server through a browser. middleware: further checks of requests. Raises
+    InvalidParameter."""
 
-    def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
+    def __init__(
+        self, address: str, routes: Sequence[BaseRoute], *, name: str, middleware: Sequence[Middleware] = ()
+    ) -> None:
         host, port = parse_address(address)
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
-            self._socket.listen()
+            self._socket.listen(BACKLOG)
         except OSError as error:
             self._socket.close()
             raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
         app = Starlette(
             routes=routes,
-            middleware=[Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else [],
+            middleware=[*checks, *middleware],
             exception_handlers=dict.fromkeys((HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond),
         )
+        # A redirect would name whatever host the client named.
+        app.router.redirect_slashes = False
+        self._requests = app.state.requests = Work(name, REQUEST_THREADS, MOST_REQUESTS)
+        self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, MOST_CONNECTIONS)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=partial(Connection, waiting=Waiting()),  # type: ignore[arg-type]
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -93,8 +154,9 @@ class HttpServer:
             log_level="critical",
             access_log=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=1,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
             headers=[("Cache-Control", "no-store"), ("Connection", "close")],
         )
         self._server = uvicorn.Server(config)
@@ -107,6 +169,8 @@ class HttpServer:
     def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
+        self._requests.close()
+        self._probes.close()
 
 
 class _LoopbackOnly:
@@ -122,6 +186,22 @@ class _LoopbackOnly:
         await app(scope, receive, send)
 
 
+class _ProgramsOnly:
+    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no page can change
+    them; an address that a person types has neither Origin nor another site."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        headers = Request(scope).headers
+        site = headers.get("sec-fetch-site", "none")
+        if "origin" in headers or site not in ("none", "same-origin"):
+            app = _error(403, "web pages may not use this server: use a program that sends no Origin header")
+        await app(scope, receive, send)
+
+
 async def _json_body(request: Request) -> Json:
     """Return the JSON object in the body. Raises HTTPException, and InvalidParameter if the body is not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -132,7 +212,9 @@ async def _json_body(request: Request) -> Json:
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
     try:
-        data = json.loads(await request.body() or b"{}")
+        data = json.loads(await asyncio.wait_for(request.body(), REQUEST_SECONDS) or b"{}")
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {REQUEST_SECONDS:g} seconds") from None
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -152,12 +234,15 @@ async def _respond(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return _error(500, "the server failed to respond, see its log")
-    message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    message = error.detail
+    headers = dict(error.headers or {})
+    allow = ", ".join(sorted(headers.pop("Allow", "").split(", ")))
     if error.status_code == 404:
         message = f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
     elif error.status_code == 405:
         message = f"{request.url.path} takes {allow}"
     response = _error(error.status_code, message)
+    response.headers.update(headers)
     if allow:
         response.headers["Allow"] = allow
     return response
@@ -185,8 +270,9 @@ def is_loopback(address: str) -> bool:
 
 
 def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine; POST /control takes the settings of
-    a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address."""
+    """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
+    the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
+    """
     host, _ = parse_address(address)
     if not is_loopback(address):
         raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
@@ -201,7 +287,8 @@ def control_server(address: str, controls: Controls, latest: LatestEvents, metri
     routes = [
         get("/status", status),
         get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
-        get("/healthz", lambda: RedactedResponse({"status": "ok"})),
+        probe("/healthz", lambda: RedactedResponse({"status": "ok"})),
         post("/control", control),
     ]
-    return HttpServer(address, routes, name="milvus-hubness-control")
+    middleware = [Middleware(_ProgramsOnly)]
+    return HttpServer(address, routes, name="milvus-hubness-control", middleware=middleware)

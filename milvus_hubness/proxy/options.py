@@ -11,8 +11,11 @@ import grpc
 from milvus_hubness.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.defaults import DRAIN_SECONDS, MAX_CALLS, MAX_MESSAGE, PROXY_HOST, PROXY_PORT, STATE_TTL
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.stores.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535
+PING_MS = 30_000
+"""Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
 
 
 class Tls(NamedTuple):
@@ -62,8 +65,10 @@ class ProxyOptions:
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
+        keepalive = LITE_KEEPALIVE if is_on_this_machine(self.upstream) else {"grpc.keepalive_time_ms": PING_MS}
         options = [
             *self._limits(),
+            *keepalive.items(),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -77,6 +82,7 @@ class ProxyOptions:
     def server_options(self) -> list[tuple[str, int]]:
         return [
             *self._limits(),
+            ("grpc.keepalive_time_ms", PING_MS),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
@@ -87,7 +93,6 @@ class ProxyOptions:
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
-            ("grpc.keepalive_time_ms", 30_000),
         ]
 
 

@@ -7,17 +7,19 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import cache
 from importlib.resources import files
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from jinja2 import Template
 from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
 
 from milvus_hubness.charts import Line, Mark, page_template, timeline
-from milvus_hubness.operations.http_server import RedactedResponse, get
+from milvus_hubness.operations.http_server import RedactedResponse, get, probe
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics, ServiceView
 from milvus_hubness.texts import TIME_UNITS, span
@@ -57,8 +59,7 @@ HEADERS = {"Content-Security-Policy": _policy(), "X-Content-Type-Options": "nosn
 def render(view: ServiceView, *, renews: bool = True) -> str:
     """Return the page, in UTF-8. renews: whether browsers load it again every 30 seconds, which takes the focus of
     keyboards and screen readers away."""
-    template = page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
-    return template.render(
+    return _template().render(
         view=view,
         renews=renews,
         up=(view.at - view.started_at).total_seconds(),
@@ -66,6 +67,12 @@ def render(view: ServiceView, *, renews: bool = True) -> str:
         skewness_chart=skewness_chart,
         age_chart=age_chart,
     )
+
+
+@cache
+def _template() -> Template:
+    # Compiling it takes ten times as long as rendering it.
+    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
@@ -153,6 +160,6 @@ def service_routes(
         get("/still", lambda: page(renews=False)),
         get("/status.json", lambda: RedactedResponse(view().to_dict())),
         get("/metrics", measured),
-        get("/healthz", health),
-        get("/readyz", readiness),
+        probe("/healthz", health),
+        probe("/readyz", readiness),
     ]

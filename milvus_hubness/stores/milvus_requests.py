@@ -20,6 +20,7 @@ from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.keepalive import keep_alive_as_lite_allows
 from milvus_hubness.stores.milvus_server import (
     DUPLICATES_PER_KEY,
     FEW_KEYS,
@@ -53,6 +54,8 @@ class MilvusRequests:
         self.client = client
         self._version = str(client.get_server_version())
         self.is_lite = self._version.startswith("milvus_lite")
+        if self.is_lite:
+            keep_alive_as_lite_allows(client)
         self._ready_ledgers: set[str] = set()
         self._fences: Fences | None = None
 

@@ -32,6 +32,7 @@ from milvus_hubness.errors import (
     redacted,
     secrets_in,
 )
+from milvus_hubness.stores.keepalive import with_keepalive
 
 if TYPE_CHECKING:
     from milvus_hubness.stores.records import VectorField
@@ -79,6 +80,7 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+    options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
         time.sleep(pause)

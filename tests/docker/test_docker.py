@@ -116,6 +116,33 @@ def test_probes_ask_what_the_service_answers():
     assert probes == {"livenessProbe": "/healthz", "readinessProbe": "/readyz", "startupProbe": "/healthz"}
 
 
+def test_probes_wait_longer_than_a_busy_service_takes():
+    [service] = of_kind("Deployment")
+    [container] = service["spec"]["template"]["spec"]["containers"]
+    waits = {name: probe["timeoutSeconds"] for name, probe in container.items() if name.endswith("Probe")}
+    assert waits == {"livenessProbe": 5, "readinessProbe": 5, "startupProbe": 5}
+
+
+def test_only_prometheus_may_connect_and_only_to_the_service():
+    def labels(kind):
+        [owner] = of_kind(kind)
+        spec = owner["spec"]["jobTemplate"]["spec"] if kind == "CronJob" else owner["spec"]
+        return spec["template"]["metadata"]["labels"].items()
+
+    everyone, reader = of_kind("NetworkPolicy")
+    assert [each["spec"]["policyTypes"] for each in (everyone, reader)] == [["Ingress"]] * 2
+    assert "ingress" not in everyone["spec"]
+    for kind in ("Deployment", "CronJob"):
+        assert everyone["spec"]["podSelector"]["matchLabels"].items() <= labels(kind)
+    assert reader["spec"]["podSelector"]["matchLabels"].items() <= labels("Deployment")
+    assert not reader["spec"]["podSelector"]["matchLabels"].items() <= labels("CronJob")
+    [rule] = reader["spec"]["ingress"]
+    [service] = of_kind("Deployment")
+    [container] = service["spec"]["template"]["spec"]["containers"]
+    assert [port["port"] for port in rule["ports"]] == [port["name"] for port in container["ports"]]
+    assert all(source.get("namespaceSelector") or source.get("podSelector") for source in rule["from"])
+
+
 def test_the_configurations_are_right(tmp_path):
     [given] = of_kind("ConfigMap")
     shipped = tmp_path / "hubness.toml"

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
+from milvus_hubness.operations import http_server
 from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
@@ -218,6 +219,36 @@ def test_requests_that_name_another_host_are_refused(migration, url, host, path,
 @pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]:7"])
 def test_requests_that_name_this_machine_are_answered(url, host):
     assert ask(f"{url}/healthz", Host=host) == (200, '{"status": "ok"}\n')
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("Origin", "http://127.0.0.1:8000"),
+        ("Origin", "null"),
+        ("Origin", ""),
+        ("Sec-Fetch-Site", "cross-site"),
+        ("Sec-Fetch-Site", "same-site"),
+    ],
+)
+@pytest.mark.parametrize(("path", "body"), [("/control", {"paused": True}), ("/status", None), ("/nothing", None)])
+def test_requests_of_web_pages_are_refused(migration, url, header, path, body):
+    status, told = ask(url + path, body, **dict([header]))
+    message = "web pages may not use this server: use a program that sends no Origin header"
+    assert (status, json.loads(told)) == (403, {"error": {"message": message}})
+    assert migration.throttle.snapshot()["running"]
+
+
+@pytest.mark.parametrize("site", ["none", "same-origin"])
+def test_a_person_may_look_at_the_status_in_a_browser(url, site):
+    assert ask(f"{url}/status", **{"Sec-Fetch-Site": site})[0] == 200
+
+
+def test_the_probe_of_a_migration_is_answered_beyond_the_limit(migration, monkeypatch):
+    monkeypatch.setattr(http_server, "MOST_REQUESTS", 0)
+    with migration.server() as server:
+        assert ask(f"{server.url}/status")[0] == 503
+        assert ask(f"{server.url}/healthz")[0] == 200
 
 
 @pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])

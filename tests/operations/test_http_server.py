@@ -1,24 +1,32 @@
 """The HTTP server against clients that are slow, wrong or gone."""
 
+import collections
 import contextlib
+import gc
 import io
+import itertools
 import json
 import logging
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.responses import Response
 
-from milvus_hubness.operations import http_server
-from milvus_hubness.operations.http_server import MOST_CONNECTIONS, HttpServer, RedactedResponse, get, post
+from milvus_hubness.operations import http_connections, http_server
+from milvus_hubness.operations.http_server import HttpServer, RedactedResponse, get, post, probe
 
+GET = "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
+PROBE = GET.replace("/", "/healthz", 1)
 HEAD = "POST /echo HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
 def serving(respond=RedactedResponse):
-    """A server that answers a post to /echo with its body, or with what `respond` makes of it."""
-    routes = [get("/", lambda: respond({"path": "/"})), post("/echo", respond)]
+    """A server that answers a post to /echo with its body, or with what `respond` makes of it, and a probe."""
+    health = probe("/healthz", lambda: RedactedResponse({"path": "/healthz"}))
+    routes = [get("/", lambda: respond({"path": "/"})), health, post("/echo", respond)]
     return HttpServer("127.0.0.1:0", routes, name="test")
 
 
@@ -143,14 +151,186 @@ def test_clients_that_send_a_byte_a_second_do_not_keep_the_server_from_closing(c
     assert not caplog.records
 
 
-def test_only_so_many_clients_are_served_at_once(caplog):
+def silent(connection):
+    """Whether the server has closed this connection, without an answer."""
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_clients_that_hold_connections_do_not_keep_probes_out(monkeypatch, caplog):
+    """A hundred of them kept /healthz at 503, and were open after 75 seconds: Kubernetes restarted the pod."""
+    monkeypatch.setattr(http_connections, "REQUEST_SECONDS", 1.5)
     with serving() as server, contextlib.ExitStack() as stack:
-        for _ in range(MOST_CONNECTIONS):
-            stack.enter_context(dial(server)).sendall(b"GET / HTTP/1.0\r\nX-Slow: ")
-        time.sleep(0.5)
-        status, _ = send(server, "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-        assert status == 503
+        connections = [stack.enter_context(dial(server)) for _ in range(150)]
+        for connection, sent in zip(connections, itertools.cycle(("", "G", "GET / HTTP/1.0\r\nX-Slow: "))):
+            connection.sendall(sent.encode())
+        assert send(server, PROBE) == (200, '{"path": "/healthz"}\n')
+        time.sleep(2.5)
+        assert all(map(silent, connections))
+        assert send(server, PROBE) == (200, '{"path": "/healthz"}\n')
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"])
+def test_one_connection_too_many_closes_the_one_that_waited_longest(monkeypatch, sent):
+    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 20)
+    with serving() as server, contextlib.ExitStack() as stack:
+        connections = []
+        for _ in range(50):
+            connections.append(stack.enter_context(dial(server)))
+            connections[-1].sendall(sent.encode())
+        assert send(server, PROBE) == (200, '{"path": "/healthz"}\n')
+        assert [silent(connection) for connection in connections] == [True] * 31 + [False] * 19
+
+
+def test_probes_are_answered_while_connections_are_opened_without_end(monkeypatch):
+    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 100)
+    ended = threading.Event()
+
+    def storm(server):
+        held = collections.deque(maxlen=200)
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                held.append(dial(server))
+            if len(held) == held.maxlen:
+                held.popleft().close()
+        for connection in held:
+            connection.close()
+
+    with serving() as server:
+        thread = threading.Thread(target=storm, args=(server,))
+        thread.start()
+        try:
+            assert [send(server, PROBE)[0] for _ in range(50)] == [200] * 50
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_responses_that_nobody_takes_do_not_keep_probes_out(monkeypatch):
+    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 5)
+    large = Response(b"x" * 50_000_000)
+    with serving(lambda body: large) as server, contextlib.ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(dial(server)).sendall(GET.encode())
+        time.sleep(0.5)
+        assert send(server, PROBE)[0] == 200
+
+
+def test_many_requests_at_once_are_all_answered():
+    """Of two hundred, 191 had the status 503."""
+
+    def slow(body):
+        time.sleep(0.002)
+        return RedactedResponse(body)
+
+    with serving(slow) as server, ThreadPoolExecutor(200) as threads:
+        together = threading.Barrier(200)
+
+        def ask():
+            with dial(server) as connection:
+                together.wait(10)
+                connection.sendall(GET.encode())
+                return received(connection).split()[1]
+
+        answers = [threads.submit(ask) for _ in range(200)]
+        assert collections.Counter(answer.result() for answer in answers) == {"200": 200}
+
+
+def test_requests_beyond_the_limit_are_refused_and_probes_are_not(monkeypatch):
+    monkeypatch.setattr(http_server, "MOST_REQUESTS", 10)
+    go_on = threading.Event()
+
+    def hang(body):
+        go_on.wait(10)
+        return RedactedResponse(body)
+
+    with serving(hang) as server, contextlib.ExitStack() as stack:
+        stack.callback(go_on.set)
+        waiting = [stack.enter_context(dial(server)) for _ in range(10)]
+        for connection in waiting:
+            connection.sendall(GET.encode())
+        time.sleep(0.3)
+        with dial(server) as connection:
+            connection.sendall(GET.encode())
+            refused = received(connection)
+        assert refused.startswith("HTTP/1.1 503 ")
+        assert "\r\nretry-after: 1\r\n" in refused.lower()
+        assert '{"error": {"message": "too many requests at once: try again"}}' in refused
+        assert send(server, PROBE)[0] == 200
+        go_on.set()
+        assert [received(connection).split()[1] for connection in waiting] == ["200"] * 10
+
+
+def test_a_request_that_takes_too_long_to_arrive_is_ended(monkeypatch, caplog):
+    monkeypatch.setattr(http_connections, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 2.0)
+    ended = threading.Event()
+    with serving() as server, dial(server) as head, dial(server) as body:
+        head.sendall(b"GET / HTTP/1.0\r\nX-Slow: ")
+        body.sendall(f"{HEAD}Content-Length: 9999\r\n\r\n".encode())
+        threading.Thread(target=drip, args=([head, body], ended), daemon=True).start()
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert head.recv(65_536) == b""
+        assert b"408 Request Timeout" in body.recv(65_536)
+        assert 1.5 < time.monotonic() - began < 4
+        ended.set()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_client_that_does_not_receive_the_response_is_let_go(monkeypatch, caplog):
+    monkeypatch.setattr(http_connections, "RESPONSE_SECONDS", 0.5)
+    large = Response(b"x" * 50_000_000)
+    with serving(lambda body: large) as server, dial(server) as connection:
+        connection.sendall(GET.encode())
+        time.sleep(1.5)
+        with contextlib.suppress(ConnectionResetError):
+            assert len(received(connection)) < 50_000_000
+    assert not caplog.records
+
+
+def test_a_client_that_closed_its_sending_side_gets_its_answer(server):
+    """As `nc -N` does."""
+    with dial(server) as connection:
+        connection.sendall(GET.encode())
+        connection.shutdown(socket.SHUT_WR)
+        assert received(connection).startswith("HTTP/1.1 200 ")
+
+
+def test_connections_that_ended_are_forgotten_at_once():
+    with serving() as server:
+        for _ in range(100):
+            send(server, PROBE)
+            dial(server).close()
+        time.sleep(0.2)
+        gc.collect()
+        assert sum(isinstance(each, http_connections.Connection) for each in gc.get_objects()) < 5
+
+
+def test_a_page_that_hangs_does_not_keep_the_server_from_closing():
+    go_on = threading.Event()
+    server = serving(lambda body: go_on.wait(30)).__enter__()
+    try:
+        with dial(server) as connection:
+            connection.sendall(GET.encode())
+            time.sleep(0.3)
+            began = time.monotonic()
+            server.__exit__()
+            assert time.monotonic() - began < 4
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("path", ["/echo/", "/healthz/", "//healthz"])
+def test_no_client_is_sent_elsewhere(server, path):
+    status, message = error(server, f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+    assert (status, message) == (404, "no such path: use one of /, /healthz, /echo")
 
 
 def test_answers_hold_no_password():

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
 from milvus_hubness.estimators import NNN
+from milvus_hubness.operations import http_server
 from milvus_hubness.serve import ServicePolicy
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
 
@@ -274,6 +275,14 @@ def test_on_other_addresses_it_answers_whatever_host_is_named(tmp_path, any_coll
         running.wait_for("ready")
         url = running.url.replace("0.0.0.0", "127.0.0.1")
         assert ask(f"{url}/readyz", Host="hubness:9108")[0] == 200
+
+
+def test_probes_are_answered_when_all_other_requests_are_refused(file, monkeypatch):
+    monkeypatch.setattr(http_server, "MOST_REQUESTS", 0)
+    with Running(file, Job()) as running:
+        running.wait_for("ready")
+        codes = {path: ask(running.url + path)[0] for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz")}
+    assert codes == {"/": 503, "/status.json": 503, "/metrics": 503, "/healthz": 200, "/readyz": 200}
 
 
 def test_secrets_are_shown_nowhere(file, monkeypatch):

@@ -1,11 +1,14 @@
 """What a server is asked for to give a collection a second vector field, and why it is not."""
 
+from types import SimpleNamespace
+
 import pytest
 from pymilvus import DataType
 
 from milvus_hubness import CannotMigrate
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.stores.keepalive import LITE_KEEPALIVE
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
@@ -20,6 +23,9 @@ class Server:
 
     def get_server_version(self):
         return self.version
+
+    def _get_connection(self):
+        return SimpleNamespace(_grpc_options=LITE_KEEPALIVE)
 
     def __getattr__(self, method):
         def call(*args, **options):
