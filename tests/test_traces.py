@@ -13,7 +13,7 @@ import milvus_hubness
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration, refresh
 
 PACKAGE = str(Path(milvus_hubness.__file__).parent)
-MOST_FILES = {"search": 7, "migration": 30, "refresh": 28}
+MOST_FILES = {"search": 7, "migration": 30, "refresh": 29}
 
 
 def files_of(call):

@@ -68,7 +68,7 @@ class Reads:
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
-        states = read_states(description.get("properties", {}))
+        states = read_states(description.get("properties", {}), collection)
         return description_out(states.values(), description) if states else description
 
     def describe_index(
@@ -227,17 +227,17 @@ class Catalog:
         properties = description.get("properties", {})
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
-        dual_write = DualWrite.read(properties)
+        dual_write = DualWrite.read(properties, name)
         copy = dual_write.collection if dual_write else ""
         if dual_write and not (yield InStore(lambda store: store.exists(copy))):
             dual_write = None
         return Whole(
             name,
-            tuple(read_states(properties).values()),
+            tuple(read_states(properties, name).values()),
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
-            WriteIntentLog.read(properties),
-            tuple(bank.samples_collection for bank in (OnlineBanks.read(properties) or OnlineBanks()).banks),
+            WriteIntentLog.read(properties, name),
+            tuple(bank.samples_collection for bank in (OnlineBanks.read(properties, name) or OnlineBanks()).banks),
         )
 
 

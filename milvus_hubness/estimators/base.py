@@ -368,7 +368,7 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
     parameters = dict(values)
     name = parameters.pop("name", None)
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise InvalidParameter(f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}")
     allowed = _parameters(ESTIMATORS[name])
     unknown = [parameter for parameter in parameters if parameter not in allowed]

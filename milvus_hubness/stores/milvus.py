@@ -57,13 +57,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             rows=self.count(name) if counted else 0,
             partitions=partitions,
             aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
-            states=read_states(properties),
-            tuning=TuningRecord.read(properties),
+            states=read_states(properties, name),
+            tuning=TuningRecord.read(properties, name),
             is_bank=BANK_PROPERTY in properties,
             schema=schema,
-            dual_write=DualWrite.read(properties),
-            intent_log=WriteIntentLog.read(properties),
-            online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or ""),
         )
 
@@ -136,7 +136,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                     **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
                 )
             else:
-                before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
+                properties = self.client.describe_collection(target)["properties"]
+                before = read_states(properties, target).get(state.field)
                 if before is None or (before.migration, before.phase) != (state.migration, "copying"):
                     raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
             for partition in source.partitions:

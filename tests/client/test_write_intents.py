@@ -97,6 +97,7 @@ class Database:
         result = name == HERE and self.announced
         return {
             "fields": fields,
+            "collection_name": name,
             "properties": {WRITE_INTENTS_PROPERTY: self.intent_log.model_dump_json()} if result else {},
         }
 
