@@ -1,7 +1,7 @@
 """Hostile values of the records that collections carry, and the calls that read them; nothing here knows pytest.
 
-A user who may alter a collection can write anything into its properties. Each mutation is written into the property of a
-real Milvus Lite collection, so that every call reads it as it would from a server.
+A user who may alter a collection can write anything into its properties. Each mutation is written into the property of
+a real Milvus Lite collection, so that every call reads it as it would from a server.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def test_no_state_is_written_that_could_not_be_read():
     """`model_copy` checks nothing."""
     state = read(STATE)
     broken = state.with_profile(state.profile.model_copy(update={"mean_bias": math.nan}))
-    with pytest.raises(StateError, match="the new CollectionState is broken at profiles.default.mean_bias"):
+    with pytest.raises(StateError, match=r"the new CollectionState is broken at profiles\.default\.mean_bias"):
         broken.to_json()
     with pytest.raises(InvalidInput, match=r"these values at estimator: the numbers of an estimator are finite"):
         initial_state(state.layout, NNN(3, alpha=1e300), state.profile.bank, field="vector", source="products")
