@@ -71,8 +71,8 @@ def described_property(property_name: str, collection: str) -> str:
     return f"the collection property {shown(property_name)!r} of {shown(collection)!r}"
 
 
-MOST_PARAMETERS = 50
-"""Largest number of values, and of levels, in the description of an estimator."""
+MOST_PARAMETERS, MOST_LEVELS = 1_000, 20
+"""Largest numbers of values, and of levels, in the description of an estimator; a tuned blend has some 60 and 3."""
 SMALLEST_PARAMETER, LARGEST_PARAMETER = 1e-100, 1e37
 """Bounds of the sizes of an estimator's numbers, other than 0, within which scores divided by them are finite."""
 
@@ -94,8 +94,8 @@ def _expect_parameters(values: dict[str, Any]) -> None:
     while rest:
         value, level = rest.pop()
         count += 1
-        if max(count, level) > MOST_PARAMETERS:
-            raise InvalidParameter(f"an estimator has at most {MOST_PARAMETERS} values")
+        if count > MOST_PARAMETERS or level > MOST_LEVELS:
+            raise InvalidParameter(f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels")
         if isinstance(value, dict | list):
             rest += [(part, level + 1) for part in (value.values() if isinstance(value, dict) else value)]
         elif isinstance(value, int | float) and value and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER:

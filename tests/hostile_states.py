@@ -481,10 +481,12 @@ class Outcomes:
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    calls: int = 0
     slowest: float = 0.0
 
     def take(self, where: str, call: Callable[[], Any]) -> bool:
         """Make a call, and return whether it succeeded."""
+        self.calls += 1
         succeeded = False
         began = time.perf_counter()
         try:
@@ -515,8 +517,7 @@ class Outcomes:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.most_common())
-        calls = sum(self.counts.values())
-        return f"{calls} calls, {len(self.faults)} faults, the slowest {self.slowest:.1f} s: {counts}"
+        return f"{self.calls:,} calls, {len(self.faults)} faults, the slowest {self.slowest:.1f} s: {counts}"
 
 
 def run(world: World, share: float = 1.0, seed: int = 0, per_mutation: int = 1) -> Outcomes:
