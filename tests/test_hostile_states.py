@@ -35,12 +35,11 @@ def memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def assert_no_faults(lite, place, share, capsys, per_mutation=1):
+def assert_no_faults(lite, place, share, record_property, per_mutation=1):
     before = memory()
     world = World(lite, place)
     outcomes = hostile_states.run(world, share, per_mutation=per_mutation)
-    with capsys.disabled():
-        sys.stdout.write(f"\n{place}: {outcomes}\n")
+    record_property("counts", f"{place}: {outcomes}")
     assert not outcomes.faults, "\n".join(outcomes.faults)
     assert outcomes.counts["StateError"] > 3
     assert memory() - before < MOST_MEMORY
@@ -48,16 +47,16 @@ def assert_no_faults(lite, place, share, capsys, per_mutation=1):
 
 @pytest.mark.lite_only
 @pytest.mark.parametrize("place", ["vector", "side_collection"])
-def test_no_hostile_record_ends_in_anything_but_one_line(lite, place, capsys):
-    assert_no_faults(lite, place, FEW, capsys, per_mutation=4)
+def test_no_hostile_record_ends_in_anything_but_one_line(lite, place, record_property):
+    assert_no_faults(lite, place, FEW, record_property, per_mutation=4)
 
 
 @pytest.mark.long
 @pytest.mark.lite_only
 @pytest.mark.parametrize("place", PLACES)
-def test_no_hostile_record_of_many_ends_in_anything_but_one_line(lite, place, capsys):
+def test_no_hostile_record_of_many_ends_in_anything_but_one_line(lite, place, record_property):
     """About 2,500 calls in all."""
-    assert_no_faults(lite, place, MANY, capsys)
+    assert_no_faults(lite, place, MANY, record_property)
 
 
 # -- one problem each -------------------------------------------------------------------------------------------------
