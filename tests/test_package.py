@@ -18,19 +18,20 @@ PACKAGE = ROOT / "milvus_hubness"
 MAY_IMPORT = {
     "errors": set(),
     "defaults": {"errors"},
+    "bounds": {"errors"},
     "texts": set(),
     "charts": set(),
     "codec": {"errors"},
-    "state": {"codec", "errors"},
+    "state": {"bounds", "codec", "errors", "estimators"},
     "kernels": {"errors"},
-    "banks": {"codec", "errors", "kernels", "state"},
+    "banks": {"bounds", "codec", "errors", "kernels", "state"},
     "estimators": {"banks", "errors", "kernels"},
     "rerank": {"kernels"},
     "distributed": {"banks", "errors", "estimators", "kernels"},
-    "correction": {"banks", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
-    "stores": {"banks", "codec", "errors", "state"},
+    "correction": {"banks", "bounds", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
+    "stores": {"banks", "bounds", "codec", "errors", "state"},
     "operations": {
-        "banks", "codec", "correction", "distributed", "errors", "estimators",
+        "banks", "bounds", "codec", "correction", "distributed", "errors", "estimators",
         "state", "stores",
     },
     "client": {
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     },
     "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
-        "banks", "codec", "correction", "errors", "estimators", "operations", "quality",
+        "banks", "bounds", "codec", "correction", "errors", "estimators", "operations", "quality",
         "rerank", "state", "stores",
     },
     "enable": {
@@ -52,7 +53,7 @@ MAY_IMPORT = {
         "stores",
     },
     "refresh": {
-        "banks", "codec", "correction", "distributed", "enable", "errors", "estimators",
+        "banks", "bounds", "codec", "correction", "distributed", "enable", "errors", "estimators",
         "migration", "operations", "quality", "state", "stores",
     },
     "demo": {"banks", "client", "errors", "estimators", "migration", "operations", "quality", "stores"},
@@ -66,8 +67,8 @@ MAY_IMPORT = {
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "defaults", "texts", "charts", "codec", "state", "banks", "kernels", "estimators", "distributed",
-    "correction", "quality", "operations", "migration", "enable", "refresh", "quari", "rerank", "serve",
+    "errors", "defaults", "bounds", "texts", "charts", "codec", "state", "banks", "kernels", "estimators",
+    "distributed", "correction", "quality", "operations", "migration", "enable", "refresh", "quari", "rerank", "serve",
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ class Reads:
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
-        states = read_states(description.get("properties", {}))
+        states = read_states(description.get("properties", {}), collection)
         return description_out(states.values(), description) if states else description
 
     def describe_index(
@@ -262,12 +262,12 @@ class Catalog:
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
         owner = id_in(description, collection)
-        states = tuple(read_states(properties).values())
-        online_banks = (OnlineBanks.read(properties) or OnlineBanks()).banks
+        states = tuple(read_states(properties, name).values())
+        online_banks = (OnlineBanks.read(properties, name) or OnlineBanks()).banks
         sides = [side for state in states if (side := side_helper(state))]
         samples = [bank.helper for bank in online_banks]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
-        dual_write = DualWrite.read(properties)
+        dual_write = DualWrite.read(properties, name)
         if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
             dual_write = None
         return Whole(
@@ -276,7 +276,7 @@ class Catalog:
             states,
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
-            WriteIntentLog.read(properties),
+            WriteIntentLog.read(properties, name),
             helpers,
         )
 

@@ -159,10 +159,10 @@ class Sampler:
                 self._stored += len(samples)
 
 
-def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
+def online_banks_in(properties: Mapping[str, str], collection: str) -> dict[tuple[str, str], OnlineBank]:
     """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
     try:
-        online = OnlineBanks.read(properties) or OnlineBanks()
+        online = OnlineBanks.read(properties, collection) or OnlineBanks()
         return {(bank.field, bank.profile): bank for bank in online.banks}
     except StateError as error:
         _log.warning("no queries are sampled: %s", error)

@@ -269,11 +269,11 @@ class StateCache:
         properties = description.get("properties", {})
         cached = CachedState(
             key_field,
-            read_states(properties),
+            read_states(properties, collection),
             id_in(description, collection),
-            dual_write=DualWrite.read(properties),
-            online_banks=online_banks_in(properties),
-            intent_log=WriteIntentLog.read(properties),
+            dual_write=DualWrite.read(properties, collection),
+            online_banks=online_banks_in(properties, collection),
+            intent_log=WriteIntentLog.read(properties, collection),
         )
         if cached.states and self._last.get(collection, NOTHING).states != cached.states:
             yield LearnSchema(collection)

@@ -224,7 +224,7 @@ def index_out(cached: CachedState, indexes: Any) -> None:
 
 def description_out(description: Any) -> None:
     """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises StateError."""
-    states = read_states(pairs_of(description.properties))
+    states = read_states(pairs_of(description.properties), description.collection_name)
     hidden = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields
     if states:

@@ -22,6 +22,7 @@ from milvus_hubness.errors import (
     InvalidConfig,
     InvalidInput,
     ServerUnavailable,
+    StateError,
     StoreError,
 )
 from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank, read_pairs
@@ -198,14 +199,23 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
         yield "target_bank", table.target_bank, None
 
 
-def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
-    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable."""
-    return [
-        Fault(("collection", number, key), message)
-        for number, table in enumerate(file.config.collection)
-        if table.name != UNNAMED
-        for key, message in _faults_of(table, store)
-    ]
+def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
+    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable.
+
+    of_states: also for collections and banks that cannot be read, which are no faults of the file: a service goes on
+    with the other collections.
+    """
+    faults = []
+    for number, table in enumerate(file.config.collection):
+        if table.name == UNNAMED:
+            continue
+        try:
+            for key, message in _faults_of(table, store):
+                faults.append(Fault(("collection", number, key), message))
+        except StateError as error:
+            if of_states:
+                faults.append(Fault(("collection", number, "name"), str(error)))
+    return faults
 
 
 def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]]:
