@@ -9,7 +9,7 @@ import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
+from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span, visible_line
 
 if TYPE_CHECKING:
     from milvus_hubness.quality.report import Diagnosis
@@ -89,16 +89,16 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
             rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, f"{trial['unevenness']:.3f}", share))
     headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
     console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
-    console.out.print(f"\n[bold]{collection}: {tuning['verdict']}[/bold]")
+    console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
-        typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
+        console.say(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
     if tuning["gate"]:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
-        typer.echo(GATED.format(*over))
+        console.say(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
-    typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
+    console.say("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
 
 
 def diagnose(
@@ -162,7 +162,7 @@ def diagnose(
     result = {"diagnosis": diagnosis.to_dict(), "page": str(output), "crossed": crossed}
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
     for message in crossed:
-        typer.echo(f"milvus-hubness: {message}", err=True)
+        console.say(f"milvus-hubness: {message}", to_stderr=True)
     if crossed:
         raise typer.Exit(console.REFUSED)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from milvus_hubness.errors import InvalidParameter, redacted
+from milvus_hubness.logs import log
 from milvus_hubness.operations.control import Controls, MigrationMetrics
 from milvus_hubness.operations.progress import LatestEvents
 
@@ -30,8 +30,6 @@ MOST_CONNECTIONS = 100
 """Maximum number of open connections; requests on further ones get status 503."""
 
 Json = dict[str, Any]
-
-log = logging.getLogger("milvus_hubness")
 
 
 class RedactedResponse(Response):

@@ -96,3 +96,21 @@ def test_every_command_and_option_is_explained():
         assert command.help, name
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_a_name_that_steers_a_terminal_is_shown(folder, monkeypatch):
+    name = "it\x1b[2J\u202eems"
+    client = QdrantClient(path=str(folder / "data"))
+    client.create_collection(name, vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
+    client.close()
+    monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
+    opened = []
+    connect = cli.connect
+    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
+    for option in ([], ["--json"]):
+        done = CliRunner().invoke(cli.app, ["status", name, *option], catch_exceptions=False)
+        opened.pop().close()
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.output
+        assert "\u202e" not in done.output
+    assert json.loads(done.stdout)["status"]["collection"] == name
