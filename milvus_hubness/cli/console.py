@@ -206,11 +206,18 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         return FAILURE
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file for writing: a pipe that nobody reads is an error, and no reason to wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 def check_writable(path: Path) -> None:
     """Check that there is room for a page in this file, whose content stays. Raises UnreadableFile."""
     existed = path.exists()
     try:
-        with path.open("ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
             if path.is_file():
                 size = file.tell()
                 try:
@@ -229,7 +236,8 @@ def check_writable(path: Path) -> None:
 def write_page(path: Path, page: str) -> None:
     """Write a page. Raises UnreadableFile."""
     try:
-        path.write_text(page, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_open_without_waiting) as file:
+            file.write(page)
     except OSError as error:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 

@@ -112,7 +112,10 @@ def diagnose(
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
-        str | None, "Scalar field with the path or URL of an image of the row; the page embeds small local ones."
+        str | None, "Scalar field with the URL of an image of the row, or with its path below --image-folder."
+    ] = None,
+    image_folder: Annotated[
+        Path | None, "Folder of the images that the page embeds; files elsewhere are not read."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
     group_by: Annotated[
@@ -133,7 +136,13 @@ def diagnose(
     """
     from milvus_hubness.operations.inputs import read_bank, read_pairs, read_texts
     from milvus_hubness.quality import collections
+    from milvus_hubness.quality.images import Images
 
+    if image_folder is not None:
+        if image_field is None:
+            raise typer.BadParameter("--image-folder needs --image-field, the field that names the images")
+        if not image_folder.is_dir():
+            raise typer.BadParameter(f"--image-folder {str(image_folder)!r} is no folder: name one")
     if min_gain is not None and not pairs:
         raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
     if bool(queries) == bool(pairs):
@@ -157,10 +166,18 @@ def diagnose(
             group_by=group_by,
             progress=progress,
         )
-    console.write_page(output, collections.render(diagnosis, image_field))
+    images = Images(image_folder)
+    console.write_page(output, collections.render(diagnosis, image_field, images))
     crossed = _crossed(diagnosis, max_skewness, min_gain)
-    result = {"diagnosis": diagnosis.to_dict(), "page": str(output), "crossed": crossed}
+    result = {
+        "diagnosis": diagnosis.to_dict(),
+        "page": str(output),
+        "crossed": crossed,
+        "images_left_out": images.left_out,
+    }
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
+    if images.remark:
+        console.say(f"milvus-hubness: warning: {images.remark}", to_stderr=True)
     for message in crossed:
         console.say(f"milvus-hubness: {message}", to_stderr=True)
     if crossed:

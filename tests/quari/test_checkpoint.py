@@ -61,7 +61,7 @@ def rewritten(kept, path, **changed):
 
 def test_a_file_that_is_damaged_is_refused(kept, tmp_path):
     path = tmp_path / "network"
-    with pytest.raises(UnreadableFile, match="not a readable"):
+    with pytest.raises(UnreadableFile, match="no such file; check the path"):
         Checkpoint.load(path)
     kept.save(path)
     whole = path.read_bytes()

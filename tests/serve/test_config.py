@@ -138,7 +138,7 @@ def test_a_key_behind_a_value_of_several_lines(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InvalidConfig, match=r"none.toml: cannot be read"):
+    with pytest.raises(InvalidConfig, match=r"none.toml: no such file; check the path"):
         ConfigFile(tmp_path / "none.toml")
 
 
