@@ -35,8 +35,12 @@ class MissingFile(UnreadableFile):
 
 @contextmanager
 def open_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, symbolic links included. Raises UnreadableFile, and MissingFile without one."""
+    """Open a regular file for reading, symbolic links included. Raises UnreadableFile, also for an empty one, and
+    MissingFile without one."""
     with os.fdopen(_descriptor(path), "rb") as file:
+        if not size_of(file):  # So is a file of /proc, whose length nobody knows.
+            kind = os.path.splitext(path)[1] or "a file"
+            raise UnreadableFile(f"{path}: cannot be read as {kind} (it is empty); create it again")
         yield file
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.files.arrays import ENCRYPTED
 from milvus_hubness.files.opening import open_file
+from milvus_hubness.quari.hypernetwork import INSIDE
 from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
@@ -93,17 +94,19 @@ class Checkpoint:
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
         """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for other sizes."""
-        # The sizes are claims of the file. On the device "meta" they take no memory until the weights confirm them.
-        if self.config.form == "published" and self.config.layers > len(self.weights):
-            raise UnreadableFile(f"the weights are not those of a network of {self.config.layers} layers")
-        try:
-            with torch.device("meta"):
-                Quari(self.config).load_state_dict(dict(self.weights), assign=True)
-        except RuntimeError as error:
-            raise UnreadableFile(f"the weights are not those of a network of these sizes: {error}") from None
+        for name, shape in _large_weights(self.config):
+            present = tuple(self.weights[name].shape) if name in self.weights else None
+            if present != shape:
+                raise UnreadableFile(
+                    "the weights are not those of a network of these sizes: "
+                    f"{name} must have the shape {shape}, and has {present}"
+                )
         with torch.random.fork_rng([]):
             network = Quari(self.config)
-        network.load_state_dict(dict(self.weights))
+        try:
+            network.load_state_dict(dict(self.weights))
+        except RuntimeError as error:
+            raise UnreadableFile(f"the weights are not those of a network of these sizes: {error}") from None
         return network.to(device).eval()
 
     def facts(self) -> dict[str, Any]:
@@ -178,6 +181,20 @@ class Checkpoint:
         checkpoint = cls(config, TrainingSettings(), encoder, IMPORTED, 0, weights=named)
         checkpoint.network()
         return checkpoint
+
+
+def _large_weights(config: QuariConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and the shapes of the largest weights. The sizes are claims of a file: a network is made for them
+    only if these weights are present, so that a small file cannot take much memory."""
+    if config.form == "linear":
+        yield "query_map", (config.dim, config.dim)
+        yield "memory.queries", (config.memory, config.dim)
+        return
+    yield f"{HYPERNETWORK}query_encoder.0.weight", (config.width, config.dim)
+    yield f"{HYPERNETWORK}pos_emb", (2 * config.rank + 1, config.width)
+    for layer in range(config.layers):
+        inside = f"{HYPERNETWORK}transformer.layers.{layer}.linear1.weight"
+        yield inside, (INSIDE * config.width, config.width)
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[Tensors, str | None]:
