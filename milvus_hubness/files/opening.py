@@ -51,12 +51,14 @@ def size_of(file: BinaryIO) -> int:
 
 def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
     """Return the content of a regular file. Raises UnreadableFile, also for more than `largest` bytes."""
-    with open_file(path) as file:
-        try:
-            # Files of /proc have the size 0 and any length, so their size says nothing.
-            content = _read_at_most(file.fileno(), largest + 1)
-        except OSError as error:
-            raise UnreadableFile(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    descriptor = _descriptor(path)
+    try:
+        # Files of /proc have the size 0 and any length, so their size says nothing.
+        content = _read_at_most(descriptor, largest + 1)
+    except OSError as error:
+        raise UnreadableFile(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    finally:
+        os.close(descriptor)
     if len(content) > largest:
         raise UnreadableFile(f"{path}: has more than {largest:,} bytes: this is another kind of file")
     return content
@@ -118,6 +120,8 @@ def _descriptor(path: str | os.PathLike[str]) -> int:
         # To open a device may do something to it, so its kind is looked at first.
         _require_regular(path, os.stat(path).st_mode)
         descriptor = os.open(path, _FLAGS)
+    except UnreadableFile:  # It is a ValueError.
+        raise
     except FileNotFoundError:
         raise MissingFile(f"{path}: no such file; check the path") from None
     except OSError as error:

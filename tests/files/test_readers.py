@@ -184,6 +184,17 @@ FINE = {
 """What a reader takes: a token may look like a list, and a control file or the parts of a match may be missing."""
 
 
+PROBLEMS = {
+    "nothing": "no such file; check the path",
+    "a dead link": "no such file; check the path",
+    "a folder": "is a folder: name a file",
+    "a pipe": "is a pipe: name a file",
+    "a socket": "is a socket: name a file",
+    "an endless device": "is a device: name a file",
+    "an empty device": "is a device: name a file",
+}
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("reader", READERS)
 def test_each_bad_file_is_one_line(tmp_path, reader, case):
@@ -202,6 +213,7 @@ def test_each_bad_file_is_one_line(tmp_path, reader, case):
         tracemalloc.stop()
     message = str(refused.value)
     assert "named" in message or "parts" in message, "it names the file"
+    assert reader == "texts .npy" or PROBLEMS.get(case, "") in message
     # A configuration has a line for each fault.
     assert len(message.splitlines()) <= (2 if reader == "configuration" else 1), message
     assert len(message) < 700, message
