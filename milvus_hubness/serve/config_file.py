@@ -37,6 +37,8 @@ else:
 
 LARGEST = 4 << 20
 """Maximum size of a configuration, in bytes: enough for some ten thousand collections."""
+DEEPEST = 50
+"""Maximum number of tables and lists inside each other."""
 KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
@@ -59,10 +61,11 @@ class ConfigFile:
         try:
             self._text = read_text(path, LARGEST)
             data = tomllib.loads(self._text)
+            _expect_flat(data)
         except UnreadableFile as error:
             raise InvalidConfig(str(error)) from None
         except RecursionError:
-            raise InvalidConfig(f"{path}:1: is nested too deeply: write its values in tables") from None
+            raise InvalidConfig(f"{path}:1: is nested too deeply: write tables as the reference shows them") from None
         except tomllib.TOMLDecodeError as error:
             place = _AT_LINE.search(str(error))
             line = place[1] if place and place[1] else self._text.rstrip("\n").count("\n") + 1
@@ -95,6 +98,21 @@ class ConfigFile:
         return InvalidConfig(
             "\n".join(f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in lines)
         )
+
+
+def _expect_flat(data: dict[str, Any]) -> None:
+    """Raise RecursionError for tables and lists inside each other that no configuration has."""
+    level: list[Any] = [data]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise RecursionError
 
 
 _PARTS = re.compile(
