@@ -8,7 +8,6 @@ The rows are written first and named in a collection state afterwards.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,9 +23,8 @@ from milvus_hubness.bounds import shown
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.base import with_columns
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, HubnessError, StateError, StoreError
+from milvus_hubness.logs import log
 from milvus_hubness.state import BankReference, read_states
-
-_log = logging.getLogger("milvus_hubness")
 
 Key = int | str
 """A primary key."""
@@ -325,7 +323,7 @@ class BankGenerations(ABC):
                 is_certain = False
                 if str(error) not in self._warned:
                     self._warned.add(str(error))
-                    _log.warning("no bank generation is dropped, as a collection may use any of them: %s", error)
+                    log.warning("no bank generation is dropped, as a collection may use any of them: %s", error)
         others = [bank for bank in references if bank.rows not in used]
         return (others, []) if is_certain else ([], others)
 

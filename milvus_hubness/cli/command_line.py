@@ -25,7 +25,7 @@ PANELS = {
     "max_calls workers max_message_mib drain",
     "Control": "plan execute yes force revert repair resume once check postpone_cutover control http on host port "
     "tls_cert tls_key no_writers client_ttl state_ttl max_skewness min_gain",
-    "Output": "output out metrics_file measure top slice_by group_by image_field as_csv as_json",
+    "Output": "output out metrics_file measure top slice_by group_by image_field image_folder as_csv as_json",
 }
 """The parameters of commands, by the panel of the help that shows their options; the order of the panels."""
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
 import time
@@ -16,14 +15,13 @@ from multiprocessing.context import SpawnProcess
 
 from milvus_hubness.cli.console import on_signals
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.logs import log
 from milvus_hubness.proxy import Proxy, ProxyOptions
 
 GRACE_SECONDS = 10.0
 """Seconds beyond `drain` after which a worker is killed."""
 RESTART_SECONDS = 2.0
 """Pause before another worker takes the place of one that ended."""
-
-log = logging.getLogger("milvus_hubness")
 
 
 def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:

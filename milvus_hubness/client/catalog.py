@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from milvus_hubness.banks.generations import BANK_PROPERTY
 from milvus_hubness.client.state_cache import CachedState, StateCache, id_in, migrations_to
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
+from milvus_hubness.logs import log
 from milvus_hubness.state import PROPERTY, CollectionState, read_states
 from milvus_hubness.stores.helpers import complete_rename, expect_helpers, list_helpers
 from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY
@@ -41,9 +41,6 @@ from milvus_hubness.stores.records import (
 
 if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
-
-
-_log = logging.getLogger("milvus_hubness")
 
 
 class Reads:
@@ -288,7 +285,7 @@ def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
     try:
         expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
     except StateError as error:
-        _log.warning("%s", error)
+        log.warning("%s", error)
         return False
     return True
 
@@ -301,7 +298,7 @@ def _own_helpers(helpers: Iterable[Helper], owner: CollectionId, store: MilvusSt
             expect_helpers(store, [helper], owner)
             own.append(helper)
         except StateError as error:
-            _log.warning("%s", error)
+            log.warning("%s", error)
     return tuple(own)
 
 

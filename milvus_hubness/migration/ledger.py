@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,13 +20,12 @@ from milvus_hubness.errors import (
     StateError,
     WrongPhase,
 )
+from milvus_hubness.logs import log
 from milvus_hubness.operations.lease_records import described_record, now, read_ledger
 from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
-
-_log = logging.getLogger("milvus_hubness")
 
 MIGRATIONS = "migrations"
 Phase = Literal[
@@ -175,7 +173,7 @@ class Ledger:
         for entry in unreadable:
             if about and about in entry.names:
                 raise entry.problem
-            _log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
+            log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
         return migrations
 
     def may_use_bank(self, bank_collection: str, but: str) -> bool:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 
 from milvus_hubness.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.defaults import DRAIN_SECONDS, MAX_CALLS, MAX_MESSAGE, PROXY_HOST, PROXY_PORT, STATE_TTL
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.errors import InvalidParameter, UnreadableFile
+from milvus_hubness.files.opening import read_bytes
 from milvus_hubness.stores.keepalive import LITE_KEEPALIVE, is_on_this_machine
 
 LAST_PORT = 65_535
 PING_MS = 30_000
 """Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
+_PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
 
 
 class Tls(NamedTuple):
@@ -97,8 +99,11 @@ class ProxyOptions:
 
 
 def read_pem(path: str) -> bytes:
-    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read."""
+    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read, or holds no PEM."""
     try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InvalidParameter(f"cannot read {path}: {error.strerror}") from None
+        content = read_bytes(path)
+    except UnreadableFile as error:
+        raise InvalidParameter(str(error)) from None
+    if not _PEM.search(content):
+        raise InvalidParameter(f"{path}: holds nothing in PEM: name a file with -----BEGIN … lines")
+    return content

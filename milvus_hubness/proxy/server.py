@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import cache, partial
@@ -16,6 +15,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.client.methods import drive_async
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
+from milvus_hubness.logs import log
 from milvus_hubness.proxy import messages
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.proxy.options import ProxyOptions
@@ -33,7 +33,6 @@ _SEND_FAILED = "Internal error from Core"
 _STATUS_SECONDS = 2.0
 """Seconds that the proxy then waits for the upstream's own status."""
 
-log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
 
 
