@@ -15,6 +15,7 @@ MOST_MIB more than at rest.
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import multiprocessing
 import os
@@ -168,8 +169,6 @@ def search_on(address: str, message: bytes, ready: Event, ended: Event) -> list[
 
 
 def authorization(token: str) -> list[tuple[str, str]]:
-    import base64
-
     return [("authorization", base64.b64encode(token.encode()).decode())]
 
 
@@ -234,26 +233,8 @@ def measure(folder: Path, upstream: str, scenario: Scenario, kind: str, collecti
         }
 
 
-def main() -> int:
-    one_thread()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--before", type=Path, help="folder of an earlier checkout")
-    options, started = parser.parse_args(), time.monotonic()
-    checkouts = {"now": Path(__file__).parents[1]}
-    if options.before:
-        checkouts = {"before": options.before, **checkouts}
-
-    rows: list[dict[str, Any]] = []
-    with Server() as server:
-        collection = corrected(server.uri)
-        upstream = server.uri.removeprefix("http://")
-        for scenario in SCENARIOS:
-            for kind in KINDS:
-                for checkout, folder in checkouts.items():
-                    row = measure(folder, upstream, scenario, kind, collection)
-                    rows.append({"checkout": checkout, **row})
-                    print(rows[-1], flush=True)
-
+def report(rows: list[dict[str, Any]], started: float) -> None:
+    """Print the table, and save it with the figures."""
     figures = ("rest_mib", "peak_mib", "after_mib", "longest_ms")
     shown = table(
         [
@@ -283,6 +264,28 @@ def main() -> int:
     save("proxy_memory", {"environment": environment(started), "sizes": sizes, "rows": rows}, shown)
     print(shown)
 
+
+def main() -> int:
+    one_thread()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--before", type=Path, help="folder of an earlier checkout")
+    options, started = parser.parse_args(), time.monotonic()
+    checkouts = {"now": Path(__file__).parents[1]}
+    if options.before:
+        checkouts = {"before": options.before, **checkouts}
+
+    rows: list[dict[str, Any]] = []
+    with Server() as server:
+        collection = corrected(server.uri)
+        upstream = server.uri.removeprefix("http://")
+        for scenario in SCENARIOS:
+            for kind in KINDS:
+                for checkout, folder in checkouts.items():
+                    row = measure(folder, upstream, scenario, kind, collection)
+                    rows.append({"checkout": checkout, **row})
+                    print(rows[-1], flush=True)
+
+    report(rows, started)
     broken = [
         row
         for row in rows

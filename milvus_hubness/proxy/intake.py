@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -48,6 +47,12 @@ LARGE_THREADS = 2
 """Threads that parse, rewrite and write large messages."""
 
 
+class _Turns(asyncio.Semaphore):
+    """The turns of one user. calls: those that have one or wait."""
+
+    calls = 0
+
+
 class Intake:
     """The messages of one proxy. budget: of large messages in memory, in bytes."""
 
@@ -57,7 +62,7 @@ class Intake:
         self._total = 0
         self.streams = 0
         self._turns = asyncio.Semaphore(RECEIVING)
-        self._turns_of: dict[Metadata, tuple[asyncio.Semaphore, int]] = {}
+        self._turns_of: dict[Metadata, _Turns] = {}
         self.threads = ThreadPoolExecutor(LARGE_THREADS, "hubness-proxy-large")
 
     @property
@@ -69,18 +74,20 @@ class Intake:
         """Return what one more call of this user holds: nothing yet."""
         return Held(self, user)
 
-    @asynccontextmanager
-    async def turn(self, user: Metadata) -> AsyncIterator[None]:
-        """Wait for a turn to receive a message; users with many calls wait for their own."""
-        own, waiting = self._turns_of.get(user) or (asyncio.Semaphore(RECEIVING // 2), 0)
-        self._turns_of[user] = (own, waiting + 1)
+    async def receive(self, user: Metadata, read: Callable[[], Awaitable[T]]) -> T:
+        """Return a user's next message, received in turn. Raises CallEnded."""
+        turns = self._turns_of.get(user)
+        if turns is None:
+            turns = self._turns_of[user] = _Turns(RECEIVING // 2)
+        turns.calls += 1
         try:
-            async with own, self._turns:
-                yield
+            # A user with many calls waits for its own, and not in the way of others.
+            async with turns, self._turns:
+                return await _in_time(read)
         finally:
-            own, waiting = self._turns_of.pop(user)
-            if waiting > 1:
-                self._turns_of[user] = (own, waiting - 1)
+            turns.calls -= 1
+            if not turns.calls:
+                del self._turns_of[user]
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -155,9 +162,8 @@ class Held:
 
     async def receive(self, read: Callable[[], Awaitable[Any]]) -> Any:
         """Return the next message of a call, or gRPC's end of messages. Raises CallEnded."""
-        async with self._intake.turn(self._user):
-            message = await _in_time(read)
-            self.count(message)
+        message = await self._intake.receive(self._user, read)
+        self.count(message)
         return message
 
     def count(self, message: Any) -> None:
