@@ -35,7 +35,7 @@ PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 195
 """Of a proxy; see `proxy.ProxyOptions`. Milvus too takes requests of 64 MiB (proxy.grpc.serverMaxRecvSize)."""
 
 MESSAGES_IN_FLIGHT = 4
-"""Requests of the maximum size that a proxy has in memory, unless it is told otherwise."""
+"""Requests of the maximum size that a proxy has in memory by default."""
 
 FORM: Literal["linear"] = "linear"
 MEMORY, EPOCHS, MAP_EPOCHS = 10_000, 100, 16

@@ -1,4 +1,4 @@
-"""Whether Milvus knows the caller: asked before a message is received, and remembered for seconds."""
+"""Whether Milvus knows the caller: learned before a message is received, and remembered for seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import grpc
 from milvus_hubness.proxy.endings import CallEnded
 from milvus_hubness.proxy.headers import Metadata
 
-ASKED = "/milvus.proto.milvus.MilvusService/GetVersion"
+QUESTION = "/milvus.proto.milvus.MilvusService/GetVersion"
 """Milvus checks the token of every method, and this one needs no privilege and changes nothing."""
 
 VALID_SECONDS = 10.0
@@ -21,8 +21,8 @@ VALID_SECONDS = 10.0
 REFUSED_SECONDS = 1.0
 ASK_SECONDS = 10.0
 MOST_REMEMBERED = 1_024
-MOST_ASKED = 64
-"""Callers about whom Milvus is asked at the same time; further ones wait."""
+MOST_QUESTIONS = 64
+"""Questions to Milvus at the same time, one for each caller; further ones wait."""
 
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
@@ -62,13 +62,13 @@ class Admission:
     """Asks Milvus about callers, once for all calls that wait for the same answer."""
 
     def __init__(self, channel: grpc.aio.Channel, upstream: str) -> None:
-        self._ask = channel.unary_unary(ASKED)
+        self._ask = channel.unary_unary(QUESTION)
         self._upstream = upstream
         self._valid = Remembered(VALID_SECONDS)
         # Apart, so that invalid tokens push no valid one out.
         self._refused = Remembered(REFUSED_SECONDS)
-        self._asked: dict[Metadata, asyncio.Task[Refusal | None]] = {}
-        self._turns = asyncio.Semaphore(MOST_ASKED)
+        self._running: dict[Metadata, asyncio.Task[Refusal | None]] = {}
+        self._turns = asyncio.Semaphore(MOST_QUESTIONS)
 
     async def expect_valid(self, caller: Metadata, metadata: Metadata) -> None:
         """Return once Milvus has taken a call of this caller. Raises CallEnded with its refusal.
@@ -87,11 +87,11 @@ class Admission:
         self._valid.drop(caller)
 
     async def _answer(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
-        task = self._asked.get(caller)
+        task = self._running.get(caller)
         if task is None:
             task = asyncio.create_task(self._asking(caller, metadata))
-            self._asked[caller] = task
-        # The caller that asked may cancel its call; others wait for the same answer.
+            self._running[caller] = task
+        # The first of the callers may cancel its call; others wait for the same answer.
         return await asyncio.shield(task)
 
     async def _asking(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
@@ -104,7 +104,7 @@ class Admission:
             self._valid.put(caller, None)
             return None
         finally:
-            del self._asked[caller]
+            del self._running[caller]
 
     def _refusal(self, caller: Metadata, error: grpc.aio.AioRpcError) -> Refusal:
         code = error.code()

@@ -1,6 +1,6 @@
 """How much of the callers' messages is in memory at a time.
 
-gRPC receives a message whole once it is asked for it, and says nothing of its size before. So calls
+gRPC receives a message whole once the handler reads it, and says nothing of its size before. So calls
 take turns to receive, and until then gRPC's flow control holds back all but the first 64 KiB. Large
 messages count against a budget until their call ends, and so do the parts that they are made of: a
 message of two bytes becomes an object of a hundred.
@@ -39,12 +39,12 @@ PART_BYTES = 100
 MOST_STREAMS = 32
 """Calls of methods that take a stream of messages, or that Milvus may have tomorrow; their messages take no turns."""
 
-MOST_PARTS_READ = 100_000
-MOST_PARTS_WRITTEN = 1_000_000
+MOST_PARTS = 100_000
+MOST_PARTS_OF_WRITES = 1_000_000
 """Parts of a message. Parsing one takes up to 200 ns, in which no other thread runs."""
 
-LARGE_THREADS = 2
-"""Threads that parse, rewrite and write large messages."""
+LARGE_THREADS = 1
+"""Threads that parse, rewrite and write large messages. A second one would only make searches wait longer."""
 
 
 class _Turns(asyncio.Semaphore):

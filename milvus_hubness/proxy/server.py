@@ -21,7 +21,7 @@ from milvus_hubness.proxy import messages
 from milvus_hubness.proxy.admission import Admission
 from milvus_hubness.proxy.endings import CallEnded, FailureLog, release
 from milvus_hubness.proxy.headers import DATABASE, Metadata, header, identity_in, passed_on, repeated_in
-from milvus_hubness.proxy.intake import MOST_PARTS_READ, MOST_PARTS_WRITTEN, Held, Intake, expect_few_parts
+from milvus_hubness.proxy.intake import MOST_PARTS, MOST_PARTS_OF_WRITES, Held, Intake, expect_few_parts
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.sessions import Caller, Sessions
@@ -76,7 +76,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handler of every method. A method that is not rewritten passes as a stream, which works for any method.
 
     Rewritten methods are handled as streams of one message: gRPC receives the message of any other
-    handler before it runs, and a stream's when it is asked to.
+    handler before it runs, and a stream's when the handler reads it.
     """
 
     def __init__(self, channel: grpc.aio.Channel, sessions: Sessions, admission: Admission, intake: Intake) -> None:
@@ -263,7 +263,7 @@ class _Call:
             reason = f"a call of {self.method} has one message, and none came"
             raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
         if self._held.is_large:
-            most = MOST_PARTS_WRITTEN if self.method in WRITES else MOST_PARTS_READ
+            most = MOST_PARTS_OF_WRITES if self.method in WRITES else MOST_PARTS
             descriptor = messages.request_type(self.method)
             parts = await self.run(partial(expect_few_parts, self.method, descriptor, message, most))
             self._held.count_parts(parts)

@@ -5,7 +5,7 @@ from concurrent import futures
 
 import grpc
 
-from milvus_hubness.proxy.admission import ASKED
+from milvus_hubness.proxy.admission import QUESTION
 from milvus_hubness.proxy.messages import request_of
 
 
@@ -35,11 +35,11 @@ class Handler(grpc.GenericRpcHandler):
     def service(self, details):
         def answer(messages, context):
             metadata = dict(context.invocation_metadata())
-            if details.method == ASKED:
+            if details.method == QUESTION:
                 self.upstream.asked.append(metadata)
             if self.upstream.tokens is not None and metadata.get("authorization") not in self.upstream.tokens:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
-            if details.method == ASKED:
+            if details.method == QUESTION:
                 if "asking" in self.upstream.held:
                     self.upstream.cancelled.wait(20)
                 yield from messages
