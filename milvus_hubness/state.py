@@ -23,7 +23,7 @@ from milvus_hubness.bounds import (
     read_value,
     shown,
 )
-from milvus_hubness.codec.arrays import Dtype, Floats, Metric
+from milvus_hubness.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.codec.base import RowCodec, VectorCodec
 from milvus_hubness.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.layout import Layout
@@ -424,8 +424,12 @@ def read_states(properties: Mapping[str, str], collection: str) -> dict[str, Col
 
 def slots_for(profiles: int) -> int:
     """Return how many slots that many profiles need. Raises InvalidParameter."""
-    if profiles < 1:
-        raise InvalidParameter(f"profiles start at 1, got {profiles}")
+    most = MAX_WIDTH // SLOTS_PER_PROFILE
+    if not 1 <= profiles <= most:
+        raise InvalidParameter(
+            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, which "
+            f"have at most {MAX_WIDTH}"
+        )
     return SLOTS_PER_PROFILE * profiles
 
 

@@ -138,8 +138,12 @@ def proxy(
     upstream_ca: Annotated[
         Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
     ] = None,
-    max_message_mib: Annotated[int, "Maximum size of a message in either direction, in MiB.", {"min": 1}] = MAX_MESSAGE
-    // MIB,
+    max_message_mib: Annotated[int, "Maximum size of a request, in MiB.", {"min": 1}] = MAX_MESSAGE // MIB,
+    max_in_flight_mib: Annotated[
+        int | None,
+        "Large messages in memory, in MiB, half of them for one user. [default: 4 × --max-message-mib]",
+        {"min": 1},
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search.
@@ -156,6 +160,7 @@ def proxy(
         upstream_ca=str(upstream_ca) if upstream_ca else None,
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
+        max_in_flight=max_in_flight_mib * MIB if max_in_flight_mib else None,
     )
 
     def listening(port: int) -> None:
@@ -167,8 +172,8 @@ def proxy(
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
-    from milvus_hubness.proxy import Tls, read_pem
+    from milvus_hubness.proxy import Tls
 
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
-    return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
+    return Tls.read(str(key), str(certificate)) if certificate and key else None

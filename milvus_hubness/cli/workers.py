@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,10 @@ GRACE_SECONDS = 10.0
 """Seconds beyond `drain` after which a worker is killed."""
 RESTART_SECONDS = 2.0
 """Pause before another worker takes the place of one that ended."""
+
+SWITCH_SECONDS = 0.001
+"""Python's threads take turns so often: a search has some ten turns, and threads that work on large
+messages of others would hold up each of them for the usual 5 ms."""
 
 
 def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:
@@ -54,6 +59,7 @@ def _interrupt(number: int) -> None:
 
 async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
     """Run a proxy in this process until SIGTERM or SIGINT, a worker also until the process ends that started it."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     loop, stopped, parent = asyncio.get_running_loop(), asyncio.Event(), parent_process()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

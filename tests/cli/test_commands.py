@@ -214,7 +214,7 @@ FAILURES = [
     (["enable", "products", "--bank", "bank.npy", "--bank-name", "products"], 1, ["--bank-name"]),
     ([*RUN, "bank.npy", "--gate", "-1"], 2, ["gate", "-1"]),
     ([*RUN, "bank.npy", "--profiles", "0"], 2, ["profiles", "0"]),
-    ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["no room", "32768"]),
+    ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["profiles", "99999", "32768"]),
     ([*GATES, "--gate-targets", "0", "--target-bank", "bank.npy"], 2, ["gate_targets", "0"]),
     ([*GATES, "--gate-targets", "1", "--target-bank", "narrow.npy"], 1, [*NARROW]),
 ]
