@@ -427,8 +427,8 @@ def slots_for(profiles: int) -> int:
     most = MAX_WIDTH // SLOTS_PER_PROFILE
     if not 1 <= profiles <= most:
         raise InvalidParameter(
-            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, which "
-            f"have at most {MAX_WIDTH}"
+            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, "
+            f"which have at most {MAX_WIDTH}"
         )
     return SLOTS_PER_PROFILE * profiles
 
