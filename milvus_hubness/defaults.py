@@ -9,6 +9,9 @@ STATE_TTL = 5.0
 
 CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNESS_LEASE_SECONDS"
 
+WAIT_VARIABLE, WAIT_SECONDS = "MILVUS_HUBNESS_WAIT_SECONDS", 3_600.0
+"""How long a job waits for a server that does not get any further, in seconds."""
+
 SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
 """Aliases of the estimators."""
 

@@ -115,6 +115,10 @@ class ServerUnavailable(StoreError):
     """No server answers at the address."""
 
 
+class WaitedTooLong(StoreError):
+    """A server did not finish its work in time, such as an index; the job carries on when it is run again."""
+
+
 class CollectionNotFound(StoreError):
     """No collection or alias of that name."""
 

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "errors": set(),
     "defaults": {"errors"},
     "texts": set(),
+    "waiting": {"errors"},
     "charts": set(),
     "codec": {"errors"},
     "state": {"codec", "errors"},
@@ -28,10 +29,10 @@ MAY_IMPORT = {
     "rerank": {"kernels"},
     "distributed": {"banks", "errors", "estimators", "kernels"},
     "correction": {"banks", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
-    "stores": {"banks", "codec", "errors", "state"},
+    "stores": {"banks", "codec", "errors", "state", "waiting"},
     "operations": {
         "banks", "codec", "correction", "distributed", "errors", "estimators",
-        "state", "stores",
+        "state", "stores", "waiting",
     },
     "client": {
         "banks", "codec", "correction", "errors", "estimators", "kernels", "operations", "rerank",
@@ -45,15 +46,15 @@ MAY_IMPORT = {
     "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
         "banks", "codec", "correction", "errors", "estimators", "operations", "quality",
-        "rerank", "state", "stores",
+        "rerank", "state", "stores", "waiting",
     },
     "enable": {
         "banks", "codec", "correction", "errors", "estimators", "migration", "operations", "quality", "state",
-        "stores",
+        "stores", "waiting",
     },
     "refresh": {
         "banks", "codec", "correction", "distributed", "enable", "errors", "estimators",
-        "migration", "operations", "quality", "state", "stores",
+        "migration", "operations", "quality", "state", "stores", "waiting",
     },
     "demo": {"banks", "client", "errors", "estimators", "migration", "operations", "quality", "stores"},
     "serve": {

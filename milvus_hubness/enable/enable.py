@@ -32,6 +32,7 @@ from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.helpers import list_bank
 from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.waiting import wait_seconds
 
 BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
@@ -123,7 +124,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
             # From now on clients write biases too; the check finds rows that they wrote before.
-            time.sleep(client_ttl)
+            wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
     assert plan.reranking is not None
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}

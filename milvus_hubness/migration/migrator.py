@@ -23,6 +23,7 @@ from milvus_hubness.operations.row_writer import repair_rows
 from milvus_hubness.stores.helpers import complete_rename, list_bank, list_helpers, prepare_rename
 from milvus_hubness.stores.protocols import Renaming, Store, capability
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
+from milvus_hubness.waiting import wait_seconds
 
 MOST_PASSES = 5
 POSTPONED_SECONDS = 30
@@ -233,7 +234,8 @@ class Migrator:
     def _wait_for_clients(self) -> None:
         announced_at = self.migration.announced_at
         if announced_at is not None and not self._options.no_writers:
-            time.sleep(max(0.0, self._options.client_ttl - (now() - announced_at).total_seconds()))
+            seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
+            wait_seconds(f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds))
 
     def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
         number = self.migration.passes + 1

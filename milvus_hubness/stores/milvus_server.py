@@ -153,15 +153,15 @@ def translated(collection: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise StoreError(f"a request on {collection!r} failed: {_message_of(error)}") from error
+        raise StoreError(f"a request on {collection!r} failed: {message_of(error)}") from error
     except MilvusException as error:
         if is_missing(error):
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if "connect" in error.message.lower() or "unavailable" in error.message.lower():
             raise ServerUnavailable(
-                f"the server stopped answering about {collection!r}: {_message_of(error)}"
+                f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
-        raise StoreError(f"Milvus refused a request on {collection!r}: {_message_of(error)}") from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {message_of(error)}") from error
 
 
 def translating(store: type[S]) -> type[S]:
@@ -234,10 +234,10 @@ def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Seque
 
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
-    return any(mark in _message_of(error).lower() for mark in _TOO_LARGE)
+    return any(mark in message_of(error).lower() for mark in _TOO_LARGE)
 
 
-def _message_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))

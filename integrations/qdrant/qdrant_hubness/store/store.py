@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from qdrant_client import models
-from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
@@ -21,6 +20,7 @@ from milvus_hubness.stores.records import (
     WriteIntentLog,
     is_fence,
 )
+from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
 from qdrant_hubness.store.requests import translated, turn
@@ -142,8 +142,14 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        is_building = retry_if_result(lambda described: described.status == models.CollectionStatus.YELLOW)
-        Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(self.ask, "get_collection", collection)
+        def share_indexed() -> str | None:
+            described = self.ask("get_collection", collection)
+            if described.status != models.CollectionStatus.YELLOW:
+                return None
+            indexed, points = described.indexed_vectors_count or 0, described.points_count or 0
+            return f"{indexed:,} vectors of {points:,} points are indexed"
+
+        wait_until(f"Qdrant to optimise {collection!r}", share_indexed)
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
