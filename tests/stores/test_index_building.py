@@ -4,6 +4,7 @@ import logging
 import re
 import threading
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -130,7 +131,7 @@ def test_the_limit_counts_from_the_last_progress(caplog):
     assert time_of.now > 400
     seconds = [float(re.search(r"since (\d+) s", line)[1]) for line in caplog.messages]
     assert 5 <= seconds[0] <= 10
-    assert all(30 <= later - earlier <= 36 for earlier, later in zip(seconds, seconds[1:], strict=False))
+    assert all(30 <= later - earlier <= 36 for earlier, later in pairwise(seconds))
 
 
 def test_a_short_wait_says_nothing(caplog):
@@ -144,10 +145,14 @@ def test_a_short_wait_says_nothing(caplog):
 
 def test_a_call_that_only_blocks_is_reported_and_ends(caplog):
     policy = WaitPolicy(first_report=0.02, next_reports=0.05, limit=0.1)
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitedTooLong, match="the flush of 'products'"):  # noqa: PT012
+
+    def flush():
         with reported("the flush of 'products'", lambda: "half", policy) as limit:
             time.sleep(limit + 0.02)
             raise StoreError("deadline")
+
+    with caplog.at_level(logging.WARNING), pytest.raises(WaitedTooLong, match="the flush of 'products'"):
+        flush()
     assert re.fullmatch(r"waiting for the flush of 'products' since 0 s: half", caplog.messages[0])
     with pytest.raises(StoreError, match="refused"), reported("the flush", policy=policy):
         raise StoreError("refused")
