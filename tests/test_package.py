@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
-    "errors": set(),
+    "requirements": set(),
+    "errors": {"requirements"},
     "defaults": {"errors"},
     "texts": set(),
     "waiting": {"errors"},
@@ -29,7 +30,7 @@ MAY_IMPORT = {
     "rerank": {"kernels"},
     "distributed": {"banks", "errors", "estimators", "kernels"},
     "correction": {"banks", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
-    "stores": {"banks", "codec", "errors", "state", "waiting"},
+    "stores": {"banks", "codec", "errors", "requirements", "state", "waiting"},
     "operations": {
         "banks", "codec", "correction", "distributed", "errors", "estimators",
         "state", "stores", "waiting",
@@ -63,11 +64,12 @@ MAY_IMPORT = {
     "cli": {
         "banks", "charts", "client", "correction", "demo", "enable", "errors", "estimators", "migration", "operations",
         "proxy",
-        "quality", "quari", "refresh", "serve", "state", "stores",
+        "quality", "quari", "refresh", "requirements", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "defaults", "texts", "charts", "codec", "state", "banks", "kernels", "estimators", "distributed",
+    "errors", "requirements", "waiting", "defaults", "texts", "charts", "codec", "state", "banks", "kernels",
+    "estimators", "distributed",
     "correction", "quality", "operations", "migration", "enable", "refresh", "quari", "rerank", "serve",
 }  # fmt: skip
 

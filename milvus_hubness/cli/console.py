@@ -18,7 +18,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
+from milvus_hubness.errors import (
+    HubnessError,
+    InvalidParameter,
+    UnreadableFile,
+    UnsupportedVersion,
+    naming_extras,
+    redacted,
+)
+from milvus_hubness.requirements import unsupported_libraries
 from milvus_hubness.texts import agreement_sentence, describe
 
 if TYPE_CHECKING:
@@ -147,6 +155,9 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except OSError:
         raise
     except Exception as error:
+        if fault := unsupported_libraries():
+            report_error(UnsupportedVersion(fault), as_json=as_json, program=program)
+            return FAILURE
         from pymilvus.exceptions import MilvusException
 
         report_error(error, as_json=as_json, program=program, unexpected=not isinstance(error, MilvusException))

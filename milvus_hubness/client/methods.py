@@ -102,8 +102,10 @@ class Methods(CollectionMethods):
         # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
         from milvus_hubness.client.operations import Operations
         from milvus_hubness.client.query_samples import Sampler
+        from milvus_hubness.stores.milvus_server import expect_lite
 
         with refusing():
+            expect_lite(uri)
             if not isinstance(sample_queries, bool):
                 raise InvalidParameter(
                     f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"

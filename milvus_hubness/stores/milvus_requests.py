@@ -36,6 +36,7 @@ from milvus_hubness.stores.milvus_server import (
     literal,
     may_arrive,
     message_of,
+    supported_version,
     supports,
     translated,
 )
@@ -55,7 +56,8 @@ class MilvusRequests:
 
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
-        self._version = str(client.get_server_version())
+        with translated("the server"):
+            self._version = supported_version(client)
         self.is_lite = self._version.startswith("milvus_lite")
         if self.is_lite:
             keep_alive_as_lite_allows(client)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
+from importlib.metadata import version
 from inspect import getattr_static, isfunction
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -28,10 +29,12 @@ from milvus_hubness.errors import (
     InvalidParameter,
     ServerUnavailable,
     StoreError,
+    UnsupportedVersion,
     naming_extras,
     redacted,
     secrets_in,
 )
+from milvus_hubness.requirements import unsupported_lite, unsupported_milvus
 from milvus_hubness.stores.keepalive import with_keepalive
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ class EscapedKeys:
 
 
 if not hasattr(MilvusClient, "_pack_pks_expr"):
-    raise ImportError("this release of pymilvus is not supported, keys cannot be escaped in it: install 3.0")
+    raise UnsupportedVersion(f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'")
 
 
 class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
@@ -80,6 +83,7 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+        expect_lite(uri)
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
@@ -90,6 +94,27 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
             message = f"{_unreachable(uri)}: {error.message}"
     # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def expect_lite(uri: str) -> None:
+    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too old."""
+    if uri.endswith(".db") and (fault := unsupported_lite()):
+        raise UnsupportedVersion(fault)
+
+
+def supported_version(client: MilvusClient) -> str:
+    """Return the version of the client's server. Raises UnsupportedVersion."""
+    try:
+        server_version = str(client.get_server_version())
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        raise UnsupportedVersion(
+            unsupported_lite() or "the server does not tell its version: upgrade it to Milvus 2.3 or newer"
+        ) from error
+    if fault := unsupported_milvus(server_version):
+        raise UnsupportedVersion(fault)
+    return server_version
 
 
 def _validate_address(uri: str) -> None:

@@ -15,10 +15,21 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
-from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError, redacted, secrets_in
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    ServerUnavailable,
+    StoreError,
+    UnsupportedVersion,
+    redacted,
+    secrets_in,
+)
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
+OLDEST_SERVER = (1, 10)
+"""The version from which servers have the query API, by which all searches are sent."""
+FORMULAS = (1, 14)
+"""The version from which a query can have a formula, which subtracts biases that are in payloads."""
 FAILURES = (ApiException, grpc.RpcError, ValueError, KeyError, RuntimeError)
 """The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for points."""
 
@@ -35,8 +46,13 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
-            client.info()
-            return client
+            server_version = str(client.info().version)
+            if _numbers(server_version) >= OLDEST_SERVER:
+                return client
+            raise UnsupportedVersion(
+                f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: upgrade it to "
+                f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
+            )
         return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
     except FAILURES as error:
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
@@ -56,9 +72,19 @@ def turn(client: Any) -> Any:
         return _locks.setdefault(client._client, threading.RLock())
 
 
+def has_formulas(version: str) -> bool:
+    """Whether a server of this version takes formulas in queries."""
+    return _numbers(version) >= FORMULAS
+
+
 def keeps_metadata(version: str) -> bool:
     """Whether a server of this version keeps metadata of collections."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= KEEPS_METADATA
+    return _numbers(version) >= KEEPS_METADATA
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; greater ones than any for a version that has none."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 
 def is_missing(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from qdrant_client import models
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
-from milvus_hubness.errors import CollectionExists, InvalidParameter
+from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.helpers import expect_helpers
 from milvus_hubness.stores.records import (
@@ -23,7 +23,7 @@ from milvus_hubness.stores.records import (
 from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
-from qdrant_hubness.store.requests import translated, turn
+from qdrant_hubness.store.requests import has_formulas, translated, turn
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 8_000_000
@@ -127,6 +127,12 @@ class QdrantStore(QdrantWriteIntents):
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root."""
+        version = self.server_version()
+        if not has_formulas(version.rpartition(" ")[2]):
+            raise CannotMigrate(
+                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade it to 1.14 or "
+                "newer, or migrate the collection"
+            )
         metrics = {field.metric for field in source.users_fields.values()}
         return "present" if metrics & BIAS_METRICS else "none"
 
