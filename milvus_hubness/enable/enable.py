@@ -30,7 +30,14 @@ from milvus_hubness.operations.progress import Progress, key_chunks, key_pages, 
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.helpers import list_bank
-from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
+from milvus_hubness.stores.protocols import (
+    SecondVectors,
+    SideCollections,
+    Store,
+    capability,
+    expect_store,
+    undo_save_bank,
+)
 from milvus_hubness.stores.records import CollectionInfo
 from milvus_hubness.waiting import wait_seconds
 
@@ -71,6 +78,7 @@ def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, p
     HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction
     since the plan was made, VerificationFailed and the exceptions of the store.
     """
+    expect_store(store)
     began, name = time.perf_counter(), plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
@@ -249,6 +257,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     """Remove the biases that are stored outside a collection's vectors; the bank stays. A second vector field is
     removed too if the server can drop it. Return the name of the dropped side collection or field. Raises NotCorrected,
     and InvalidInput if several fields are corrected and none is named."""
+    expect_store(store)
     with leasing(store, collection) as (lease, info):
         store, state = lease.store, info.state_of(field)
         if state is None:

@@ -46,7 +46,7 @@ from milvus_hubness.refresh.plan import (
 )
 from milvus_hubness.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.helpers import expect_own_banks
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
 from milvus_hubness.waiting import wait_seconds
 
@@ -113,6 +113,7 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
     LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
     if a target bank, the bank of a new profile, or the biases to return to are missing.
     """
+    expect_store(store)
     options = replace(options, **changes) if options else RefreshOptions(**changes)
     began, field = time.perf_counter(), options.field
     with ExitStack() as stack:

@@ -36,6 +36,7 @@ from milvus_hubness.stores.milvus_server import (
     literal,
     may_arrive,
     message_of,
+    plain_client_of,
     supported_version,
     supports,
     translated,
@@ -52,9 +53,10 @@ T = TypeVar("T")
 
 
 class MilvusRequests:
-    """Reads and writes of rows. client: a plain MilvusClient; see `connect`."""
+    """Reads and writes of rows. client: a MilvusClient; see `connect`. Of a HubnessClient, its plain client is used."""
 
     def __init__(self, client: MilvusClient) -> None:
+        client = plain_client_of(client)
         self.client = client
         with translated("the server"):
             self._version = supported_version(client)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
-from inspect import getattr_static, isfunction
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from inspect import getattr_static, iscoroutinefunction, isfunction
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -26,6 +26,7 @@ from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.errors import (
     CollectionNotFound,
+    InvalidInput,
     InvalidParameter,
     ServerUnavailable,
     StoreError,
@@ -94,6 +95,24 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
             message = f"{_unreachable(uri)}: {error.message}"
     # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def plain_client_of(client: Any) -> MilvusClient:
+    """Return a client that shows collections as they are stored: a HubnessClient has one. Raises InvalidInput."""
+    if isinstance(client, str | os.PathLike):
+        address = redacted(repr(str(client)))
+        raise InvalidInput(
+            f"MilvusStore needs a client, not the address {address}: pass MilvusStore(connect({address}))"
+        )
+    if open_plain := getattr(client, "plain_client", None):
+        plain: MilvusClient = open_plain()
+        return plain
+    get_version = getattr(client, "get_server_version", None)
+    if get_version is None or iscoroutinefunction(get_version):
+        raise InvalidInput(
+            f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass MilvusStore(connect(uri))"
+        )
+    return cast(MilvusClient, client)
 
 
 def expect_lite(uri: str) -> None:

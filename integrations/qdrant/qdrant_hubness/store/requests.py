@@ -6,17 +6,19 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import grpc
-from qdrant_client import QdrantClient
+from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.errors import (
     CollectionNotFound,
+    InvalidInput,
     ServerUnavailable,
     StoreError,
     UnsupportedVersion,
@@ -57,6 +59,22 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
     except FAILURES as error:
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
+
+
+def plain_client_of(client: Any) -> QdrantClient:
+    """Return a client that shows collections as they are stored: a HubnessQdrantClient has one. Raises InvalidInput."""
+    if isinstance(client, str | PathLike):
+        address = redacted(repr(str(client)))
+        raise InvalidInput(
+            f"QdrantStore needs a client, not the address {address}: pass QdrantStore(connect({address}))"
+        )
+    if open_plain := getattr(client, "plain_client", None):
+        return open_plain()
+    if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
+        raise InvalidInput(
+            f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass QdrantStore(connect(uri))"
+        )
+    return client
 
 
 def is_local(client: Any) -> bool:
