@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -48,19 +49,15 @@ err = Console(stderr=True)
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """Show a progress bar for each step on standard error, if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    """Show a progress bar for the current step on standard error, if that is a terminal, below all that is printed."""
+    if not err.is_terminal:
+        yield lambda doing, done, total: None
+        return
 
-    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+    from milvus_hubness.cli.bars import Bar
 
-        def report(doing: str, done: int, total: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = bars.add_task(doing, total=total or None)
-            bars.update(tasks[doing], completed=done, total=total or None)
-
-        yield report
+    with Bar(err) as bar:
+        yield bar
 
 
 def show_json(data: Mapping[str, Any]) -> None:
@@ -123,7 +120,8 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
     """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted."""
     try:
-        code = _exit_code(app, program)
+        with _logging(program):
+            code = _exit_code(app, program)
         sys.stdout.flush()
     except OSError as error:
         code = FAILURE
@@ -134,6 +132,30 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The buffered output is dropped.
             sys.stderr.write(f"{program}: cannot write the output: {problem.strerror or problem}\n")
     sys.exit(code)
+
+
+class _Lines(logging.Handler):
+    """Prints each record of the log as a line on standard error, as errors are printed."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = " ".join(redacted(record.getMessage()).split())
+        sys.stderr.write(f"{self._program}: {message}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _logging(program: str) -> Iterator[None]:
+    """Print what the package logs, such as what a job waits for, within the block."""
+    logger, handler = logging.getLogger("milvus_hubness"), _Lines(program)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _exit_code(app: typer.Typer, program: str) -> int:
