@@ -212,6 +212,10 @@ class UnsupportedOperation(HubnessError):
 class MissingExtra(HubnessError):
     """The request needs an extra of this package that is not installed."""
 
+    def __init__(self, message: str, extra: str = "") -> None:
+        super().__init__(message)
+        self.extra = extra
+
 
 class UnsupportedVersion(HubnessError):
     """A library or a server is of a version that this package does not work with."""
@@ -238,7 +242,8 @@ def naming_extras() -> Iterator[None]:
     except ImportError as error:
         module = (error.name or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
-            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{EXTRAS[module]}]"') from error
+            extra = EXTRAS[module]
+            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra) from error
         if fault := unsupported_libraries():
             raise UnsupportedVersion(fault) from error
         raise

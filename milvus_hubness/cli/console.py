@@ -19,9 +19,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from milvus_hubness.cli.extras import with_all_extras
+from milvus_hubness.defaults import URI_VARIABLES
 from milvus_hubness.errors import (
     HubnessError,
     InvalidParameter,
+    MissingExtra,
     UnreadableFile,
     UnsupportedVersion,
     naming_extras,
@@ -172,6 +175,8 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         sys.stderr.write("Aborted!\n")
         return FAILURE
     except HubnessError as error:
+        if isinstance(error, MissingExtra):
+            error = with_all_extras(error, sys.argv[1:], _uri())
         report_error(error, as_json=as_json, program=program)
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
     except OSError:
@@ -184,6 +189,16 @@ def _exit_code(app: typer.Typer, program: str) -> int:
 
         report_error(error, as_json=as_json, program=program, unexpected=not isinstance(error, MilvusException))
         return FAILURE
+
+
+def _uri() -> str:
+    """Return the address of the database of this command line, or of the environment."""
+    arguments = sys.argv[1:]
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, equals, value = argument.partition("=")
+        if name == "--uri":
+            return value if equals else following
+    return next(filter(None, map(os.environ.get, URI_VARIABLES)), "")
 
 
 def check_writable(path: Path) -> None:
