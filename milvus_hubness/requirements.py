@@ -21,16 +21,16 @@ def unsupported_libraries() -> str:
     This reads the metadata of all requirements, so it is for errors that such a library may explain.
     """
     faults = []
-    wanted = []
+    required = []
     for package in PACKAGES:
         for name, bounds in _requirements(package):
             installed = _installed(name)
-            if installed and not _is_within(installed, bounds) and f"{name}{bounds}" not in wanted:
+            if installed and not _is_within(installed, bounds) and f"{name}{bounds}" not in required:
                 faults.append(f"{name} {installed} is installed, {package} needs {name}{bounds}")
-                wanted.append(f"{name}{bounds}")
+                required.append(f"{name}{bounds}")
     if not faults:
         return ""
-    return f"{'; '.join(faults)}: pip install {' '.join(repr(name) for name in wanted)}"
+    return f"{'; '.join(faults)}: pip install {' '.join(repr(name) for name in required)}"
 
 
 def unsupported_lite() -> str:
@@ -49,8 +49,8 @@ def unsupported_milvus(server_version: str) -> str:
 
     Versions that are not two numbers, as those of development builds, are accepted.
     """
-    found = _SERVER.match(server_version)
-    if found is None or (int(found[1]), int(found[2])) >= OLDEST_MILVUS:
+    release = _SERVER.match(server_version)
+    if release is None or (int(release[1]), int(release[2])) >= OLDEST_MILVUS:
         return ""
     oldest = ".".join(map(str, OLDEST_MILVUS))
     return f"the server runs Milvus {server_version}: upgrade it to {oldest} or newer"
@@ -62,15 +62,15 @@ def _requirements(package: str) -> list[tuple[str, str]]:
         lines = requires(package) or []
     except PackageNotFoundError:
         return []
-    found = []
+    named = []
     for line in lines:
         requirement = _REQUIREMENT.match(line)
         if requirement is None or "python_version" in (requirement["marker"] or ""):
             continue
         bounds = requirement["range"].replace(" ", "")
         if bounds:
-            found.append((requirement["name"], bounds))
-    return found
+            named.append((requirement["name"], bounds))
+    return named
 
 
 def _installed(name: str) -> str | None:

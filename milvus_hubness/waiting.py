@@ -114,7 +114,7 @@ def reported(
 
 
 def wait_seconds(awaited: str, seconds: float, stop: threading.Event | None = None) -> bool:
-    """Wait for a known time, or until `stop` is set, and report it as `wait_until` does.
+    """Wait for a number of seconds, or until `stop` is set, and report it as `wait_until` does.
 
     Return whether `stop` ended the wait.
     """

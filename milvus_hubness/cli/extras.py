@@ -50,11 +50,9 @@ def _missing_modules(extra: str) -> list[str]:
 
 
 def _modules_of(extras: Iterable[str]) -> list[str]:
-    wanted = set(extras)
+    named = set(extras)
     return [
-        module
-        for module, extra in EXTRAS.items()
-        if extra in wanted and sys.version_info < VERSIONED.get(module, (99,))
+        module for module, extra in EXTRAS.items() if extra in named and sys.version_info < VERSIONED.get(module, (99,))
     ]
 
 

@@ -7,7 +7,6 @@ import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -43,9 +42,14 @@ ALIKE = 0.75
 """The similarity from which on a name counts as a mistyped one; pymilvus's own names are less alike."""
 
 
-def expect_known(options: Collection[str], names: Sequence[str]) -> None:
+def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
     """Raise InvalidParameter for the name of an argument that looks like one of `names`: pymilvus ignores arguments
     that it does not know."""
+    if not options:
+        return
+
+    from difflib import get_close_matches
+
     for name in options:
         near = get_close_matches(name, names, n=1, cutoff=ALIKE)
         if near and near[0] != name:

@@ -10,7 +10,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.client.messages import OF_SEARCHES, Question
-from milvus_hubness.client.methods import Methods, drive, with_known
+from milvus_hubness.client.methods import Methods, drive, with_checked
 from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
 
 
@@ -93,7 +93,7 @@ class HubnessClient(Methods, MilvusClient):
         options |= {"partition_names": partition_names, "anns_field": anns_field, "round_decimal": round_decimal}
         options |= {"external_filter_func": external_filter_func, **kwargs}
         operation = self._operations.pages.search_iterator(collection_name, question, options)
-        return self._run(with_known(kwargs, OF_SEARCHES, operation))
+        return self._run(with_checked(kwargs, OF_SEARCHES, operation))
 
     def query_iterator(
         self,

@@ -40,7 +40,7 @@ KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
 TUNED = ("strength", "gate", "gate_targets")
-"""What tune chooses beside the method, and the collection state keeps."""
+"""What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
 _TABLES: dict[str, type[BaseModel]] = {"server": ServerTable, "http": HttpTable, "collection": CollectionTable}
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")

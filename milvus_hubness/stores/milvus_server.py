@@ -129,7 +129,7 @@ def supported_version(client: MilvusClient) -> str:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
             raise
         raise UnsupportedVersion(
-            unsupported_lite() or "the server does not tell its version: upgrade it to Milvus 2.3 or newer"
+            unsupported_lite() or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
         ) from error
     if fault := unsupported_milvus(server_version):
         raise UnsupportedVersion(fault)

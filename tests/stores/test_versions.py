@@ -83,7 +83,7 @@ def test_servers_that_are_new_enough_and_development_builds_are_accepted(version
 
 
 def test_a_server_that_does_not_know_the_request_is_refused_in_one_line():
-    with pytest.raises(UnsupportedVersion, match=r"^the server does not tell its version: upgrade it to Milvus 2.3"):
+    with pytest.raises(UnsupportedVersion, match=r"^the server does not report its version: upgrade it to Milvus 2.3"):
         MilvusStore(server(NotImplementedByServer()))
 
 
