@@ -7,7 +7,11 @@ from typing import Literal
 STATE_TTL = 5.0
 """Time for which a client uses a collection state that it has read, in seconds."""
 
+URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
 CLIENT_TTL_VARIABLE, LEASE_VARIABLE = "MILVUS_HUBNESS_CLIENT_TTL", "MILVUS_HUBNESS_LEASE_SECONDS"
+
+WAIT_VARIABLE, WAIT_SECONDS = "MILVUS_HUBNESS_WAIT_SECONDS", 3_600.0
+"""How long a job waits for a server that does not get any further, in seconds."""
 
 SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
 """Aliases of the estimators."""

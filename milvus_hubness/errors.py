@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from urllib.parse import unquote
 
+from milvus_hubness.requirements import unsupported_libraries
+
 EXTRAS = {
     **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
     **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
@@ -115,6 +117,10 @@ class ServerUnavailable(StoreError):
     """No server answers at the address."""
 
 
+class WaitedTooLong(StoreError):
+    """A server did not finish its work in time, such as an index; the job carries on when it is run again."""
+
+
 class CollectionNotFound(StoreError):
     """No collection or alias of that name."""
 
@@ -206,6 +212,14 @@ class UnsupportedOperation(HubnessError):
 class MissingExtra(HubnessError):
     """The request needs an extra of this package that is not installed."""
 
+    def __init__(self, message: str, extra: str = "") -> None:
+        super().__init__(message)
+        self.extra = extra
+
+
+class UnsupportedVersion(HubnessError):
+    """A library or a server is of a version that this package does not work with."""
+
 
 class FaissConflict(HubnessError):
     """faiss-cpu and faiss-gpu provide the same module and are both installed."""
@@ -221,14 +235,18 @@ class CriticalLoad(HubnessError):
 
 @contextmanager
 def naming_extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module."""
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module, and
+    UnsupportedVersion in place of any other ImportError where a library is of an unsupported version."""
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         module = (error.name or "").partition(".")[0]
-        if module not in EXTRAS:
-            raise
-        raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{EXTRAS[module]}]"') from error
+        if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
+            extra = EXTRAS[module]
+            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra) from error
+        if fault := unsupported_libraries():
+            raise UnsupportedVersion(fault) from error
+        raise
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

@@ -1,6 +1,7 @@
 """Calls and commands that need an extra name it."""
 
 import re
+import signal
 import sys
 from importlib.metadata import packages_distributions
 
@@ -8,7 +9,9 @@ import pytest
 import typer
 
 from milvus_hubness import connect
+from milvus_hubness.cli import MODULES, main
 from milvus_hubness.cli.console import run
+from milvus_hubness.cli.extras import OF_COMMANDS, with_all_extras
 from milvus_hubness.errors import EXTRAS, MissingExtra, naming_extras
 from tests.test_project_files import project
 
@@ -44,6 +47,59 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
         run(app)
     assert raised.value.code == 1
     assert capsys.readouterr().err == 'milvus-hubness: ray is not installed: pip install "milvus-hubness[ray]"\n'
+
+
+JOBS = "faiss, jinja2, prometheus_client, pyarrow, safetensors, sklearn, tenacity, torch"
+SERVE = "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, sklearn, starlette, tenacity, torch, uvicorn"
+
+
+@pytest.mark.parametrize(
+    ("line", "uri", "modules", "extras"),
+    [
+        ("serve --config hubness.toml", "http://localhost:19530", SERVE, "serve"),
+        ("serve --config hubness.toml", "shop.db", SERVE, "lite,serve"),
+        ("tune products --bank b.npy", "http://localhost:19530", JOBS, "jobs"),
+        ("migrate plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
+        ("migrate run products --bank b.npy --http :8089", "http://localhost:19530", SERVE, "serve"),
+        ("demo", "http://localhost:19530", JOBS, "jobs,lite"),
+        ("quari train --pairs p.npz --out x", "http://localhost:19530", JOBS, "jobs"),
+    ],
+)
+def test_a_base_install_is_told_of_all_extras_of_a_command_at_once(monkeypatch, line, uri, modules, extras):
+    """serve sent its users to [jobs] first, and then to [serve]; a .db file to [lite] last."""
+    for module in EXTRAS:
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra) as first, naming_extras():
+        import prometheus_client  # noqa: F401
+    arguments = line.split()
+    told = with_all_extras(first.value, arguments, arguments[-1] if "--uri" in arguments else uri)
+    names = sorted([*modules.split(", "), *(["milvus_lite"] if "lite" in extras else [])])
+    if sys.version_info < (3, 11) and "serve" in extras:
+        names = sorted([*names, "tomli"])
+    assert str(told) == f'{", ".join(names)} are not installed: pip install "milvus-hubness[{extras}]"'
+
+
+def test_the_command_itself_names_all_of_them(monkeypatch, capsys):
+    for module in ("prometheus_client", "cronsim", "milvus_lite"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith("milvus_hubness.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "argv", ["milvus-hubness", "serve", "--config", "hubness.toml"])
+    monkeypatch.setenv("MILVUS_HUBNESS_URI", "shop.db")
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    signal.signal(signal.SIGTERM, on_terminate)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == (
+        "milvus-hubness: cronsim, milvus_lite, prometheus_client are not installed: "
+        'pip install "milvus-hubness[lite,serve]"\n'
+    )
+
+
+def test_each_command_has_its_extras():
+    """A command without an entry runs on a base install."""
+    assert {*MODULES} - {*OF_COMMANDS} == {"adopt", "proxy", "status"}
 
 
 @pytest.fixture(scope="module")

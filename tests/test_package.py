@@ -16,12 +16,14 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
-    "errors": set(),
+    "requirements": set(),
+    "errors": {"requirements"},
     "defaults": {"errors"},
     "bounds": {"errors"},
     "texts": set(),
     "files": {"errors"},
     "logs": {"texts"},
+    "waiting": {"errors"},
     "charts": set(),
     "codec": {"errors"},
     "state": {"bounds", "codec", "errors", "estimators"},
@@ -31,10 +33,10 @@ MAY_IMPORT = {
     "rerank": {"kernels"},
     "distributed": {"banks", "errors", "estimators", "kernels"},
     "correction": {"banks", "bounds", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
-    "stores": {"banks", "bounds", "codec", "errors", "state"},
+    "stores": {"banks", "bounds", "codec", "errors", "requirements", "state", "waiting"},
     "operations": {
         "banks", "bounds", "codec", "correction", "distributed", "errors", "estimators",
-        "state", "stores",
+        "state", "stores", "waiting",
     },
     "client": {
         "banks", "codec", "correction", "errors", "estimators", "kernels", "operations", "rerank",
@@ -48,15 +50,15 @@ MAY_IMPORT = {
     "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
         "banks", "bounds", "codec", "correction", "errors", "estimators", "operations", "quality",
-        "rerank", "state", "stores",
+        "rerank", "state", "stores", "waiting",
     },
     "enable": {
         "banks", "codec", "correction", "errors", "estimators", "migration", "operations", "quality", "state",
-        "stores",
+        "stores", "waiting",
     },
     "refresh": {
         "banks", "bounds", "codec", "correction", "distributed", "enable", "errors", "estimators",
-        "migration", "operations", "quality", "state", "stores",
+        "migration", "operations", "quality", "state", "stores", "waiting",
     },
     "demo": {"banks", "client", "errors", "estimators", "migration", "operations", "quality", "stores"},
     "serve": {
@@ -65,13 +67,13 @@ MAY_IMPORT = {
     "cli": {
         "banks", "charts", "client", "correction", "demo", "enable", "errors", "estimators", "migration", "operations",
         "proxy",
-        "quality", "quari", "refresh", "serve", "state", "stores",
+        "quality", "quari", "refresh", "requirements", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "defaults", "bounds", "texts", "files", "logs", "charts", "codec", "state", "banks", "kernels",
-    "estimators", "distributed", "correction", "quality", "operations", "migration", "enable", "refresh", "quari",
-    "rerank", "serve",
+    "errors", "requirements", "waiting", "defaults", "bounds", "texts", "files", "logs", "charts", "codec", "state",
+    "banks", "kernels", "estimators", "distributed", "correction", "quality", "operations", "migration", "enable",
+    "refresh", "quari", "rerank", "serve",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.codec.arrays import without_tensors
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -152,8 +153,11 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         if rows.is_complex():
             raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")
         rows = rows.detach().cpu().float().numpy()
-    elif isinstance(rows, Sequence) and not isinstance(rows, str):
+    elif isinstance(rows, str | os.PathLike):
+        raise InvalidInput(f"{what} must hold real numbers, not a path: pass QueryBank.load({str(rows)!r})")
+    elif isinstance(rows, Sequence):
         _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
+        rows = without_tensors(rows)
     array = np.asarray(rows)
     if array.dtype.kind not in "fiu" and array.size:
         raise InvalidInput(f"{what} must hold real numbers, not {array.dtype}")

@@ -6,6 +6,7 @@ import csv
 import errno
 import io
 import json
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, naming_extras, redacted
+from milvus_hubness.cli.extras import with_all_extras
+from milvus_hubness.defaults import URI_VARIABLES
+from milvus_hubness.errors import (
+    HubnessError,
+    InvalidParameter,
+    MissingExtra,
+    UnreadableFile,
+    UnsupportedVersion,
+    naming_extras,
+    redacted,
+)
+from milvus_hubness.requirements import unsupported_libraries
 from milvus_hubness.texts import agreement_sentence, describe, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
@@ -55,19 +67,15 @@ err = _Terminal(stderr=True)
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """Show a progress bar for each step on standard error, if that is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    """Show a progress bar for the current step on standard error, if that is a terminal, below all that is printed."""
+    if not err.is_terminal:
+        yield lambda doing, done, total: None
+        return
 
-    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
+    from milvus_hubness.cli.bars import Bar
 
-        def report(doing: str, done: int, total: int) -> None:
-            if doing not in tasks:
-                tasks[doing] = bars.add_task(visible_line(doing), total=total or None)
-            bars.update(tasks[doing], completed=done, total=total or None)
-
-        yield report
+    with Bar(err) as bar:
+        yield bar
 
 
 def say(text: str, *, to_stderr: bool = False) -> None:
@@ -166,7 +174,8 @@ def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
     """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 3 refused by measurement, 130 interrupted."""
     try:
-        code = _exit_code(app, program)
+        with _logging(program):
+            code = _exit_code(app, program)
         sys.stdout.flush()
     except OSError as error:
         code = FAILURE
@@ -177,6 +186,30 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The buffered output is dropped.
             say(f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True)
     sys.exit(code)
+
+
+class _Lines(logging.Handler):
+    """Prints each record of the log as a line on standard error, as errors are printed."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = " ".join(redacted(record.getMessage()).split())
+        sys.stderr.write(f"{self._program}: {message}\n")
+        sys.stderr.flush()
+
+
+@contextmanager
+def _logging(program: str) -> Iterator[None]:
+    """Print what the package logs, such as what a job waits for, within the block."""
+    logger, handler = logging.getLogger("milvus_hubness"), _Lines(program)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _exit_code(app: typer.Typer, program: str) -> int:
@@ -195,11 +228,16 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         say("Aborted!", to_stderr=True)
         return FAILURE
     except HubnessError as error:
+        if isinstance(error, MissingExtra):
+            error = with_all_extras(error, sys.argv[1:], _uri())
         report_error(error, as_json=as_json, program=program)
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
     except OSError:
         raise
     except Exception as error:
+        if fault := unsupported_libraries():
+            report_error(UnsupportedVersion(fault), as_json=as_json, program=program)
+            return FAILURE
         from pymilvus.exceptions import MilvusException
 
         report_error(error, as_json=as_json, program=program, unexpected=not isinstance(error, MilvusException))
@@ -211,6 +249,16 @@ def _open_without_waiting(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+def _uri() -> str:
+    """Return the address of the database of this command line, or of the environment."""
+    arguments = sys.argv[1:]
+    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, equals, value = argument.partition("=")
+        if name == "--uri":
+            return value if equals else following
+    return next(filter(None, map(os.environ.get, URI_VARIABLES)), "")
 
 
 def check_writable(path: Path) -> None:

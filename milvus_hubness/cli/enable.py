@@ -30,15 +30,15 @@ def enable(
     ] = "auto",
     max_miss_rate: Annotated[float, "Share of the exact corrected top 10 that candidates may miss."] = MAX_MISS_RATE,
     client_ttl: options.ClientTtl = STATE_TTL,
-    execute: Annotated[bool, "Write the biases; without it, only plan."] = False,
     force: Annotated[bool, "Enable even if tune advises against it."] = False,
+    plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Correct a collection without a copy: searches fetch more candidates and re-rank them.
 
-    Plans and measures the miss rate; writes only with --execute.
+    --plan shows first where the biases would go, and what searches would miss.
 
-    Example: milvus-hubness enable products --bank queries.npy --execute
+    Example: milvus-hubness enable products --bank queries.npy --plan
     """
     from milvus_hubness.enable.enable import enable
     from milvus_hubness.enable.plan import plan_enable
@@ -47,7 +47,7 @@ def enable(
     bank.require()
     store = connection.open()
     with console.progress_bars() as progress:
-        plan = plan_enable(
+        planned = plan_enable(
             store,
             collection,
             read_bank(store, bank.bank, bank.bank_column),
@@ -63,17 +63,18 @@ def enable(
             force=force,
             progress=progress,
         )
-        data: dict[str, Any] = {"plan": plan.to_dict(), "executed": execute}
+        data: dict[str, Any] = {"plan": planned.to_dict()}
         if not as_json:
             _show_plan(data["plan"])
-        if execute:
-            data["result"] = enable(store, plan, client_ttl=client_ttl, progress=progress).to_dict()
+        if not plan:
+            done = enable(store, planned, client_ttl=client_ttl, progress=progress)
+            data["enable"] = done.to_dict()
     if as_json:
         console.show_json(data)
-    elif execute:
-        _show_result(data["result"])
+    elif plan:
+        console.say("\nNothing was written. The same command without --plan does it.")
     else:
-        console.say("\nNothing was written. Repeat the command with --execute.")
+        _show_result(data["enable"])
 
 
 def disable(

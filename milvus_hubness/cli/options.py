@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, WHERE_FROM, Engine
+from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, URI_VARIABLES, WHERE_FROM, Engine
 from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
 from milvus_hubness.files.opening import read_token as read_token_file
 from milvus_hubness.texts import describe
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
     from milvus_hubness.stores.protocols import Store
 
-URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 DEFAULT_URI = "http://localhost:19530"

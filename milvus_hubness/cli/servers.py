@@ -14,8 +14,16 @@ import typer
 
 from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
-from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIABLES, AsJson, open_store
-from milvus_hubness.defaults import DRAIN_SECONDS, MAX_CALLS, MAX_MESSAGE, PROXY_HOST, PROXY_PORT, STATE_TTL
+from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, AsJson, open_store
+from milvus_hubness.defaults import (
+    DRAIN_SECONDS,
+    MAX_CALLS,
+    MAX_MESSAGE,
+    PROXY_HOST,
+    PROXY_PORT,
+    STATE_TTL,
+    URI_VARIABLES,
+)
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 
 if TYPE_CHECKING:

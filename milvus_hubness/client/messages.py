@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,6 +33,27 @@ QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name",
 
 Bias = Literal["compute", "pending"]
 """Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
+
+
+OF_SEARCHES = ("strength", "profile", "rerank", "candidates", "with_raw_score")
+OF_CLIENTS = ("strength", "state_ttl", "bank_budget", "sample_queries")
+"""Arguments that clients of this package add to searches, and to the constructor."""
+ALIKE = 0.75
+"""The similarity from which on a name counts as a mistyped one; pymilvus's own names are less alike."""
+
+
+def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
+    """Raise InvalidParameter for the name of an argument that looks like one of `names`: pymilvus ignores arguments
+    that it does not know."""
+    if not options:
+        return
+
+    from difflib import get_close_matches
+
+    for name in options:
+        near = get_close_matches(name, names, n=1, cutoff=ALIKE)
+        if near and near[0] != name:
+            raise InvalidParameter(f"unknown argument {name!r}: did you mean {near[0]!r}?")
 
 
 def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:

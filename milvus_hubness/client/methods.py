@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pymilvus import AnnSearchRequest
 
 from milvus_hubness.client.collection_methods import CollectionMethods
-from milvus_hubness.client.messages import Bias, Deletion, Question, Write
+from milvus_hubness.client.messages import OF_CLIENTS, OF_SEARCHES, Bias, Deletion, Question, Write, expect_arguments
 from milvus_hubness.client.steps import (
     Ask,
     ClientPolicy,
@@ -39,6 +39,12 @@ def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
         return (yield from operation)
     except HubnessError as error:
         raise as_milvus(error) from error
+
+
+def with_checked(options: Mapping[str, Any], names: Sequence[str], operation: Operation[T]) -> Operation[T]:
+    """Run an operation of a call with these further arguments. Raises as `expect_arguments` does."""
+    expect_arguments(options, names)
+    return (yield from operation)
 
 
 def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
@@ -102,8 +108,11 @@ class Methods(CollectionMethods):
         # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
         from milvus_hubness.client.operations import Operations
         from milvus_hubness.client.query_samples import Sampler
+        from milvus_hubness.stores.milvus_server import expect_lite
 
         with refusing():
+            expect_lite(uri)
+            expect_arguments(kwargs, OF_CLIENTS)
             if not isinstance(sample_queries, bool):
                 raise InvalidParameter(
                     f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
@@ -157,7 +166,7 @@ class Methods(CollectionMethods):
         ZeroVectors, with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
-        return self._run(self._operations.dual_writes.write(write))
+        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
 
     def upsert(
         self,
@@ -174,7 +183,7 @@ class Methods(CollectionMethods):
         A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
         """
         write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
-        return self._run(self._operations.dual_writes.write(write))
+        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
 
     def write_import_files(
         self,
@@ -254,7 +263,8 @@ class Methods(CollectionMethods):
         options |= {"function_chains": function_chains, "search_aggregation": search_aggregation, **kwargs}
         if highlighter is not None:
             options["highlighter"] = highlighter
-        return self._run(self._operations.searches.search(collection_name, question, filter, options, ids=ids))
+        operation = self._operations.searches.search(collection_name, question, filter, options, ids=ids)
+        return self._run(with_checked(kwargs, OF_SEARCHES, operation) if kwargs else operation)
 
     def match(
         self,
@@ -290,7 +300,9 @@ class Methods(CollectionMethods):
             candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
             folder=Path(folder) if folder else None, progress=progress,
         )  # fmt: skip
-        return self._run(operation)
+        return self._run(
+            with_checked(kwargs, ["candidates", "with_bank", "one_to_one", "folder", "progress"], operation)
+        )
 
     def query(
         self,
@@ -341,7 +353,7 @@ class Methods(CollectionMethods):
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         arguments = (collection_name, reqs, ranker, limit, output_fields, options, strength, profile)
-        return self._run(self._operations.searches.hybrid_search(*arguments))
+        return self._run(with_checked(kwargs, OF_SEARCHES, self._operations.searches.hybrid_search(*arguments)))
 
     @property
     def hubness_samples(self) -> Sampled:

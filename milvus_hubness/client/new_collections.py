@@ -19,7 +19,7 @@ from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.estimators.base import Estimator
+from milvus_hubness.estimators.base import Estimator, expect_estimator
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
@@ -34,6 +34,7 @@ class CorrectionConfig:
     refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.
     bank_collection: by default <collection>__bank, for a field after the first <collection>__bank_<field>.
     strength: w of searches that name none. profiles: number of bias profiles that the stored rows have room for.
+    Raises as QueryBank does, and InvalidInput for a path and for anything but an estimator.
     """
 
     bank: BankLike
@@ -43,6 +44,11 @@ class CorrectionConfig:
     bank_collection: str | None = None
     strength: float = 1.0
     profiles: int = 1
+
+    def __post_init__(self) -> None:
+        expect_estimator(self.estimator)
+        object.__setattr__(self, "bank", QueryBank.of(self.bank))
+        object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
 
 
 def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:

@@ -32,6 +32,7 @@ from milvus_hubness.client.state_cache import StateCache
 from milvus_hubness.client.steps import Ask, ClientPolicy, Operation, refusing
 from milvus_hubness.client.write_intents import WriteIntents
 from milvus_hubness.client.writes import Writes
+from milvus_hubness.codec.arrays import without_tensors
 from milvus_hubness.errors import StoreError, UnsupportedOperation
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import escaped, literal
@@ -138,6 +139,8 @@ class Pages:
             further = {**cached.uncorrected(further), "output_fields": fields.requested}
             answer = partial(cached.reading.hits_out, fields=fields)
             return (yield from _opened(collection, data, further, answer))
+        data = without_tensors(data)
+        question = replace(question, data=data)
         rounding = {"round_decimal": question.round_decimal}
         expect_question(data, None, output_fields, question.search_params, rounding)
         if question.strength is None:

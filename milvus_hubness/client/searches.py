@@ -28,6 +28,7 @@ from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.client.steps import Ask, Compute, Operation
+from milvus_hubness.codec.arrays import without_tensors
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
@@ -82,6 +83,7 @@ class Searches:
         state = cached.searched(options.get("anns_field"))
         if state is None:
             return (yield from _uncorrected(collection, cached, question, options))
+        question = replace(question, data=without_tensors(question.data))
         expect_question(question.data, question.ids, question.output_fields, question.search_params, options)
         rewrite = yield from self._states.rewrite(cached, state)
         further, params = dict(options), dict(question.search_params or {})
@@ -189,7 +191,7 @@ class Searches:
             parts: list[_Part] = []
             for request, state in zip(requests, states, strict=True):
                 question = Question(
-                    request.data,
+                    without_tensors(request.data) if state else request.data,
                     request.limit,
                     search_params=request.param,
                     output_fields=output_fields,

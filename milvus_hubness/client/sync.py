@@ -9,9 +9,9 @@ from typing import Any
 from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
-from milvus_hubness.client.messages import Question
-from milvus_hubness.client.methods import Methods, drive
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause
+from milvus_hubness.client.messages import OF_SEARCHES, Question
+from milvus_hubness.client.methods import Methods, drive, with_checked
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
 
 
 class HubnessClient(Methods, MilvusClient):
@@ -43,6 +43,11 @@ class HubnessClient(Methods, MilvusClient):
         if isinstance(step, LearnSchema):
             return self._learn_schema(self._get_connection(), step.collection)
         return step.work()
+
+    def plain_client(self) -> MilvusClient:
+        """Return a MilvusClient of the same server that shows collections as they are stored; this client closes it."""
+        with refusing():
+            return self._plain.client()
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
         """List collections as MilvusClient does; include_internal lists those of this package, too."""
@@ -87,7 +92,8 @@ class HubnessClient(Methods, MilvusClient):
         options: dict[str, Any] = {"batch_size": batch_size, "filter": filter, "limit": limit, "timeout": timeout}
         options |= {"partition_names": partition_names, "anns_field": anns_field, "round_decimal": round_decimal}
         options |= {"external_filter_func": external_filter_func, **kwargs}
-        return self._run(self._operations.pages.search_iterator(collection_name, question, options))
+        operation = self._operations.pages.search_iterator(collection_name, question, options)
+        return self._run(with_checked(kwargs, OF_SEARCHES, operation))
 
     def query_iterator(
         self,

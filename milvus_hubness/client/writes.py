@@ -23,7 +23,7 @@ from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, WriteIntents
-from milvus_hubness.codec.arrays import Floats, unpacked
+from milvus_hubness.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.codec.base import Columns, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.state import BankReference, CollectionState
@@ -214,7 +214,7 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
     for i, row in enumerate(rows):
         if taken := [name for name in hidden if name in row]:
             raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out")
-    vectors = [unpacked(row[state.field], state.dtype) for row in rows]
+    vectors = without_tensors([unpacked(row[state.field], state.dtype) for row in rows])
     try:
         as_stored = state.layout.rows(rounded_vectors(vectors, state))
     except InvalidInput:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -47,9 +48,29 @@ def _packed(vectors: Any, width: int) -> Floats | None:
     return np.frombuffer(packed, np.float32).reshape(len(vectors), width)
 
 
+def without_tensors(vectors: Any) -> Any:
+    """Return vectors with float32 arrays in place of tensors of torch, which may be half-precise, on a device, or part
+    of a graph of gradients; NumPy reads none of these. Raises InvalidInput for complex tensors."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return vectors
+    if isinstance(vectors, torch.Tensor):
+        return _array_of(vectors)
+    if isinstance(vectors, list | tuple) and any(isinstance(vector, torch.Tensor) for vector in vectors):
+        return [_array_of(vector) if isinstance(vector, torch.Tensor) else vector for vector in vectors]
+    return vectors
+
+
+def _array_of(tensor: Any) -> Any:
+    if tensor.is_complex():
+        raise InvalidInput(f"vectors must hold real numbers, not {tensor.dtype}")
+    return tensor.detach().cpu().float().numpy()
+
+
 def matrix(vectors: Any, width: int, what: str) -> Floats:
     """Return `vectors`, which messages call `what`, as float32 (n, width). Raises DimensionMismatch, and InvalidInput
     if they are not rows of real numbers."""
+    vectors = without_tensors(vectors)
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:

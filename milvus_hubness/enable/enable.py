@@ -30,8 +30,16 @@ from milvus_hubness.operations.progress import Progress, key_chunks, key_pages, 
 from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.helpers import list_bank
-from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
+from milvus_hubness.stores.protocols import (
+    SecondVectors,
+    SideCollections,
+    Store,
+    capability,
+    expect_store,
+    undo_save_bank,
+)
 from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.waiting import wait_seconds
 
 BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
@@ -70,6 +78,7 @@ def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, p
     HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction
     since the plan was made, VerificationFailed and the exceptions of the store.
     """
+    expect_store(store)
     began, name = time.perf_counter(), plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
@@ -123,7 +132,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
             # From now on clients write biases too; the check finds rows that they wrote before.
-            time.sleep(client_ttl)
+            wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
     assert plan.reranking is not None
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
@@ -248,6 +257,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     """Remove the biases that are stored outside a collection's vectors; the bank stays. A second vector field is
     removed too if the server can drop it. Return the name of the dropped side collection or field. Raises NotCorrected,
     and InvalidInput if several fields are corrected and none is named."""
+    expect_store(store)
     with leasing(store, collection) as (lease, info):
         store, state = lease.store, info.state_of(field)
         if state is None:

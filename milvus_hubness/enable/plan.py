@@ -17,7 +17,7 @@ from milvus_hubness.correction import Correction, load_correction
 from milvus_hubness.defaults import MAX_MISS_RATE, Where
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.estimators.base import is_same
+from milvus_hubness.estimators.base import expect_estimator, is_same
 from milvus_hubness.migration.plan import bank_facts, checked_gates, chosen
 from milvus_hubness.migration.survey import resolved
 from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
@@ -25,7 +25,7 @@ from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, slots_for, suffix_for
 from milvus_hubness.stores.ownership import bank_name, side_name
-from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability
+from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, expect_store
 from milvus_hubness.stores.records import CollectionInfo
 
 MEASURED_QUERIES = 1_000
@@ -119,6 +119,8 @@ def plan_enable(
     AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound,
     BankTooSmall.
     """
+    expect_store(store)
+    expect_estimator(estimator)
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gates = (gate, gate_targets)
     checked_gates(*gates, target_bank)

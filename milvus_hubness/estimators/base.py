@@ -393,6 +393,18 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
     return ESTIMATORS[name](**parameters)
 
 
+def expect_estimator(estimator: object) -> None:
+    """Raise InvalidInput, which says how to make one, if this is no estimator and not None."""
+    if estimator is None or isinstance(estimator, Estimator):
+        return
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        raise InvalidInput(f"an estimator is needed, not its class: pass {estimator.__name__}()")
+    if isinstance(estimator, str):
+        name = class_name(estimator)
+        raise InvalidInput(f"an estimator is needed, not the text {estimator!r}: pass {name}()")
+    raise InvalidInput(f"an estimator is needed, such as NNN(k=16), not {estimator!r}")
+
+
 def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
     """Return whether `to_dict` described this estimator, apart from values measured in a fit."""
     return estimator.unmeasured() == from_dict(values).unmeasured()

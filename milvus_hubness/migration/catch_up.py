@@ -18,7 +18,7 @@ from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import scan_chunk
 from milvus_hubness.operations.progress import Throttle, key_pages
-from milvus_hubness.stores.protocols import Collections, Store
+from milvus_hubness.stores.protocols import Collections, Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
@@ -241,6 +241,7 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
     may differ by one unit in the last place. After the cutover, rows differ that the application has changed since.
     Raises VerificationFailed, which names rows or the index, NoMigration, and WrongPhase unless both collections exist.
     """
+    expect_store(store)
     options, ledger = options or MigrationOptions(), Ledger(store)
     migration = ledger.find(name)
     migration.require(

@@ -7,7 +7,7 @@ from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import drop_log
 from milvus_hubness.stores.ownership import CollectionId
-from milvus_hubness.stores.protocols import Collections, Rows, Store
+from milvus_hubness.stores.protocols import Collections, Rows, Store, expect_store
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 
 
@@ -15,6 +15,7 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
     """Drop one side of a migration for good. name: its source, target or alias. drop: the source, which finishes the
     migration, or the copy, while the application reads the source, which undoes it. target: the copy, if the source has
     several. Raises LeaseHeld, and as `would_drop` does."""
+    expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
         store, ledger = lease.store, Ledger(lease.store)
@@ -31,6 +32,7 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
     """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase, InvalidInput if
     `drop` is not of this migration, CollectionExists if it is another collection, StoreError if it has aliases."""
+    expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
     going = {}

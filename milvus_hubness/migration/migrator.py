@@ -21,8 +21,9 @@ from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
 from milvus_hubness.operations.row_writer import repair_rows
 from milvus_hubness.stores.helpers import complete_rename, list_bank, list_helpers, prepare_rename
-from milvus_hubness.stores.protocols import Renaming, Store, capability
+from milvus_hubness.stores.protocols import Renaming, Store, capability, expect_store
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
+from milvus_hubness.waiting import wait_seconds
 
 MOST_PASSES = 5
 POSTPONED_SECONDS = 30
@@ -44,6 +45,7 @@ def migrate(
     source's schema differs from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
     CannotMigrate, InvalidParameter, and the exceptions of the store.
     """
+    expect_store(store)
     if progress is not None:
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
@@ -63,6 +65,7 @@ def resume(
 ) -> Migration:
     """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
     in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
+    expect_store(store)
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
         return migration
@@ -80,6 +83,7 @@ def cutover(
     nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments. Raises
     WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
+    expect_store(store)
     migration = Ledger(store).find(name)
     migration.require("verified", "switching", "switched", step="cutover")
     with opened(store, migration, options or MigrationOptions()) as migrator:
@@ -102,6 +106,7 @@ class Rollback:
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
     """Let the application read the source again, once it has caught up. name: the source, the copy or the alias. Raises
     WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and the exceptions of the store."""
+    expect_store(store)
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
     with opened(store, migration, options or MigrationOptions()) as migrator:
@@ -233,7 +238,8 @@ class Migrator:
     def _wait_for_clients(self) -> None:
         announced_at = self.migration.announced_at
         if announced_at is not None and not self._options.no_writers:
-            time.sleep(max(0.0, self._options.client_ttl - (now() - announced_at).total_seconds()))
+            seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
+            wait_seconds(f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds))
 
     def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
         number = self.migration.passes + 1

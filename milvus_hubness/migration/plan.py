@@ -21,6 +21,7 @@ from milvus_hubness.errors import (
     InvalidParameter,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.estimators.base import expect_estimator
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.survey import (
     Fitting,
@@ -38,7 +39,7 @@ from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import slots_for, suffix_for
 from milvus_hubness.stores.ownership import bank_name
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
 
 
@@ -181,6 +182,8 @@ def plan_migration(
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
     every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
+    expect_store(store)
+    expect_estimator(estimator)
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
     gates = (gate, gate_targets)
     checked_gates(*gates, target_bank)

@@ -6,7 +6,7 @@ from milvus_hubness.errors import InvalidInput, NotCorrected
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.stores.helpers import complete_rename, expect_helpers, list_helpers
 from milvus_hubness.stores.ownership import CollectionId
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 
 
 def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
@@ -17,6 +17,7 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
     properties; the caller says that they are right. Raises NotCorrected, InvalidInput if another collection has the
     former name and uses one of them, StateError if one belongs to another collection, and LeaseHeld.
     """
+    expect_store(store)
     name = store.info(collection, counted=False, checked=False).name
     with Lease(store, name) as lease:
         store = lease.store

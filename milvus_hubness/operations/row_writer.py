@@ -35,6 +35,7 @@ from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import LEDGER, CollectionId
 from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
 from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, CollectionInfo, Note, Record, WriteIntentLog
+from milvus_hubness.waiting import wait_seconds
 
 BATCHES = "batches"
 HAS_BIAS = ""
@@ -402,7 +403,7 @@ def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
     info = store.info(collection, counted=False)
     if info.intent_log is None:
         return 0
-    time.sleep(client_ttl)
+    _wait(client_ttl, None)
     repaired = _repair_left(store, info)
     lease.check()
     store.end_intent_log(info.name, info.intent_log)
@@ -425,7 +426,5 @@ def drop_log(lease: Lease, owner: CollectionId) -> None:
 
 
 def _wait(seconds: float, stop: threading.Event | None) -> None:
-    if stop is None:
-        time.sleep(seconds)
-    elif stop.wait(seconds):
+    if wait_seconds("all clients to read the announcement of this job", seconds, stop):
         raise Cancelled("stopped while clients were reading the announcement of the job")

@@ -24,7 +24,7 @@ from milvus_hubness.quality.images import Images
 from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
 
 LONGEST = 160
@@ -114,6 +114,7 @@ def diagnose(
     answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
     their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
     CollectionNotFound, EmptyCollection."""
+    expect_store(store)
     queries = QueryBank.of(queries)
     biased = read_biased(
         store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
@@ -153,6 +154,7 @@ def tune(
     """Try every method on the collection's rows, and write the result into a property of the collection. bank: by
     default that of the corrected collection. queries: (n, d), real ones; answers: the keys of their right rows. Raises
     InvalidInput, CollectionNotFound, EmptyCollection, and as `quality.tuning.tune` does."""
+    expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)
     if info.is_bank:

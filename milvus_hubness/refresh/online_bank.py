@@ -16,7 +16,7 @@ from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.ownership import samples_name
-from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
+from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability, expect_store
 from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, CollectionInfo, OnlineBank, OnlineBanks, QuerySamples
 
 DEFAULT_SETTINGS = {"rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99}
@@ -60,6 +60,7 @@ def start_online_bank(
     settings: those of `OnlineBank`; omitted settings stay, and are at first DEFAULT_SETTINGS and the bank's own size.
     Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if <collection>__query_samples exists.
     """
+    expect_store(store)
     with leasing(store, collection) as (lease, _):
         store = lease.store
         info, state, name = _profile_of(store, collection, field, profile)
@@ -91,6 +92,7 @@ def stop_online_bank(
 ) -> OnlineBank | None:
     """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries in the bank. Return
     the former settings of the online bank; None if the bank was not online. Raises NotCorrected, InvalidInput."""
+    expect_store(store)
     with leasing(store, collection) as (lease, _):
         store = lease.store
         info, state, name = _profile_of(store, collection, field, profile)
@@ -110,6 +112,7 @@ def stop_online_bank(
 
 def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
     """Return the collection's online banks. Raises CollectionNotFound."""
+    expect_store(store)
     info = store.info(collection)
     return [
         _status(store, info.states[bank.field], bank)

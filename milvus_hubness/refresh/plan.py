@@ -33,7 +33,7 @@ from milvus_hubness.errors import (
     UnfinishedMigration,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.estimators.base import is_same
+from milvus_hubness.estimators.base import expect_estimator, is_same
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions, checked_gates
@@ -101,6 +101,7 @@ class RefreshOptions:
     field: str | None = None
 
     def __post_init__(self) -> None:
+        expect_estimator(self.estimator)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):

@@ -46,8 +46,9 @@ from milvus_hubness.refresh.plan import (
 )
 from milvus_hubness.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.helpers import expect_own_banks
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.waiting import wait_seconds
 
 Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
@@ -112,6 +113,7 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
     LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
     if a target bank, the bank of a new profile, or the biases to return to are missing.
     """
+    expect_store(store)
     options = replace(options, **changes) if options else RefreshOptions(**changes)
     began, field = time.perf_counter(), options.field
     with ExitStack() as stack:
@@ -361,7 +363,10 @@ class Refreshing:
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
         """Wait until all clients have read the new state, then write and return a state without the former biases."""
-        if state.outgoing is None or self.options.stop.wait(self.options.client_ttl):
+        if state.outgoing is None:
+            return state
+        awaited = f"all clients to read the new state of {self.info.name!r}"
+        if wait_seconds(awaited, self.options.client_ttl, self.options.stop):
             return state
         renewed = state.model_copy(update={"outgoing": None})
         self._write_state(renewed)

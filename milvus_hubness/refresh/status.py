@@ -10,7 +10,7 @@ from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.row_writer import open_batches, repair_rows
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, expect_store
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Status:
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
     """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
     for an unknown field, and StateError if the state cannot be read."""
+    expect_store(store)
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
     left: dict[str, Any] = {}

@@ -163,6 +163,8 @@ class CollectionTable(_Table):
     target_bank: FilePath | None = None
     method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = None
     params: dict[str, Any] = Field(default_factory=dict)
+    override: bool = False
+    """Whether `method` and `params` may differ from the verdict of tune, which is refused otherwise."""
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
     full_schedule: When = Timing.parse("0 3 * * *")
@@ -194,6 +196,13 @@ class CollectionTable(_Table):
                 raise ValueError("needs a method: add the key method, or remove this one")
             from_dict({"name": class_name(info.data["method"]), **params})
         return params
+
+    @field_validator("override")
+    @classmethod
+    def _has_a_method(cls, override: bool, info: ValidationInfo) -> bool:
+        if override and info.data.get("method", "") is None:
+            raise ValueError("needs a method: add the key method, or remove this one")
+        return override
 
     def estimator(self) -> Estimator | None:
         """Return the estimator of method and params; None for the current one. Raises InvalidParameter."""

@@ -26,10 +26,13 @@ from milvus_hubness.errors import (
     StoreError,
     UnreadableFile,
 )
+from milvus_hubness.estimators.base import is_same, to_dict
 from milvus_hubness.files.opening import read_text, read_token
 from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank, read_pairs
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
 from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import TuningRecord
+from milvus_hubness.texts import describe
 
 if sys.version_info >= (3, 11):
     import tomllib as tomllib
@@ -43,6 +46,8 @@ DEEPEST = 50
 KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
+TUNED = ("strength", "gate", "gate_targets")
+"""What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
 _TABLES: dict[str, type[BaseModel]] = {"server": ServerTable, "http": HttpTable, "collection": CollectionTable}
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
@@ -220,6 +225,8 @@ def _unknown(path: KeyPath) -> str:
     key = str(path[-1])
     if key in SECRETS:
         return "secrets are not allowed here: name a token_file, or set $MILVUS_HUBNESS_TOKEN"
+    if len(path) > 1 and path[0] == "collection" and key in TUNED:
+        return "is chosen by tune, and refreshes keep it: remove this key"
     table = ServeConfig if len(path) == 1 else _TABLES[str(path[0])]
     keys = list(table.model_fields)
     if near := get_close_matches(key, keys, n=1):
@@ -311,6 +318,8 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
     if table.profile is not None and table.profile not in state.profiles and table.bank is None:
         profiles = ", ".join(state.profiles)
         yield "profile", f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank"
+    if table.profile in (None, state.active) and (message := _differs_from_verdict(table, info.tuning)):
+        yield "method", message
     for key, bank, column in _banks(table):
         try:
             read_bank(store, bank, column).expect_dim(state.dim, f"field {state.field!r} of {info.name!r}")
@@ -319,3 +328,16 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         except (StoreError, InvalidInput) as error:
             if isinstance(error, DimensionMismatch) or bank.startswith(COLLECTION_PREFIX):
                 yield key, str(error)
+
+
+def _differs_from_verdict(table: CollectionTable, tuning: TuningRecord | None) -> str | None:
+    """Return a message if the method of the file differs from the one that tune chose for the collection."""
+    estimator = table.estimator()
+    if estimator is None or table.override or tuning is None or tuning.choice is None:
+        return None
+    if is_same(estimator, tuning.choice):
+        return None
+    return (
+        f"{describe(to_dict(estimator))} differs from {describe(tuning.choice)}, which tune chose on "
+        f"{tuning.tuned_at:%Y-%m-%d}: remove method and params, or add override = true"
+    )

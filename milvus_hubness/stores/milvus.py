@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
@@ -35,6 +35,7 @@ from milvus_hubness.stores.records import (
     WriteIntentLog,
     is_fence,
 )
+from milvus_hubness.waiting import reported, wait_until
 
 _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 CHUNK_BYTES = 8_000_000
@@ -118,7 +119,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
         scores = np.empty((len(query_vectors), k), np.float32)
-        self.client.load_collection(reference.collection)
+        self._load(reference.collection)
         [index] = self.client.list_indexes(reference.collection, field_name="vector")
         metric = self.client.describe_index(reference.collection, index)["metric_type"]
         for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
@@ -161,8 +162,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             missing = [index for index in self._indexes(source.name) if index["index_name"] not in indexes]
             if missing:
                 corrected = source.vector_fields[state.field]
-                self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
-            self.client.load_collection(target)
+                self._create_index(target, milvus_schema.copy_indexes(missing, corrected))
+            self._load(target)
         copy = self.info(target, counted=False)
         for online_bank in _sampled_for(target, source):
             dim = copy.states[online_bank.field].dim
@@ -203,7 +204,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         with translated(side):
-            self.client.create_collection(
+            self._create_loaded(
                 side,
                 schema=milvus_schema.side_schema(source),
                 index_params=milvus_schema.flat_index(SIDE_FIELD, "IP"),
@@ -253,11 +254,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 index = MilvusClient.prepare_index_params(
                     name, index_type=first.index_type, index_name=name, metric_type="IP", params=first.index_params
                 )
-                self.client.create_index(source.name, index)
+                self._create_index(source.name, index)
             if self.is_lite:
-                self.client.load_collection(source.name)
-            else:
-                self.client.refresh_load(source.name)
+                self._load(source.name)
+                return
+            with reported(f"the load of field {name!r} of {source.name!r}") as limit:
+                self.client.refresh_load(source.name, timeout=limit)
 
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not supports(self._version, "dropped fields"):
@@ -295,41 +297,50 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     # -- whole collections ------------------------------------------------------------------------------
 
     def flush(self, collection: str) -> None:
-        self.client.flush(collection)
+        with reported(f"the flush of {collection!r}") as limit:
+            self.client.flush(collection, timeout=limit)
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        from tenacity import Retrying, retry_if_result, wait_exponential
-
         for index in self.client.list_indexes(collection):
-            is_building = retry_if_result(
-                lambda index: (
-                    index["state"] != "Failed" and (index["state"] != "Finished" or bool(index["pending_index_rows"]))
-                )
+            self._wait_indexed(collection, index)
+        self._load(collection)
+
+    def _wait_indexed(self, collection: str, index: str) -> None:
+        """Wait until an index is built. Raises StoreError if the server cannot build it, and WaitedTooLong."""
+        described: dict[str, Any] = {}
+
+        def rows_left() -> str | None:
+            described.update(self.client.describe_index(collection, index))
+            # A FLAT index has nothing to build; its rows count as pending while other builds are queued.
+            if described.get("index_type") == "FLAT" or described["state"] == "Failed":
+                return None
+            if described["state"] == "Finished" and not described["pending_index_rows"]:
+                return None
+            return f"{int(described['pending_index_rows']):,} rows are left to index"
+
+        wait_until(f"index {index!r} of {collection!r}", rows_left)
+        if described["state"] == "Failed":
+            # `MilvusClient.describe_index` does not return the reason.
+            context = self.client._generate_call_context()
+            _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
+            raise StoreError(
+                f"the server failed to build index {index!r} of collection {collection!r}: "
+                f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
+                "with parameters that the server accepts, and run the command again"
             )
-            described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(
-                self.client.describe_index, collection, index
-            )
-            if described["state"] == "Failed":
-                # `MilvusClient.describe_index` does not return the reason.
-                context = self.client._generate_call_context()
-                _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
-                raise StoreError(
-                    f"the server failed to build index {index!r} of collection {collection!r}: "
-                    f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
-                    "with parameters that the server accepts, and run the command again"
-                )
-        self.client.load_collection(collection)
 
     def wait_visible(self, collection: str) -> None:
-        self.count(collection)
+        self._ensure_loaded(collection)
+        with reported(f"the last writes to {collection!r} to be visible") as limit:
+            self._count(collection, timeout=limit)
 
     def rename(self, collection: str, name: str) -> None:
         loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
         self.client.rename_collection(collection, name)
         if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
             with suppress(MilvusException):
-                self.client.load_collection(name)
+                self._load(name)
 
     def drop_alias(self, alias: str) -> None:
         self.client.drop_alias(alias)

@@ -58,9 +58,9 @@ class OwnCollections(MilvusRequests):
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
         if not self.client.list_indexes(collection):
-            self.client.create_index(collection, milvus_schema.flat_index("vector", metric))
+            self._create_index(collection, milvus_schema.flat_index("vector", metric))
         if self.client.get_load_state(collection)["state"].name != "Loaded":
-            self.client.load_collection(collection)
+            self._load(collection)
 
 
 class MilvusBanks(OwnCollections, BankGenerations):

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
+from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.generations import Batch, Key, Row
 from milvus_hubness.codec.arrays import unpacked
@@ -34,10 +35,14 @@ from milvus_hubness.stores.milvus_server import (
     is_too_large,
     literal,
     may_arrive,
+    message_of,
+    plain_client_of,
+    supported_version,
     supports,
     translated,
 )
 from milvus_hubness.stores.records import Fences, is_fence
+from milvus_hubness.waiting import WaitPolicy, log, reported, wait_until
 
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
@@ -48,11 +53,13 @@ T = TypeVar("T")
 
 
 class MilvusRequests:
-    """Reads and writes of rows. client: a plain MilvusClient; see `connect`."""
+    """Reads and writes of rows. client: a MilvusClient; see `connect`. Of a HubnessClient, its plain client is used."""
 
     def __init__(self, client: MilvusClient) -> None:
+        client = plain_client_of(client)
         self.client = client
-        self._version = str(client.get_server_version())
+        with translated("the server"):
+            self._version = supported_version(client)
         self.is_lite = self._version.startswith("milvus_lite")
         if self.is_lite:
             keep_alive_as_lite_allows(client)
@@ -96,7 +103,7 @@ class MilvusRequests:
         one is sent again only when it cannot. Raises pymilvus's errors, and LeaseLost if the alias is gone."""
         if self._fences is None or self._fences.alias_of(collection) is None:
             return write(collection, *args, **options)
-        pauses = iter(PAUSES)
+        pauses, waited = iter(PAUSES), 0.0
         while True:
             name = self._fences.alias_of(collection)
             try:
@@ -114,7 +121,10 @@ class MilvusRequests:
                     raise
                 if may_arrive(error):
                     self._fences.renew(collection)
+                if waited < WaitPolicy.first_report <= waited + pause:
+                    log.warning("writes to %r fail and are tried again: %s", collection, message_of(error))
             time.sleep(pause)
+            waited += pause
 
     def exists(self, collection: str) -> bool:
         return bool(self.client.has_collection(collection))
@@ -348,7 +358,33 @@ class MilvusRequests:
             return
         if not self.is_lite:  # Milvus Lite opens with all collections released.
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
-        self.client.load_collection(collection)
+        self._load(collection)
+
+    def _load(self, collection: str) -> None:
+        """Load a collection, and wait for it. Raises WaitedTooLong."""
+        self.client.load_collection(collection, _async=True)
+        state = ""
+
+        def share_loaded() -> str | None:
+            nonlocal state
+            loading = self.client.get_load_state(collection)
+            state = loading["state"].name
+            return f"{loading.get('progress', 0)}% is loaded" if state == "Loading" else None
+
+        wait_until(f"the load of {collection!r}", share_loaded)
+        if state != "Loaded":
+            # The server has given up: this call raises its reason.
+            with reported(f"the load of {collection!r}") as limit:
+                self.client.load_collection(collection, timeout=limit)
+
+    def _create_index(self, collection: str, index: IndexParams) -> None:
+        with reported(f"the indexes of {collection!r}") as limit:
+            self.client.create_index(collection, index, timeout=limit)
+
+    def _create_loaded(self, collection: str, **options: Any) -> None:
+        """Create a collection with its indexes, and load it."""
+        with reported(f"the indexes and the load of the new collection {collection!r}") as limit:
+            self.client.create_collection(collection, timeout=limit, **options)
 
     def _indexes(self, collection: str) -> list[Row]:
         return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]

@@ -119,6 +119,9 @@ def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
     return index_type in CELLED and dtype == "float32"
 
 
+WITHOUT_COPY = "milvus-hubness enable corrects without a copy"
+
+
 def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a collection of this kind cannot be corrected."""
     reasons = []
@@ -150,7 +153,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         if fields[field].get("nullable"):
             reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
-        reasons.append("auto_id: this server gives every row of the copy a new key")
+        reasons.append(f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}")
     others = [own for own in source.states.values() if own.field != field]
     if sides := [side.collection for own in others if (side := side_helper(own))]:
         reasons.append(
@@ -160,7 +163,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     if taken := sorted({name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
-        reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}")
+        reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}: {WITHOUT_COPY}")
     return reasons
 
 

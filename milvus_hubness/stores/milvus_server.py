@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
-from inspect import getattr_static, isfunction
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from importlib.metadata import version
+from inspect import getattr_static, iscoroutinefunction, isfunction
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
@@ -25,13 +26,16 @@ from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.errors import (
     CollectionNotFound,
+    InvalidInput,
     InvalidParameter,
     ServerUnavailable,
     StoreError,
+    UnsupportedVersion,
     naming_extras,
     redacted,
     secrets_in,
 )
+from milvus_hubness.requirements import unsupported_lite, unsupported_milvus
 from milvus_hubness.stores.keepalive import with_keepalive
 
 if TYPE_CHECKING:
@@ -66,7 +70,7 @@ class EscapedKeys:
 
 
 if not hasattr(MilvusClient, "_pack_pks_expr"):
-    raise ImportError("this release of pymilvus is not supported, keys cannot be escaped in it: install 3.0")
+    raise UnsupportedVersion(f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'")
 
 
 class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
@@ -80,6 +84,7 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+        expect_lite(uri)
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
@@ -90,6 +95,45 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
             message = f"{_unreachable(uri)}: {error.message}"
     # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def plain_client_of(client: Any) -> MilvusClient:
+    """Return a client that shows collections as they are stored: a HubnessClient has one. Raises InvalidInput."""
+    if isinstance(client, str | os.PathLike):
+        address = redacted(repr(str(client)))
+        raise InvalidInput(
+            f"MilvusStore needs a client, not the address {address}: pass MilvusStore(connect({address}))"
+        )
+    if open_plain := getattr(client, "plain_client", None):
+        plain: MilvusClient = open_plain()
+        return plain
+    get_version = getattr(client, "get_server_version", None)
+    if get_version is None or iscoroutinefunction(get_version):
+        raise InvalidInput(
+            f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass MilvusStore(connect(uri))"
+        )
+    return cast(MilvusClient, client)
+
+
+def expect_lite(uri: str) -> None:
+    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too old."""
+    if uri.endswith(".db") and (fault := unsupported_lite()):
+        raise UnsupportedVersion(fault)
+
+
+def supported_version(client: MilvusClient) -> str:
+    """Return the version of the client's server. Raises UnsupportedVersion."""
+    try:
+        server_version = str(client.get_server_version())
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        raise UnsupportedVersion(
+            unsupported_lite() or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
+        ) from error
+    if fault := unsupported_milvus(server_version):
+        raise UnsupportedVersion(fault)
+    return server_version
 
 
 def _validate_address(uri: str) -> None:
@@ -153,15 +197,15 @@ def translated(collection: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise StoreError(f"a request on {collection!r} failed: {_message_of(error)}") from error
+        raise StoreError(f"a request on {collection!r} failed: {message_of(error)}") from error
     except MilvusException as error:
         if is_missing(error):
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if "connect" in error.message.lower() or "unavailable" in error.message.lower():
             raise ServerUnavailable(
-                f"the server stopped answering about {collection!r}: {_message_of(error)}"
+                f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
-        raise StoreError(f"Milvus refused a request on {collection!r}: {_message_of(error)}") from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {message_of(error)}") from error
 
 
 def translating(store: type[S]) -> type[S]:
@@ -234,10 +278,10 @@ def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Seque
 
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
-    return any(mark in _message_of(error).lower() for mark in _TOO_LARGE)
+    return any(mark in message_of(error).lower() for mark in _TOO_LARGE)
 
 
-def _message_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))

@@ -90,7 +90,7 @@ class MilvusWriteIntents(MilvusRequests):
         }
         for collection, (schema, index) in parts.items():
             with translated(collection):
-                self.client.create_collection(
+                self._create_loaded(
                     collection,
                     schema=schema,
                     index_params=index,
@@ -112,7 +112,7 @@ class MilvusWriteIntents(MilvusRequests):
                 if state == "NotExist" or not self.client.list_indexes(collection):
                     return False
                 if state != "Loaded":
-                    self.client.load_collection(collection)
+                    self._load(collection)
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:

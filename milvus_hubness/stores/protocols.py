@@ -7,11 +7,12 @@ capability if it has its methods; `capability` returns the store as one that has
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.errors import UnsupportedOperation
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.records import (
@@ -244,6 +245,27 @@ class Banks(Protocol):
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
     """A database for the jobs. The protocols below are its optional capabilities."""
+
+
+def expect_store(store: object) -> None:
+    """Raise InvalidInput, which says how to make a store, for a client or an address of a database."""
+    if isinstance(store, str | PathLike):
+        address = redacted(repr(str(store)))
+        raise InvalidInput(f"a store is needed, not the address {address}: pass MilvusStore(connect({address}))")
+
+    # By their names: this module imports no client.
+    names = {base.__name__ for base in type(store).__mro__}
+    remedies = {
+        "MilvusClient": "MilvusStore(client)",
+        "AsyncMilvusClient": "MilvusStore(connect(uri))",
+        "QdrantClient": "QdrantStore(client)",
+        "AsyncQdrantClient": "QdrantStore(connect(uri))",
+    }
+    for name, remedy in remedies.items():
+        if name in names:
+            raise InvalidInput(f"a store is needed, not the client {type(store).__name__}: pass {remedy}")
+    if not hasattr(store, "info"):
+        raise InvalidInput(f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))")
 
 
 @runtime_checkable

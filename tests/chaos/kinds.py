@@ -89,7 +89,7 @@ def refresh_pending(scene: Scene) -> Sequence[str]:
 def enable(place: str) -> Command:
     return lambda scene: (
         *("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--where", place),
-        *("--execute", "--force", *TTL),
+        *("--force", *TTL),
     )
 
 

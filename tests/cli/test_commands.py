@@ -223,8 +223,7 @@ FAILURES = [
 def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
     spoiled(files)
     for arguments, code, said in FAILURES:
-        execute = ["--execute"] if arguments[0] == "enable" else []
-        assert_fails(run(*arguments, *execute), code, *said)
+        assert_fails(run(*arguments), code, *said)
     assert collections(files) == {"products", "hubness_ledger"}
 
 
@@ -406,16 +405,15 @@ def test_the_module_runs_as_a_command(tmp_path):
 
 def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     before = collections(files)
-    planned = run("enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4")
+    planned = run("enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan")
     assert planned.returncode == 0
-    for said in ("products__bias", "60", "NNN(k=4", "candidates", "missed", "--execute"):
+    for said in ("products__bias", "60", "NNN(k=4", "candidates", "missed", "without --plan"):
         assert said in planned.stdout
     assert collections(files) == before
-    asked = ["enable", "products", "--bank", "bank.npy", "--execute", "--json"]
+    asked = ["enable", "products", "--bank", "bank.npy", "--json"]
     done = json.loads(run(*asked).stdout)
-    assert done["executed"]
-    assert done["result"]["rows"] == 60
-    assert done["plan"]["missed"]["50"] == pytest.approx(done["result"]["missed"])
+    assert done["enable"]["rows"] == 60
+    assert done["plan"]["missed"]["50"] == pytest.approx(done["enable"]["missed"])
     assert collections(files) == {*before, "products__bias", "products__bank", "hubness_ledger"}
     told = json.loads(run("status", "products", "--json").stdout)["status"]
     assert (told["corrected"], told["where"], told["pending"]) == (True, "side", 0)

@@ -24,12 +24,12 @@ def photos(files):
 
 
 def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run):
-    planned = run("enable", "photos", *WHERE)
+    planned = run("enable", "photos", *WHERE, "--plan")
     assert planned.returncode == 0
-    for said in ("in place", "hubness_vector, 16 wide", "not changed", "must name one of", "--execute"):
+    for said in ("in place", "hubness_vector, 16 wide", "not changed", "must name one of", "without --plan"):
         assert said in planned.stdout
     assert "corrected  no" in run("status", "photos").stdout
-    shown = run("enable", "photos", *WHERE, "--client-ttl", "0", "--execute")
+    shown = run("enable", "photos", *WHERE, "--client-ttl", "0")
     assert shown.returncode == 0
     assert "50 rows have a bias" in shown.stdout
     assert "second vector field" in run("status", "photos").stdout

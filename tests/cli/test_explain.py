@@ -18,7 +18,7 @@ from tests.galleries import as_distance, plain_collection, similarity, vectors
 
 ROWS, K, DEPTH = 50, 4, 10
 NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", str(K))
-ENABLE = ("enable", "photos", *NNN, "--execute", "--force")
+ENABLE = ("enable", "photos", *NNN, "--force")
 LOCATIONS = {
     "vectors": ("COSINE", ("migrate", "run", "photos", *NNN, "--no-writers", "--force")),
     "side collection": ("L2", (*ENABLE, "--where", "side", "--max-miss-rate", "0.5")),
@@ -123,7 +123,7 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
 
 
 def test_a_gate_that_leaves_a_query_uncorrected_is_shown(files, run):
-    done = run("enable", "products", *NNN, "--gate", "1", "--execute", "--force", "--max-miss-rate", "0.5")
+    done = run("enable", "products", *NNN, "--gate", "1", "--force", "--max-miss-rate", "0.5")
     assert done.returncode == 0, done.stderr
     far = vectors(np.random.default_rng(99), 200, DIM)
     np.save("far.npy", far)

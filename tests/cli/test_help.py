@@ -125,3 +125,13 @@ def test_the_completion_of_a_shell_can_be_shown(tmp_path):
     script.write_text(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}\ntrue\n")
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     assert "complete -o default -F _milvus_hubness_completion milvus-hubness" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_one_convention_says_which_commands_write(words):
+    """Commands write; with --plan they only show; --yes confirms what drops data for good."""
+    parameters = {name: parameter for parameter in COMMANDS[words][1].params for name in parameter.opts}
+    assert not parameters.keys() & {"--execute", "--apply", "--commit", "--dry-run", "--confirm"}
+    if "--plan" in parameters:
+        assert parameters["--plan"].help.endswith("; write nothing.")
+    assert ("--drop" in parameters) == ("--yes" in parameters)

@@ -16,7 +16,7 @@ COMMANDS = {
     "status": "status products",
     "refresh": "refresh products",
     "refresh with a bank": f"refresh products {BANK}",
-    "enable": f"enable products {BANK} --execute",
+    "enable": f"enable products {BANK}",
     "disable": "disable products",
     "bank": "bank products",
     "tune": f"tune products {BANK}",

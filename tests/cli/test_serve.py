@@ -5,6 +5,7 @@ import os
 import signal
 import time
 import urllib.request
+from datetime import datetime, timezone
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from milvus_hubness import (
     plan_migration,
     status,
 )
+from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 from tests.cli.conftest import DIM
 from tests.galleries import plain_collection, vectors
 
@@ -126,6 +128,39 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
     done = run("serve", "--config", configured(COLLECTION + 'profile = "image"\n'), "--check")
     assert (done.returncode, done.stderr.split(":")[1]) == (2, "7")
     assert "no profile 'image'; profiles: default" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('method = "nnn"', "NNN(k=128, alpha=0.75) differs from NNN(k=4, alpha=0.5), which tune chose on 2026-05-04"),
+        ('method = "nnn"\nparams = { k = 4 }', "NNN(k=4, alpha=0.75) differs from NNN(k=4, alpha=0.5)"),
+        ('method = "csls"', "CSLS(k=10) differs from NNN(k=4, alpha=0.5)"),
+        ('method = "nnn"\nparams = { k = 4, alpha = 0.5 }', None),
+        ('method = "csls"\noverride = true', None),
+        ("", None),
+    ],
+)
+def test_a_method_other_than_the_one_that_tune_chose_needs_override(corrected, run, keys, said):
+    """An example with a method once overrode what tune had chosen, for everybody who copied it."""
+    store = MilvusStore(connect("shop.db"))
+    verdict = TuningRecord(
+        verdict="apply", choice={"name": "NNN", "k": 4, "alpha": 0.5}, strength=0.8, reason="", labelled=False,
+        bank_fingerprint="sha256:0", tuned_at=datetime(2026, 5, 4, tzinfo=timezone.utc),
+    )  # fmt: skip
+    store.write_property("products_hubness", TUNING_PROPERTY, verdict)
+    config = configured(f"{COLLECTION}{keys}\n")
+    for mode in ("--check", "--once"):
+        if said is None and mode == "--once":
+            continue
+        done = run("serve", "--config", config, mode)
+        if said is None:
+            assert (done.returncode, done.stderr) == (0, "")
+            continue
+        [line] = done.stderr.splitlines()
+        assert (done.returncode, said in line) == (2, True), line
+        assert line.endswith("remove method and params, or add override = true")
+        assert line.startswith("hubness.toml:7: collection 1, method: ")
 
 
 def test_without_a_database_the_configuration_is_neither_right_nor_wrong(files, run):

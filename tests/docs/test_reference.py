@@ -122,7 +122,13 @@ def test_every_environment_variable_is_listed():
     from qdrant_hubness import cli as qdrant
 
     exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS", SCREEN_VARIABLE}
-    exist |= {defaults.CLIENT_TTL_VARIABLE, defaults.LEASE_VARIABLE, qdrant.URI_VARIABLE, qdrant.KEY_VARIABLE}
+    exist |= {
+        defaults.CLIENT_TTL_VARIABLE,
+        defaults.LEASE_VARIABLE,
+        defaults.WAIT_VARIABLE,
+        qdrant.URI_VARIABLE,
+        qdrant.KEY_VARIABLE,
+    }
     rows = pages.table_rows(page("reference/environment"), "Environment variables")
     assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row[0])} == exist
 

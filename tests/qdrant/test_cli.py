@@ -55,6 +55,8 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert run("status", "items")["status"]["aliases"] == []
     made = run("migrate", "items", "--bank", bank, "--k", "4", "--client-ttl", "0")["migration"]
     assert (made["phase"], made["rows"]) == ("verified", 60)
+    shown = run("migrate", "items", "--alias", "live", "--plan")["migration"]
+    assert (shown["phase"], run("status", "items")["status"]["aliases"]) == ("verified", []), "it only shows"
     moved = run("migrate", "items", "--alias", "live", "--client-ttl", "0")["migration"]
     assert (moved["phase"], moved["alias"]) == ("switched", "live")
     assert run("migrate", "items")["migration"]["phase"] == "switched", "nothing is left to do"
@@ -67,7 +69,12 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert (revert["alias"], revert["source"]) == ("live", "items")
     again = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
-    assert run("clean", "items", "--drop", "items_hubness")["clean"]["dropped"] == "items_hubness"
+    cleaning = ("clean", "items", "--drop", "items_hubness")
+    refused = CliRunner().invoke(cli.app, [*cleaning])
+    assert (refused.exit_code, "not confirmed: add --yes" in refused.output) == (2, True)
+    assert "items_hubness, 60 rows" in refused.output
+    assert run("status", "items_hubness")["status"]["corrected"], "nothing was dropped without --yes"
+    assert run(*cleaning, "--yes")["clean"]["dropped"] == "items_hubness"
     assert run("status", "items")["status"]["aliases"] == ["live"]
 
 

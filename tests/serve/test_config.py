@@ -1,5 +1,8 @@
 """hubness.toml: what is wrong with it is told at once, with the line and what to do."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from milvus_hubness.serve import ConfigFile, file_faults
 from milvus_hubness.serve import config_file as config_file_module
 from tests.serve.worlds import config_file
 
+ROOT = Path(__file__).parents[2]
 RIGHT = """\
 timezone = "Europe/Berlin"
 
@@ -131,6 +135,33 @@ def test_the_line_is_right(tmp_path, text, line, said):
     first = faults(tmp_path, text)[0]
     assert first[0] == line
     assert said in first[1]
+
+
+def test_what_tune_chooses_is_no_key(tmp_path):
+    text = '[[collection]]\nname = "live"\nstrength = 0.5\ngate = 1\ngate_targets = 1\n'
+    said = "is chosen by tune, and refreshes keep it: remove this key"
+    assert faults(tmp_path, text) == [
+        (line, f"collection 1, {key}: {said}") for line, key in ((3, "strength"), (4, "gate"), (5, "gate_targets"))
+    ]
+    text = '[[collection]]\nname = "live"\noverride = true\n'
+    assert faults(tmp_path, text) == [
+        (3, "collection 1, override: needs a method: add the key method, or remove this one")
+    ]
+
+
+EXAMPLES = ["docs/how-to/monitor.md", "docker/hubness.toml", "docker/kubernetes/config.yaml"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_examples_name_the_alias_and_no_method(path):
+    """The source of a migration is not corrected, and a method overrides what tune chose."""
+    text = (ROOT / path).read_text()
+    tables = [part.split("```")[0] for part in text.split("[[collection]]")[1:]]
+    assert tables
+    for table in tables:
+        keys = re.findall(r"^\s*(\w+) = (\S+)", table.split("---")[0], re.MULTILINE)
+        assert dict(keys)["name"] == '"live"'
+        assert not {"method", "params"} & dict(keys).keys()
 
 
 def test_a_key_behind_a_value_of_several_lines(tmp_path):

@@ -20,6 +20,7 @@ from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import plan_enable
 from milvus_hubness.errors import remember_secrets, secrets_in
 from milvus_hubness.migration.clean import clean as clean_migration
+from milvus_hubness.migration.clean import would_drop
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.migrator import migrate as run_plan
 from milvus_hubness.migration.migrator import resume
@@ -110,6 +111,9 @@ def migrate(
         resumed = to_resume(store, source, target, is_planned=bool(correcting.bank))
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
+        if resumed is not None and plan:
+            _show(f"Would continue the migration of {source}", "migration", _summary(resumed), as_json=as_json)
+            return
         if resumed is not None:
             migration = resume(store, resumed.target, options, alias=alias)
         else:
@@ -150,13 +154,23 @@ def clean(
     collection: Collection,
     drop: Annotated[str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")],
     connection: Connection,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop; without it, only show what would be dropped.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop the source after a cutover, or the copy before it or after a rollback.
 
-    Example: qdrant-hubness clean products --drop products
+    Refuses to drop the collection that the application reads.
+
+    Example: qdrant-hubness clean products --drop products --yes
     """
-    done = clean_migration(connection.open(), collection, drop=drop)
+    store = connection.open()
+    dropped = would_drop(store, collection, drop=drop)
+    if dropped and not yes:
+        if not as_json:
+            show_facts("Would be dropped for good", dropped)
+        raise typer.BadParameter("not confirmed: add --yes")
+
+    done = clean_migration(store, collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 

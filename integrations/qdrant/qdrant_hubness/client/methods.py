@@ -8,9 +8,13 @@ from typing import Any
 
 from qdrant_client import models
 
+from milvus_hubness.client.messages import expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 from qdrant_hubness.client.state_cache import Operation
+
+OF_QUERIES = ("strength", "profile")
+"""Arguments that clients of this package add to queries."""
 
 
 class Methods(ABC):
@@ -43,6 +47,7 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.query_points. strength: w; 0 for a raw search. profile: the bias profile to use."""
+        expect_arguments(options, OF_QUERIES)
         request = request_of(
             query,
             using=using,
@@ -68,6 +73,7 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.query_batch_points; strength and profile as for query_points."""
+        expect_arguments(options, OF_QUERIES)
         return self._run(self._operations.batch(collection_name, requests, options, strength, profile))
 
     def query_points_groups(
@@ -92,6 +98,7 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.query_points_groups; strength and profile as for query_points."""
+        expect_arguments(options, OF_QUERIES)
         request = request_of(
             query,
             using=using,

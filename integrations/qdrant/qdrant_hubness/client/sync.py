@@ -18,6 +18,17 @@ from qdrant_hubness.store.requests import is_local, turn
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
+class _PlainClient(QdrantClient):  # type: ignore[misc]
+    """A QdrantClient on the connection or the local data of another client, which stays open."""
+
+    def __init__(self, client: QdrantClient) -> None:
+        self.__dict__.update(vars(client))
+        self._shared = client
+
+    def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
+        """Do nothing: the other client closes the connection."""
+
+
 class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
     """A replacement of QdrantClient, which corrects searches of corrected collections.
 
@@ -53,6 +64,10 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         """As QdrantClient.close; the argument `client` stays open."""
         if not getattr(self, "_shares", True):
             super().close(grpc_grace, **kwargs)
+
+    def plain_client(self) -> QdrantClient:
+        """Return a QdrantClient of the same connection or local data, which shows collections as they are stored."""
+        return _PlainClient(self)
 
     def _run(self, operation: Operation[T]) -> T:
         return drive(operation, self._answer)

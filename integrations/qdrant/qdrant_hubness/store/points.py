@@ -22,7 +22,7 @@ from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties
-from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn
+from qdrant_hubness.store.requests import is_local, lacks_points, plain_client_of, translated, turn
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 
 Of = TypeVar("Of", bound="QdrantPoints")
@@ -73,6 +73,7 @@ class QdrantPoints:
     """client: a plain QdrantClient, local or of a server, see `connect`."""
 
     def __init__(self, client: QdrantClient) -> None:
+        client = plain_client_of(client)
         self.client = client
         self.is_local = is_local(client)
         self.properties = Properties(client)

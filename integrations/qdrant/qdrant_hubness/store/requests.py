@@ -7,26 +7,33 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from os import PathLike
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import grpc
-from qdrant_client import QdrantClient
+from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.errors import (
     CollectionNotFound,
+    InvalidInput,
     InvalidParameter,
     ServerUnavailable,
     StoreError,
+    UnsupportedVersion,
     redacted,
     secrets_in,
 )
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
+OLDEST_SERVER = (1, 10)
+"""The version from which servers have the query API, by which all searches are sent."""
+FORMULAS = (1, 14)
+"""The version from which a query can have a formula, which subtracts biases that are in payloads."""
 FAILURES = (ApiException, grpc.RpcError, ValueError, KeyError, RuntimeError)
 """The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for points."""
 
@@ -46,12 +53,33 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
-            client.info()
-            return client
+            server_version = str(client.info().version)
+            if _numbers(server_version) >= OLDEST_SERVER:
+                return client
+            raise UnsupportedVersion(
+                f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: upgrade it to "
+                f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
+            )
         return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
     except FAILURES as error:
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
+
+
+def plain_client_of(client: Any) -> QdrantClient:
+    """Return a client that shows collections as they are stored: a HubnessQdrantClient has one. Raises InvalidInput."""
+    if isinstance(client, str | PathLike):
+        address = redacted(repr(str(client)))
+        raise InvalidInput(
+            f"QdrantStore needs a client, not the address {address}: pass QdrantStore(connect({address}))"
+        )
+    if open_plain := getattr(client, "plain_client", None):
+        return open_plain()
+    if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
+        raise InvalidInput(
+            f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass QdrantStore(connect(uri))"
+        )
+    return client
 
 
 def is_local(client: Any) -> bool:
@@ -67,9 +95,19 @@ def turn(client: Any) -> Any:
         return _locks.setdefault(client._client, threading.RLock())
 
 
+def has_formulas(version: str) -> bool:
+    """Whether a server of this version takes formulas in queries."""
+    return _numbers(version) >= FORMULAS
+
+
 def keeps_metadata(version: str) -> bool:
     """Whether a server of this version keeps metadata of collections."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= KEEPS_METADATA
+    return _numbers(version) >= KEEPS_METADATA
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version; greater ones than any for a version that has none."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 
 def is_missing(error: BaseException) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from qdrant_client import models
-from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
-from milvus_hubness.errors import CollectionExists, InvalidParameter
+from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.helpers import expect_helpers
 from milvus_hubness.stores.records import (
@@ -21,9 +20,10 @@ from milvus_hubness.stores.records import (
     WriteIntentLog,
     is_fence,
 )
+from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
-from qdrant_hubness.store.requests import translated, turn
+from qdrant_hubness.store.requests import has_formulas, translated, turn
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 8_000_000
@@ -127,6 +127,12 @@ class QdrantStore(QdrantWriteIntents):
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root."""
+        version = self.server_version()
+        if not has_formulas(version.rpartition(" ")[2]):
+            raise CannotMigrate(
+                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade it to 1.14 or "
+                "newer, or migrate the collection"
+            )
         metrics = {field.metric for field in source.users_fields.values()}
         return "present" if metrics & BIAS_METRICS else "none"
 
@@ -142,8 +148,14 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        is_building = retry_if_result(lambda described: described.status == models.CollectionStatus.YELLOW)
-        Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(self.ask, "get_collection", collection)
+        def share_indexed() -> str | None:
+            described = self.ask("get_collection", collection)
+            if described.status != models.CollectionStatus.YELLOW:
+                return None
+            indexed, points = described.indexed_vectors_count or 0, described.points_count or 0
+            return f"{indexed:,} vectors of {points:,} points are indexed"
+
+        wait_until(f"Qdrant to optimise {collection!r}", share_indexed)
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""

@@ -1,0 +1,62 @@
+"""The extras of this package that a command needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+
+from milvus_hubness.errors import EXTRAS, MissingExtra
+
+OF_COMMANDS = {
+    **dict.fromkeys(("tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)),
+    **dict.fromkeys(("refresh", "bank", "migrate", "quari"), ("jobs",)),
+    "serve": ("serve",),
+    "demo": ("jobs", "lite"),
+}
+"""The extras of each command that needs more than a base install."""
+WITHIN = {"serve": "jobs"}
+"""Extras that install another one too."""
+VERSIONED = {"tomli": (3, 11)}
+"""Modules that Python itself has from this version on."""
+
+
+def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> MissingExtra:
+    """Return the error for a command line, with all extras that it lacks, so that one installation does.
+
+    arguments: those of the program. uri: the address of the database.
+    """
+    command = next((argument for argument in arguments if argument in OF_COMMANDS), "")
+    extras = {error.extra, *OF_COMMANDS.get(command, ())}
+    if "--http" in arguments:
+        extras.add("serve")
+    if uri.endswith(".db"):
+        extras.add("lite")
+
+    missing = {extra: modules for extra in extras if (modules := _missing_modules(extra))}
+    wider = {WITHIN[extra] for extra in missing if extra in WITHIN}
+    named = sorted(missing.keys() - wider) or [error.extra]
+    modules = sorted({module for group in missing.values() for module in group})
+    if len(modules) < 2:
+        return error
+    return MissingExtra(
+        f'{", ".join(modules)} are not installed: pip install "milvus-hubness[{",".join(named)}]"', named[0]
+    )
+
+
+def _missing_modules(extra: str) -> list[str]:
+    extras = {extra, WITHIN.get(extra, extra)}
+    return [module for module in _modules_of(extras) if not _is_installed(module)]
+
+
+def _modules_of(extras: Iterable[str]) -> list[str]:
+    named = set(extras)
+    return [
+        module for module, extra in EXTRAS.items() if extra in named and sys.version_info < VERSIONED.get(module, (99,))
+    ]
+
+
+def _is_installed(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None
