@@ -89,6 +89,7 @@ class Profile(FrozenModel):
     a number k; searches correct only queries whose raw nearest item is among the k nearest of some bank
     query. gate_targets: a number k; searches also correct queries whose raw nearest item is among the k
     nearest of some item of the target bank. former: the source of the biases before the last full refresh.
+    tolerance: a refresh left stored biases as they were if they differed from the new ones by at most this.
     """
 
     estimator: dict[str, Any]
@@ -102,6 +103,7 @@ class Profile(FrozenModel):
     epoch: int = Field(ge=1)
     refreshed_at: datetime
     former: Former | None = None
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
@@ -232,6 +234,14 @@ class CollectionState(FrozenModel):
         if self.incoming is not None and self.incoming.name == self.active:
             return self.incoming.profile.slot
         return self.profile.slot
+
+    @property
+    def epoch_of_new_rows(self) -> int:
+        """The epoch of rows whose biases are computed as those of new rows; negative if the formula differs for them."""
+        from milvus_hubness.estimators import from_dict
+
+        leave_room = any(from_dict(profile.estimator).potentials for profile in self.profiles.values())
+        return -self.profile.epoch if leave_room else self.profile.epoch
 
     @property
     def banks(self) -> tuple[BankReference, ...]:

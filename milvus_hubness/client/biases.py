@@ -223,7 +223,8 @@ class Biases:
                 column, hints = yield Compute(partial(correction.of_rows, vectors, are_new=new))
                 locality_hints = hints if profile is state.profile else locality_hints
             biases |= dict.fromkeys(slots, column)
-        return RowBiases(biases, state.profile.epoch, locality_hints)
+        epoch = state.epoch_of_new_rows if are_last else state.profile.epoch
+        return RowBiases(biases, epoch, locality_hints)
 
     def _by_search(
         self,

@@ -256,7 +256,7 @@ class Renewal:
         parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
         for partition, part in parts:
             self._admit(len(part))
-            count += backend.write(part, partition, self._for_new_rows, backend.state.profile.epoch)
+            count += backend.write(part, partition, self._for_new_rows, backend.state.epoch_of_new_rows)
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:

@@ -324,6 +324,7 @@ class Refreshing:
                 "gate_targets": plan.gates[1],
                 "refreshed_at": now(),
                 "former": None if self.is_new else former,
+                "tolerance": self.options.tolerance,
             }
         )
 
