@@ -237,7 +237,7 @@ class CollectionState(FrozenModel):
 
     @property
     def epoch_of_new_rows(self) -> int:
-        """The epoch of rows whose biases are computed as those of new rows; negative if the formula differs for them."""
+        """The epoch of rows with the biases of new rows: negative if the formula differs for them."""
         from milvus_hubness.estimators import from_dict
 
         leave_room = any(from_dict(profile.estimator).potentials for profile in self.profiles.values())

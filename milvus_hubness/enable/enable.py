@@ -202,8 +202,8 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
 def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
-    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients inserted
-    since they read the state have biases of new rows, which differ from the formula.
+    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients
+    inserted since they read the state have biases of new rows, which differ from the formula.
     """
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)

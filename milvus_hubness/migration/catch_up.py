@@ -16,6 +16,7 @@ from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, n
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
+from milvus_hubness.migration.presence import require_collections
 from milvus_hubness.operations.progress import Throttle, key_pages
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
@@ -54,7 +55,7 @@ class Sample:
     def add(self, partition: str | None, keys: Sequence[Key]) -> None:
         numbers = self._rng.random(len(keys))
         limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
-        drawn = [(float(numbers[i]), partition, keys[i]) for i in np.flatnonzero(numbers < limit)]
+        drawn = [(float(numbers[i]), partition, keys[i]) for i in np.flatnonzero(numbers < limit).tolist()]
         self._drawn = sorted([*self._drawn, *drawn], key=lambda draw: draw[0])[: self._size]
 
     def by_partition(self) -> dict[str | None, list[Key]]:
@@ -289,6 +290,7 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
         "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
         step="verification",
     )  # fmt: skip
+    require_collections(store, migration)
     source = store.info(migration.source_now)
     validate_index(store, migration, source)
     pair = pair_of(store, migration)

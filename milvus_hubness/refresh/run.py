@@ -160,7 +160,7 @@ def _refreshed(
         pending = executor.submit(BiasBackend(store, info, state).count_pending)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
-        left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
+        left, half = unfinished(rebuilds, info), half_switched(rebuilds, info)
         if half and not options.plan:
             carry_out(half, MigrationOptions(), lease)
         waiting, noted = pending.result(), noting.result()
@@ -264,7 +264,7 @@ class Refreshing:
             return self._result(action, reason, written=self.info.rows, judged=judged)
         self.lease.check()
         fresh = self._fresh(plan, correction, mean_bias)
-        if left := unfinished(rebuildings(self.store), self.info.name):
+        if left := unfinished(rebuildings(self.store), self.info):
             self.lease.include(left.target)
             drop_copy(self.lease, Ledger(self.store), left)
         if rebuilds:

@@ -29,9 +29,10 @@ from milvus_hubness.stores.records import (
     DualWrite,
     OnlineBank,
     OnlineBanks,
-    TuningRecord,
     VectorField,
+    Verdicts,
     WriteIntentLog,
+    identity_in,
     is_fence,
 )
 
@@ -62,13 +63,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             partitions=partitions,
             aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
             states=read_states(properties),
-            tuning=TuningRecord.read(properties),
+            verdicts=Verdicts.read(properties) or Verdicts(),
             is_bank=BANK_PROPERTY in properties,
             schema=schema,
             dual_write=DualWrite.read(properties),
             intent_log=WriteIntentLog.read(properties),
             online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
-            identity=str(schema["collection_id"] or ""),
+            identity=str(schema["collection_id"] or "") or identity_in(properties),
         )
         return self._with_own_helpers(info) if checked else info
 
@@ -282,6 +283,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return reasons
 
     # -- whole collections ------------------------------------------------------------------------------
+
+    def collection_names(self) -> list[str]:
+        return list(self.client.list_collections())
 
     def flush(self, collection: str) -> None:
         self.client.flush(collection)

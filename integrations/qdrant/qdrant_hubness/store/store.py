@@ -16,9 +16,10 @@ from milvus_hubness.stores.records import (
     CollectionInfo,
     DualWrite,
     OnlineBanks,
-    TuningRecord,
     VectorField,
+    Verdicts,
     WriteIntentLog,
+    identity_in,
     is_fence,
 )
 from qdrant_hubness.store import schema
@@ -52,12 +53,13 @@ class QdrantStore(QdrantWriteIntents):
             partitions=PARTITIONS,
             aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
             states=read_states(properties),
-            tuning=TuningRecord.read(properties),
+            verdicts=Verdicts.read(properties) or Verdicts(),
             is_bank=BANK_PROPERTY in properties,
             schema={"described": described},
             dual_write=DualWrite.read(properties),
             intent_log=WriteIntentLog.read(properties),
             online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
+            identity=identity_in(properties),
         )
         if checked:
             expect_helpers(self, info.biases_and_notes, info.collection_id)
@@ -137,6 +139,9 @@ class QdrantStore(QdrantWriteIntents):
         """Payloads accept any key."""
 
     # -- whole collections -------------------------------------------------------------
+
+    def collection_names(self) -> list[str]:
+        return [collection.name for collection in self.ask("get_collections").collections]
 
     def flush(self, collection: str) -> None:
         self.load(collection)
