@@ -246,7 +246,8 @@ class Refreshing:
         options = self.options
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
         judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
-        if judged and judged.objection and not options.force:
+        # Who takes a refresh back has decided already.
+        if judged and judged.objection and not (options.force or options.revert):
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
         correction = fit(self.store, self.info, self.state, plan, options)
         biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias

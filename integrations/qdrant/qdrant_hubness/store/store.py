@@ -141,7 +141,8 @@ class QdrantStore(QdrantWriteIntents):
     # -- whole collections -------------------------------------------------------------
 
     def collection_names(self) -> list[str]:
-        return [collection.name for collection in self.ask("get_collections").collections]
+        with turn(self.client), translated("the server"):
+            return [collection.name for collection in self.client.get_collections().collections]
 
     def flush(self, collection: str) -> None:
         self.load(collection)
