@@ -39,6 +39,7 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
 
 
 SAMPLED_ROWS = 256
+DEFECTS_NAMED = 3
 
 
 class Sample:
@@ -69,12 +70,14 @@ class Sample:
 @dataclass(frozen=True)
 class Pass:
     """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
-    differing: number of rows that differed when read again, and were carried over. sample: of all rows."""
+    differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
+    some of the differing rows, in words."""
 
     rows: int
     fields: int
     differing: int
     sample: Sample
+    defects: tuple[str, ...]
 
 
 def run_pass(
@@ -86,14 +89,15 @@ def run_pass(
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
     sample = Sample()
+    defects: list[str] = []
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
         for page, copied in pair.pages(partition, page_rows):
             throttle.admit(0, 0)
             broken = pair.differences(page, copied)
             if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
+                rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
                 if not number:
-                    rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
                     raise VerificationFailed(
                         f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
                         f"{name_some(rows_named)}: run the migration again, which carries them over; after the "
@@ -101,12 +105,13 @@ def run_pass(
                     )
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
+                defects += rows_named[: DEFECTS_NAMED - len(defects)]
             sample.add(partition, page.keys)
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
             facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
             options.events.report("catching-up", **{"pass": number}, **facts)
-    return Pass(rows, fields, differing, sample)
+    return Pass(rows, fields, differing, sample, tuple(defects))
 
 
 def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:

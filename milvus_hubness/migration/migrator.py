@@ -277,8 +277,8 @@ class Migrator:
             carried += done.differing
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}. Some client writes without HubnessClient, which "
-            "writes to both: stop it, and run it again with --no-writers"
+            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}. Some client "
+            "writes without HubnessClient, which writes to both: stop it, and run it again with --no-writers"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:

@@ -259,6 +259,18 @@ class CollectionInfo:
         return next((bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)), None)
 
 
+def taken_keys(counts: Mapping[str, int]) -> list[str]:
+    """Return the obstacle that rows have keys of their own where a corrected collection has its hidden fields; none
+    without such rows. counts: the number of rows with each key."""
+    if not counts:
+        return []
+    keys = ", ".join(f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items())
+    return [
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
+        "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
     """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are none."""

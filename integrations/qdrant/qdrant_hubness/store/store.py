@@ -9,6 +9,7 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.errors import CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.helpers import expect_helpers
@@ -21,6 +22,7 @@ from milvus_hubness.stores.records import (
     WriteIntentLog,
     identity_in,
     is_fence,
+    taken_keys,
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
@@ -66,7 +68,15 @@ class QdrantStore(QdrantWriteIntents):
         return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
-        return schema.obstacles(source, field)
+        names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
+        counts = {name: self._count_with(source.name, name) for name in names}
+        return schema.obstacles(source, field) + taken_keys({name: count for name, count in counts.items() if count})
+
+    def _count_with(self, collection: str, key: str) -> int:
+        """Return the number of points with this key in their payloads."""
+        lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
+        count_filter = models.Filter(must_not=[lacking])
+        return int(self.ask("count", collection, count_filter=count_filter, exact=True).count)
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         return schema.remarks(source)
