@@ -236,14 +236,6 @@ class CollectionState(FrozenModel):
         return self.profile.slot
 
     @property
-    def epoch_of_new_rows(self) -> int:
-        """The epoch of rows with the biases of new rows: negative if the formula differs for them."""
-        from milvus_hubness.estimators import from_dict
-
-        leave_room = any(from_dict(profile.estimator).potentials for profile in self.profiles.values())
-        return -self.profile.epoch if leave_room else self.profile.epoch
-
-    @property
     def banks(self) -> tuple[BankReference, ...]:
         """The banks of all profiles: of the current biases, the former ones and those that a refresh is writing."""
         moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]

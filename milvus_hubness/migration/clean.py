@@ -89,8 +89,8 @@ def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migr
 
 def _validate(store: Store, migration: Migration, drop: str) -> None:
     if drop == migration.target:
-        is_there = store.exists(drop) and is_copy(store.info(drop, counted=False, checked=False), migration)
-        if is_there:
+        still_exists = store.exists(drop) and is_copy(store.info(drop, counted=False, checked=False), migration)
+        if still_exists:
             migration.require(
                 "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
             )  # fmt: skip

@@ -127,7 +127,7 @@ class Migration(FrozenModel):
 LONGEST_VALUE = 80
 """Most characters of an argument that a message shows."""
 _NOT_SHOWN = {"schema", "bank", "target_bank"}
-"""Arguments whose values, descriptions and digests, tell nobody anything."""
+"""Arguments whose values, descriptions and digests, no person compares."""
 
 
 def _change(name: str, then: object, now: object) -> str:

@@ -210,7 +210,7 @@ def plan_migration(
     store.validate_index(vector, former)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
-    is_given = estimator is not None
+    names_method = estimator is not None
     estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
     target = target or f"{info.name}_hubness"
     unfinished = _unfinished(store, info, target, restart=restart)
@@ -220,7 +220,7 @@ def plan_migration(
     distinct = fitting.survey.rows
     other_aliases = tuple(name for name in info.aliases if name != alias)
     remarks = store.remarks(replace(info, aliases=other_aliases), field)
-    remarks += verdict_remarks(info, field, bank, is_followed=not is_given)
+    remarks += verdict_remarks(info, field, bank, is_followed=not names_method)
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
@@ -289,7 +289,7 @@ def checked_gates(
 
 
 def verdict_remarks(info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool) -> list[str]:
-    """Return what tuning found about a bank, and when, or that it found nothing. is_followed: no method was given."""
+    """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no method is named."""
     verdict = info.verdicts.of(field, bank.fingerprint)
     if verdict is not None:
         method = describe(verdict.choice) if verdict.choice else "no method"
@@ -298,8 +298,8 @@ def verdict_remarks(info: CollectionInfo, field: str, bank: QueryBank, *, is_fol
     if not is_followed:
         return []
     others = len(info.verdicts.records)
-    known = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
-    return [f"tune has no verdict on this bank{known}: the default method applies; run tune with it to choose one"]
+    elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
+    return [f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"]
 
 
 def chosen(

@@ -88,16 +88,16 @@ def problem_of(store: Store, migration: Migration) -> str:
 
 def renamed_copy(store: Store, migration: Migration) -> str | None:
     """Return the name that somebody gave to the copy; None if it has its own name or is gone."""
-    found = _found(store, lambda info: is_copy(info, migration))
-    return None if found == migration.target else found
+    name = _name_of(store, lambda info: is_copy(info, migration))
+    return None if name == migration.target else name
 
 
 def renamed_source(store: Store, migration: Migration) -> str | None:
     """Return the name that somebody gave to the source; None if it has its own name or is gone."""
     if not migration.source_identity:
         return None
-    found = _found(store, lambda info: info.identity == migration.source_identity)
-    return None if found == migration.source_now else found
+    name = _name_of(store, lambda info: info.identity == migration.source_identity)
+    return None if name == migration.source_now else name
 
 
 def _remedy(migration: Migration) -> str:
@@ -118,7 +118,7 @@ def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str)
     return CollectionNotFound(f"{thing} is gone: {remedy}")
 
 
-def _found(store: Store, is_meant: Callable[[CollectionInfo], bool]) -> str | None:
+def _name_of(store: Store, is_meant: Callable[[CollectionInfo], bool]) -> str | None:
     """Return the name of the collection that is meant, among all of the database; None if there is none."""
     for name in store.collection_names():
         # Another process may have dropped it meanwhile, and broken states belong to nobody.

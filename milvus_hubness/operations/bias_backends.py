@@ -182,11 +182,11 @@ class BiasBackend:
         """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which are of new rows."""
         entries = self.store.get(side, keys, SIDE_FIELD)
         places = {key: i for i, key in enumerate(keys)}
-        found = [places[key] for key in entries.keys]
+        present = [places[key] for key in entries.keys]
         biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
-        biases[found] = entries.vectors
+        biases[present] = entries.vectors
         new = np.zeros(len(keys), np.bool_)
-        new[found] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
+        new[present] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
         return biases, new
 
     def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Banks, Correction, load_corrections, reduced_targets
+from milvus_hubness.correction import Banks, Correction, epoch_of_new_rows, load_corrections, reduced_targets
 from milvus_hubness.distributed.ray_gallery import fit_on_ray
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
@@ -263,7 +263,7 @@ class Renewal:
         parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
         for partition, part in parts:
             self._admit(len(part))
-            count += backend.write(part, partition, self._for_new_rows, backend.state.epoch_of_new_rows)
+            count += backend.write(part, partition, self._for_new_rows, epoch_of_new_rows(backend.state))
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
