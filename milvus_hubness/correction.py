@@ -164,6 +164,12 @@ def row_biases(
     return RowBiases(by_slot, epoch, corrections[state.profile.slot].locality_hints(vectors))
 
 
+def epoch_of_new_rows(state: CollectionState) -> int:
+    """Return the epoch of rows with the biases of new rows: negative if the formula gives them others."""
+    leave_room = any(from_dict(profile.estimator).potentials for profile in state.profiles.values())
+    return -state.profile.epoch if leave_room else state.profile.epoch
+
+
 def initial_state(
     layout: Layout,
     estimator: Estimator,

@@ -154,6 +154,7 @@ class Profile(FrozenModel):
     a number k; searches correct only queries whose raw nearest item is among the k nearest of some bank
     query. gate_targets: a number k; searches also correct queries whose raw nearest item is among the k
     nearest of some item of the target bank. former: the source of the biases before the last full refresh.
+    tolerance: a refresh left stored biases as they were if they differed from the new ones by at most this.
     """
 
     estimator: StoredEstimator
@@ -167,6 +168,7 @@ class Profile(FrozenModel):
     epoch: int = Field(ge=1, le=MOST_ROWS)
     refreshed_at: Moment
     former: Former | None = None
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _expect_two_slots(self) -> Profile:

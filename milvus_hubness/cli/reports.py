@@ -276,6 +276,7 @@ def _words(status: Status) -> dict[str, object]:
         "aliases": ", ".join(status.aliases),
         "write intents": f"{intents:,} rows in the log" if intents else None,
         "batches": f"{batches} open: a job is running, or was killed (repair with --repair)" if batches else None,
+        "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
     }
     if status.estimator and status.bank and status.age_seconds is not None:
         facts |= {
@@ -292,6 +293,14 @@ def _words(status: Status) -> dict[str, object]:
             "last refresh": f"{span(status.age_seconds)} ago ({status.refreshed_at}), epoch {status.epoch}",
         }
     return facts
+
+
+def _verdict_words(verdict: dict[str, Any]) -> str:
+    method = f", {describe(verdict['choice'])} at strength {verdict['strength']:g}" if verdict["choice"] else ""
+    in_use = ", the bank in use" if verdict["in_use"] else ""
+    return "{tuned_at:.16} UTC on {bank_fingerprint:.19}{in_use}: {verdict}{method}".format(
+        **verdict | {"in_use": in_use, "method": method}
+    )
 
 
 def _bias_location(status: Status) -> str:

@@ -223,7 +223,12 @@ class Biases:
                 column, hints = yield Compute(partial(correction.of_rows, vectors, are_new=new))
                 locality_hints = hints if profile is state.profile else locality_hints
             biases |= dict.fromkeys(slots, column)
-        return RowBiases(biases, state.profile.epoch, locality_hints)
+        epoch = state.profile.epoch
+        if are_last:
+            from milvus_hubness.correction import epoch_of_new_rows
+
+            epoch = epoch_of_new_rows(state)
+        return RowBiases(biases, epoch, locality_hints)
 
     def _by_search(
         self,

@@ -30,6 +30,7 @@ from milvus_hubness.stores.ownership import (
 )
 from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
     ONLINE_BANKS_PROPERTY,
     TUNING_PROPERTY,
     WRITE_INTENTS_PROPERTY,
@@ -356,7 +357,14 @@ def _list_banks(whole: Whole, sharing: CollectionId, store: MilvusStore) -> None
     list_helpers(store, [], whole.states, whole.id, sharing)
 
 
-_OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
+_OURS = {
+    PROPERTY,
+    TUNING_PROPERTY,
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    IDENTITY_PROPERTY,
+}
 
 
 def is_ours(property: str) -> bool:

@@ -27,7 +27,8 @@ EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
 
 PENDING = 0
-"""Value of `hubness_epoch` in rows whose bias is not computed yet."""
+"""Value of `hubness_epoch` in rows whose bias is not computed yet. A negative epoch is that of a row whose biases were
+computed as those of a new row: they depend on the rows that were written together with it."""
 
 
 class RowBiases(NamedTuple):
@@ -193,6 +194,10 @@ class RowCodec(ABC):
     def pending(self, columns: Columns) -> Flags:
         """Return (n,) whether the bias of a row is not computed yet."""
         return np.array([epoch in (None, PENDING) for epoch in columns[self.epoch_field]], np.bool_)
+
+    def are_new(self, columns: Columns) -> Flags:
+        """Return (n,) whether the biases of a row were computed as those of a new row."""
+        return np.array([(epoch or PENDING) < PENDING for epoch in columns[self.epoch_field]], np.bool_)
 
     def stale(self, columns: Columns) -> Flags:
         """Return (n,) whether the biases of a row are visibly those of another vector."""

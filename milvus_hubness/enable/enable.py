@@ -209,8 +209,11 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
 
 
 def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
-    """Return the number of rows, and keys of some rows whose scores were not correct. Rows may lack locality hints: a
-    client whose memory cannot hold the bank writes such rows."""
+    """Return the number of rows, and keys of some rows whose scores were not correct.
+
+    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients
+    inserted since they read the state have biases of new rows, which differ from the formula.
+    """
     store, info, state = backend.store, backend.info, backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
     rows, wrong = 0, list[Key]()
@@ -218,7 +221,7 @@ def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Pr
         biased_rows = backend.read(part, partition)
         biases = correction.centred(biased_rows.vectors)[:, None]
         near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
-        off = biased_rows.unbiased | ~near.all(axis=1)
+        off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
         wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
         if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:

@@ -18,7 +18,7 @@ from milvus_hubness.defaults import MAX_MISS_RATE, Where
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import expect_estimator, is_same
-from milvus_hubness.migration.plan import bank_facts, checked_gates, chosen
+from milvus_hubness.migration.plan import bank_facts, checked_gates, chosen, verdict_remarks
 from milvus_hubness.migration.survey import resolved
 from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
@@ -166,7 +166,8 @@ def plan_enable(
         gallery = read_gallery(store, info, field, progress=progress)
         bank.expect_dim(gallery.layout.dim, "the field")
         resolved(gallery.layout, gallery.vectors, bank, field, dtype)
-        estimator, strength, gate, gate_targets = chosen(info, bank, target_bank, estimator, gates, force=force)
+        remarks += verdict_remarks(info, field, bank, is_followed=estimator is None)
+        estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
         banks = (estimator, bank, target_bank)
         if layout is not None:
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)

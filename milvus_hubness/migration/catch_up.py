@@ -16,7 +16,7 @@ from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, n
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.survey import scan_chunk
+from milvus_hubness.migration.presence import require_collections
 from milvus_hubness.operations.progress import Throttle, key_pages
 from milvus_hubness.stores.protocols import Collections, Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
@@ -38,14 +38,46 @@ def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, bac
     return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 
+SAMPLED_ROWS = 256
+DEFECTS_NAMED = 3
+
+
+class Sample:
+    """Keys drawn at random from all keys that are added, each with the same probability.
+
+    Every key gets a random number, and those with the smallest numbers are kept.
+    """
+
+    def __init__(self, size: int = SAMPLED_ROWS) -> None:
+        self._size = size
+        self._rng = np.random.default_rng()
+        self._drawn: list[tuple[float, str | None, Key]] = []
+
+    def add(self, partition: str | None, keys: Sequence[Key]) -> None:
+        numbers = self._rng.random(len(keys))
+        limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
+        drawn = [(float(numbers[i]), partition, keys[i]) for i in np.flatnonzero(numbers < limit).tolist()]
+        self._drawn = sorted([*self._drawn, *drawn], key=lambda draw: draw[0])[: self._size]
+
+    def by_partition(self) -> dict[str | None, list[Key]]:
+        """Return the drawn keys of each partition."""
+        keys: dict[str | None, list[Key]] = {}
+        for _, partition, key in self._drawn:
+            keys.setdefault(partition, []).append(key)
+        return keys
+
+
 @dataclass(frozen=True)
 class Pass:
     """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
-    differing: number of rows that differed when read again, and were carried over."""
+    differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
+    some of the differing rows, in words."""
 
     rows: int
     fields: int
     differing: int
+    sample: Sample
+    defects: tuple[str, ...]
 
 
 def run_pass(
@@ -56,25 +88,30 @@ def run_pass(
     throttle, rows_total = options.throttle, migration.rows
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
+    sample = Sample()
+    defects: list[str] = []
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
         for page, copied in pair.pages(partition, page_rows):
             throttle.admit(0, 0)
             broken = pair.differences(page, copied)
             if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
+                rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
                 if not number:
-                    rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
                     raise VerificationFailed(
                         f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
-                        f"{name_some(rows_named)}"
+                        f"{name_some(rows_named)}: run the migration again, which carries them over; after the "
+                        "cutover, the application may have changed them rightly"
                     )
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
+                defects += rows_named[: DEFECTS_NAMED - len(defects)]
+            sample.add(partition, page.keys)
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
             facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
             options.events.report("catching-up", **{"pass": number}, **facts)
-    return Pass(rows, fields, differing)
+    return Pass(rows, fields, differing, sample, tuple(defects))
 
 
 def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
@@ -119,8 +156,6 @@ def warm(store: Store, migration: Migration) -> None:
 
 
 COUNTS = 3
-SAMPLED_CHUNKS = 16
-SAMPLED_ROWS = 16
 BIAS_TOLERANCE = 1e-5
 TOP = 10
 SEARCHED = 100
@@ -152,7 +187,7 @@ def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chun
         )
     _check_counts(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
-    for copied in _samples(pair, chunks):
+    for copied in _samples(pair, equal.sample):
         _check_biases(pair, copied)
         vectors = pair.copy.decode_rows(copied).vectors
         valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
@@ -201,30 +236,43 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition, rows=counted))
         if counted <= keys or store.count(copy) != counted:
             return
-    raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
+    raise VerificationFailed(
+        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that inserts keys again: stop "
+        "it, and run the migration again with --restart, which makes a new copy"
+    )
 
 
-def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-    for number in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int)):
-        rows = scan_chunk(pair.store, pair.origin.collection, pair.state.field, chunks[number], SAMPLED_ROWS)
-        current, copied = pair.current(rows.keys, chunks[number].partition)
-        keys = set(current.keys)
-        common = [i for i, key in enumerate(copied.keys) if key in keys]
-        if common:
-            yield copied.take(common)
+def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
+    """Yield the sampled rows of the copy that the origin still has."""
+    page = pair.store.chunk_rows(pair.store.info(pair.origin.collection, counted=False))
+    for partition, keys in sample.by_partition().items():
+        for start in range(0, len(keys), page):
+            current, copied = pair.current(keys[start : start + page], partition)
+            existing = set(current.keys)
+            common = [i for i, key in enumerate(copied.keys) if key in existing]
+            if common:
+                yield copied.take(common)
 
 
 def _check_biases(pair: Pair, copied: Batch) -> None:
+    """Check that the biases are those of the formula. Those of new rows are left out if the estimator balances rows
+    against each other: they depend on the rows that were written together with them."""
     state = pair.state
     codec, slot = state.codec, state.profile.slot
-    stored = codec.read_biases({codec.field: copied.vectors})[:, slot]
+    columns = codec.columns(copied.vectors, copied.rows)
+    stored = codec.read_biases(columns)[:, slot]
     fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
-    off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
+    allowed = np.maximum(BIAS_TOLERANCE * np.maximum(1, np.abs(computed)), state.profile.tolerance)
+    off = np.abs(stored - computed) > allowed
+    if pair.copy.corrections[slot].fitted.estimator.potentials:
+        off &= ~codec.are_new(columns)
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
         raise VerificationFailed(
-            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}"
+            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}: another "
+            "client wrote them, or the bank was changed; before the cutover, run the migration again with --restart, "
+            "which makes a new copy; after it, refresh the copy with --refit"
         )
 
 
@@ -248,6 +296,7 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
         "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
         step="verification",
     )  # fmt: skip
+    require_collections(store, migration)
     source = store.info(migration.source_now)
     validate_index(store, migration, source)
     pair = pair_of(store, migration)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
+from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
 from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.presence import is_copy, is_source, renamed_copy, renamed_source, require_copy
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import drop_log
 from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.protocols import Collections, Rows, Store, expect_store
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY, identity_in
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
@@ -48,13 +49,16 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     """Remove everything that the migration created; the source is then as before. Only a copy with the
     migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
     store, target, state = lease.store, migration.target, migration.state
-    is_others = store.exists(target) and not _is_copy(store, migration)
+    is_others = store.exists(target) and not is_copy(store.info(target, counted=False, checked=False), migration)
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
     if store.exists(migration.source_now):
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
+        others = [other for other in ledger.migrations() if other.id != migration.id]
+        if migration.source_identity not in {other.source_identity for other in others}:
+            _forget_identity(store, migration)
     if not is_others:
         _drop(lease, target)
     bank = migration.bank_collection
@@ -72,6 +76,13 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         )
 
 
+def _forget_identity(store: Store, migration: Migration) -> None:
+    """Remove the identity that this migration gave to its source."""
+    source = migration.source_now
+    if identity_in(store.properties_of(source), source) == migration.source_identity:
+        store.write_property(source, IDENTITY_PROPERTY, None)
+
+
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
     """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`."""
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
@@ -79,24 +90,27 @@ def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migr
 
 def _validate(store: Store, migration: Migration, drop: str) -> None:
     if drop == migration.target:
-        migration.require("preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy")
-        if store.exists(drop) and _is_copy(store, migration):
+        still_exists = store.exists(drop) and is_copy(store.info(drop, counted=False, checked=False), migration)
+        if still_exists:
+            migration.require(
+                "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+            )  # fmt: skip
             _refuse_aliases(store, drop)
+        elif renamed := renamed_copy(store, migration):
+            raise CollectionNotFound(f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
         return
     if drop != migration.source_now:
         raise InvalidInput(f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}")
     migration.require("switched", "finished", step="dropping the source")
+    require_copy(store, migration)  # Else the last of the rows would be dropped.
     if store.exists(drop):
         _refuse_aliases(store, drop)
-        if store.info(drop, counted=False).identity != migration.source_identity:
+        if not is_source(store.info(drop, counted=False, checked=False), migration):
             raise CollectionExists(
                 f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
             )
-
-
-def _is_copy(store: Collections, migration: Migration) -> bool:
-    copy = store.info(migration.target, counted=False).states.get(migration.field)
-    return copy is not None and copy.migration == migration.id
+    elif migration.phase != "finished" and (renamed := renamed_source(store, migration)):
+        raise CollectionNotFound(f"the source {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
 
 
 def _drop(lease: Lease, collection: str) -> None:

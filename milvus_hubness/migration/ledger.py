@@ -26,6 +26,7 @@ from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
+from milvus_hubness.texts import describe
 
 MIGRATIONS = "migrations"
 Phase = Literal[
@@ -120,13 +121,18 @@ class Migration(FrozenModel):
 
     def expect(self, arguments: dict[str, Any]) -> None:
         """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
+        if changes := self.changes(arguments):
+            raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
+
+    def changes(self, arguments: dict[str, Any]) -> str:
+        """Return a sentence that names the arguments that differ from the original ones; empty if none does."""
         names = sorted(self.arguments.keys() | arguments.keys())
         pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
-        if changes := [f"{name}: {then} then, {now} now" for name, then, now in pairs if then != now]:
-            raise ResumeRefused(
-                f"{self.target!r} is an unfinished copy of {self.source!r} that was started with "
-                f"other options ({'; '.join(changes)}): repeat them, or use --restart, which drops it first"
-            )
+        changes = [_change(name, then, now) for name, then, now in pairs if then != now]
+        if not changes:
+            return ""
+        unfinished = f"{self.target!r} is an unfinished copy of {self.source!r} that was started with other options"
+        return f"{unfinished} ({'; '.join(changes)})"
 
     def require(self, *phases: Phase, step: str) -> None:
         """Check that the migration is in one of these phases. Raises WrongPhase."""
@@ -158,6 +164,21 @@ def _names_in(record: Record) -> frozenset[str]:
                 values = (part.get(key) for key in ("source", "target", "name", "source_renamed"))
                 names |= {text for text in values if isinstance(text, str)}
     return frozenset(names)
+
+
+LONGEST_VALUE = 80
+"""Most characters of an argument that a message shows."""
+_NOT_SHOWN = {"schema", "bank", "target_bank"}
+"""Arguments whose values, descriptions and digests, no person compares."""
+
+
+def _change(name: str, then: object, now: object) -> str:
+    """Return a change of an argument in words, without values that nobody would read to the end."""
+    if name == "estimator":
+        then, now = (describe(value) if isinstance(value, dict) else value for value in (then, now))
+    if name in _NOT_SHOWN or max(len(str(then)), len(str(now))) > LONGEST_VALUE:
+        return f"another {name.replace('_', ' ')}"
+    return f"{name}: {then} then, {now} now"
 
 
 class Ledger:
@@ -234,7 +255,7 @@ class Ledger:
         if migration.state is None or not self._store.exists(migration.target):
             return migration
         state = self._store.info(migration.target, counted=False).states.get(migration.field)
-        if state is None or state.phase != "ready":
+        if state is None or state.phase != "ready" or state.migration != migration.id:
             return migration
         return migration.model_copy(update={"state": state})
 

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from milvus_hubness.correction import keep_nearest, require_engine
-from milvus_hubness.errors import CollectionNotFound, NotCaughtUp, ResumeRefused, StoreError
+from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
 from milvus_hubness.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
+from milvus_hubness.migration.presence import identified, require_collections, require_copy, require_source
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
@@ -26,6 +27,8 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, D
 from milvus_hubness.waiting import wait_seconds
 
 MOST_PASSES = 5
+UNFINISHED = {"copying", "catching up", "verified", "rolled back"}
+"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment of its end."""
 POSTPONED_SECONDS = 30
 """Seconds between two passes while the cutover is postponed."""
 
@@ -68,6 +71,7 @@ def resume(
     expect_store(store)
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
+        require_copy(store, migration)
         return migration
     with opened(store, migration, options or MigrationOptions()) as migrator:
         return migrator.run(alias=alias, rename=rename)
@@ -88,6 +92,7 @@ def cutover(
     migration.require("verified", "switching", "switched", step="cutover")
     with opened(store, migration, options or MigrationOptions()) as migrator:
         migrator.migration.require("verified", "switching", "switched", step="cutover")
+        require_collections(store, migrator.migration)
         migrator.cut_over(alias, rename)
         return migrator.migration
 
@@ -150,16 +155,19 @@ class Migrator:
     def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
         """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
         migration = self.migration
+        self._require_collections()
+        if migration.phase != "preparing":
+            self._report_continuing()
         if migration.phase == "rolling back":
             self.roll_back()
             return self.migration
-        if migration.phase in {"preparing", "copying", "catching up", "rolled back"}:
+        if migration.phase in {"preparing", *UNFINISHED}:
             self._require_unchanged(self._store.info(migration.source_now))
             if alias or rename:
                 chosen_switch(self._store, migration.source, migration.target, alias, rename)
         if migration.phase == "preparing":
             self._prepare(plan)
-        if self.migration.phase in {"copying", "catching up", "rolled back"}:
+        if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
                 # The rows that a killed job has changed in the source must be repaired before the copy.
@@ -174,6 +182,24 @@ class Migrator:
         if alias or rename or self.migration.phase == "switching":
             self.cut_over(alias, rename)
         return self.migration
+
+    def _report_continuing(self) -> None:
+        """Report how far earlier runs came: listeners of this run have not heard of it."""
+        migration, chunks = self.migration, self._ledger.chunks(self.migration)
+        copied = migration.rows
+        if migration.phase == "copying":
+            copied = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
+        self._report("continuing", phase=migration.phase, rows=copied, rows_total=migration.rows)
+
+    def _require_collections(self) -> None:
+        """Raise CollectionNotFound or CollectionExists if the ledger's record is no longer true."""
+        migration, store = self.migration, self._store
+        if migration.phase == "preparing":
+            return
+        require_source(store, migration)
+        if migration.phase == "copying" and not any(chunk.seconds for chunk in self._ledger.chunks(migration)):
+            return  # The copy may not exist yet.
+        require_copy(store, migration)
 
     def _write(self, **changes: Any) -> None:
         self.migration = self._ledger.write(self.migration, **changes)
@@ -193,7 +219,7 @@ class Migrator:
             raise ResumeRefused(
                 f"the migration of {self.migration.source!r} ended before anything was copied: pass its bank again"
             )
-        self._write()
+        self._write(source_identity=identified(self._store, self.migration.source))
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
         self._options.throttle.check()
 
@@ -257,8 +283,8 @@ class Migrator:
             carried += done.differing
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}. Some client writes without HubnessClient, which "
-            "writes to both: stop it, and run it again with --no-writers"
+            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}. Some client "
+            "writes without HubnessClient, which writes to both: stop it, and run it again with --no-writers"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
@@ -354,8 +380,12 @@ class Migrator:
         self.migration.require("switched", "rolling back", step="rollback")
         migration, store, carried = self.migration, self._store, 0
         switch, source, target = migration.switch, migration.source, migration.target
-        if switch is None or not (store.exists(migration.source_now) or store.exists(source)):
-            raise CollectionNotFound(f"the source {migration.source_now!r} of {target!r} is gone")
+        require_collections(store, migration)
+        if switch is None:
+            raise StoreError(
+                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it back yourself, and "
+                f"then drop {target!r}"
+            )
         if migration.phase == "switched":
             self._report("before-rollback", alias=switch.name)
             pair = pair_of(store, migration, back=True)

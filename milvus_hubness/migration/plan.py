@@ -41,6 +41,7 @@ from milvus_hubness.state import slots_for, suffix_for
 from milvus_hubness.stores.ownership import bank_name
 from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.texts import describe
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def plan_migration(
     MigrationOptions; 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
-    every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
+    every obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -212,22 +213,26 @@ def plan_migration(
     store.validate_index(vector, former)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
-    estimator, strength, gate, gate_targets = chosen(info, bank, target_bank, estimator, gates, force=force)
+    names_method = estimator is not None
+    estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
     target = target or f"{info.name}_hubness"
-    unfinished = _unfinished(store, info, target)
+    unfinished = _unfinished(store, info, target, restart=restart)
     if alias or rename:
         chosen_switch(store, info.name, target, alias, rename)
     fitting = Fitting(info, field, survey(store, info, store.chunk_rows(info)), layout, estimator, bank, target_bank)
     distinct = fitting.survey.rows
     other_aliases = tuple(name for name in info.aliases if name != alias)
     remarks = store.remarks(replace(info, aliases=other_aliases), field)
+    remarks += verdict_remarks(info, field, bank, is_followed=not names_method)
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
     if index is not None:
         remarks.append(f"the source's index is {former.index_type} {former.index_params or ''}".rstrip())
-    if distinct != info.rows:
-        remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
+    # Clients may have inserted and deleted rows while the keys were read.
+    if distinct < info.rows and distinct < (counted := store.count(info.name)):
+        rows = min(info.rows, counted)
+        remarks.append(f"{rows} rows but {distinct} distinct keys: one row of each key is copied")
     resolution = resolution_of(store, fitting)
     remarks += resolution.remark(vector.dtype) if resolution else []
     seconds, memory_bytes = estimates(store, fitting)
@@ -252,8 +257,9 @@ def plan_migration(
         resolution=resolution,
         index=index,
     )
-    if unfinished is not None and not restart:
-        unfinished.expect(plan.arguments)
+    if unfinished is not None and not restart and (changes := unfinished.changes(plan.arguments)):
+        remark = f"{changes}: a run needs them again, or --restart, which drops it first"
+        plan = replace(plan, remarks=(*plan.remarks, remark))
     return plan
 
 
@@ -285,8 +291,23 @@ def checked_gates(
     return valid.k, valid.k_targets
 
 
+def verdict_remarks(info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool) -> list[str]:
+    """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no method is named."""
+    verdict = info.verdicts.of(field, bank.fingerprint)
+    if verdict is not None:
+        method = describe(verdict.choice) if verdict.choice else "no method"
+        at = f"{verdict.tuned_at:%Y-%m-%d %H:%M} UTC"
+        return [f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength {verdict.strength:g}"]
+    if not is_followed:
+        return []
+    others = len(info.verdicts.records)
+    elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
+    return [f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"]
+
+
 def chosen(
     info: CollectionInfo,
+    field: str,
     bank: QueryBank,
     target_bank: QueryBank | None,
     estimator: Estimator | None,
@@ -297,8 +318,8 @@ def chosen(
     """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of tuning for this
     bank; else Blend() at 1. gates: the caller's, which overrule those of tuning. Raises CorrectionNotRecommended if
     tuning advises against this bank, unless `force`, and as `checked_gates` does."""
-    tuning, strength = info.tuning, 1.0
-    if tuning is not None and tuning.bank_fingerprint == bank.fingerprint:
+    tuning, strength = info.verdicts.of(field, bank.fingerprint), 1.0
+    if tuning is not None:
         if tuning.verdict == "leave it alone" and not force:
             raise CorrectionNotRecommended(
                 f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
@@ -309,9 +330,11 @@ def chosen(
     return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
 
 
-def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
+def _unfinished(store: Store, info: CollectionInfo, target: str, *, restart: bool) -> Migration | None:
     """Return the unfinished migration that a run would continue. Raises CollectionExists, AlreadyCorrected."""
     migration = Ledger(store).of_target(target)
+    if restart and migration is not None and not store.exists(target):
+        return None  # Its copy is gone, in whatever phase that happened.
     if migration is not None and migration.source == info.name:
         if migration.phase in {"switching", "switched", "rolling back"}:
             raise AlreadyCorrected(

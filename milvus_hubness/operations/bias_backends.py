@@ -11,7 +11,7 @@ import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
+from milvus_hubness.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
 from milvus_hubness.operations.progress import absent, key_pages
@@ -38,6 +38,7 @@ class BiasedRows:
     stale: Flags
     unbiased: Flags
     pending: Flags
+    new: Flags
 
     def only(self, rows: Flags) -> BiasedRows:
         """Return the rows for which `rows` (n,) is true."""
@@ -46,7 +47,9 @@ class BiasedRows:
             name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
             for name, values in self.columns.items()
         }
-        arrays: Sequence[Any] = (self.vectors, self.biases, self.stale, self.unbiased, self.pending)
+        arrays: Sequence[Any] = (
+            self.vectors, self.biases, self.stale, self.unbiased, self.pending, self.new,
+        )  # fmt: skip
         return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
 
 
@@ -77,8 +80,10 @@ class BiasBackend:
         """Return the rows that still exist, in the order of `keys`."""
         batch = self._rows(keys, partition)
         columns = self.codec.columns(batch.vectors, batch.rows)
-        if self.codec.side_collection is not None:
-            columns[SIDE_FIELD] = self._side_biases(self.codec.side_collection, batch.keys)
+        if self.codec.side_collection is None:
+            new = self.codec.are_new(columns)
+        else:
+            columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
         return BiasedRows(
@@ -89,6 +94,7 @@ class BiasBackend:
             stale,
             unbiased,
             unbiased | self.codec.lacks_locality_hints(columns),
+            new,
         )
 
     def write(
@@ -172,13 +178,16 @@ class BiasBackend:
             return self.writer.read(keys, partition)
         return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
 
-    def _side_biases(self, side: str, keys: list[Key]) -> Floats:
-        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks."""
+    def _in_side(self, side: str, keys: list[Key]) -> tuple[Floats, Flags]:
+        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which are of new rows."""
         entries = self.store.get(side, keys, SIDE_FIELD)
         places = {key: i for i, key in enumerate(keys)}
+        present = [places[key] for key in entries.keys]
         biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
-        biases[[places[key] for key in entries.keys]] = entries.vectors
-        return biases
+        biases[present] = entries.vectors
+        new = np.zeros(len(keys), np.bool_)
+        new[present] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
+        return biases, new
 
     def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> None:
         """Update the rows that still exist: the database refuses some fields of other rows."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,8 @@ class MigrationMetrics:
         phases = Gauge("phase", "1 for the current phase.", [*labels, "phase"], **options)
         self._phases = {phase: phases.labels(**labels, phase=phase) for phase in PHASES.values()}
         self._gauges["eta_seconds"].set(math.nan)
+        # An alert on a long time without progress counts from the start.
+        self._gauges["last_progress_timestamp_seconds"].set(time.time())
         self._reached = dict.fromkeys(COUNTERS, 0)
         self._reasons: set[str] = set()
         self._pass: int | None = None
@@ -62,9 +65,10 @@ class MigrationMetrics:
     def __call__(self, event: Event) -> None:
         name, facts = event.name, event.facts
         with self._lock:
-            if name in PHASES:
+            current = facts["phase"] if name == "continuing" else PHASES.get(name)
+            if current is not None:
                 for phase, gauge in self._phases.items():
-                    gauge.set(phase == PHASES[name])
+                    gauge.set(phase == current)
             if name in ("paused", "throttled"):
                 self._reasons.add(facts["reason"])
             elif name == "resumed":
@@ -74,11 +78,14 @@ class MigrationMetrics:
                 self._reach("rows_copied_total", facts["rows"])
                 self._counters["bytes_copied_total"].inc(facts["bytes"])
                 self._chunk_seconds.observe(facts["seconds"])
-                self._gauges["source_rows"].set(facts["rows_total"])
                 self._gauges["eta_seconds"].set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
             elif name == "catching-up":
                 self._follow_pass(facts)
-            if name in ("copying", "catching-up"):
+            elif name == "continuing":
+                self._reach("rows_copied_total", facts["rows"])
+            if facts.get("rows_total") is not None:
+                self._gauges["source_rows"].set(facts["rows_total"])
+            if name in ("continuing", "copying", "catching-up"):
                 self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
 
     def text(self) -> str:

@@ -63,7 +63,7 @@ PHASES = {
 }
 """The phase of a migration from each event on; other events do not change it."""
 
-EVENT_NAMES = (*PHASES, "throttled", "paused", "resumed", "rate", "warning")
+EVENT_NAMES = (*PHASES, "continuing", "throttled", "paused", "resumed", "rate", "warning")
 
 
 @dataclass(frozen=True)

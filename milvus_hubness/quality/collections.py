@@ -17,7 +17,7 @@ from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict
-from milvus_hubness.operations.inputs import Gallery, read_gallery
+from milvus_hubness.operations.inputs import Gallery, only_field, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.images import Images
@@ -43,7 +43,7 @@ def render(diagnosis: Diagnosis, image_field: str | None = None, images: Images 
 class BiasedGallery:
     """The rows of a collection, with the biases (n,) that its searches subtract or, if it is not corrected, would
     subtract. bank: the reference queries, reduced to inner products. activated: the keys of the raw best items whose
-    queries are corrected; None without a gate."""
+    queries are corrected; None without a gate. verdict: that of tuning on this bank; None if there is none."""
 
     info: CollectionInfo
     gallery: Gallery
@@ -51,6 +51,7 @@ class BiasedGallery:
     strength: float
     bank: QueryBank
     activated: frozenset[Key] | None
+    verdict: TuningRecord | None
 
 
 def read_biased(
@@ -80,8 +81,9 @@ def read_biased(
         raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
         gates: tuple[int | None, int | None] = (None, None)
-        if estimator is None and info.tuning and info.tuning.choice:
-            estimator, gates = from_dict(info.tuning.choice), (info.tuning.gate, info.tuning.gate_targets)
+        verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
+        if estimator is None and verdict and verdict.choice:
+            estimator, gates = from_dict(verdict.choice), (verdict.gate, verdict.gate_targets)
         estimator = estimator or Blend()
         correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
         targets = reduced_targets(layout, target_bank).asking if target_bank else None
@@ -91,7 +93,8 @@ def read_biased(
         biases = biases - np.float32(biases.mean())
     bank.expect_dim(layout.dim, "the field")
     reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
-    return BiasedGallery(info, gallery, biases, strength, reduced, activated)
+    verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
+    return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict)
 
 
 def diagnose(
@@ -119,7 +122,7 @@ def diagnose(
     biased = read_biased(
         store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
     )
-    gallery, layout, tuning = biased.gallery, biased.gallery.layout, biased.info.tuning
+    gallery, layout, verdict = biased.gallery, biased.gallery.layout, biased.verdict
     queries.expect_dim(layout.dim, "the field")
     return report.diagnose(
         layout.reduce_queries(queries.vectors),
@@ -132,7 +135,7 @@ def diagnose(
         query_texts=texts,
         strength=biased.strength,
         activated=None if biased.activated is None else [key in biased.activated for key in gallery.keys],
-        verdict={"verdict": tuning.verdict, "reason": tuning.reason} if tuning else None,
+        verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
         title=biased.info.name,
         slice_by=slice_by,
         group_by=group_by,
@@ -182,6 +185,8 @@ def tune(
     )
     values = {name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields}
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
-    record = TuningRecord(**values, tuned_at=datetime.now(timezone.utc))
-    store.write_property(info.name, TUNING_PROPERTY, record)
+    record = TuningRecord(**values, field=field or only_field(info), tuned_at=datetime.now(timezone.utc))
+    # Read again: another process may have tuned another bank meanwhile.
+    verdicts = store.info(info.name, counted=False).verdicts
+    store.write_property(info.name, TUNING_PROPERTY, verdicts.with_record(record))
     return tuned

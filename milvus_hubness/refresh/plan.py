@@ -37,6 +37,7 @@ from milvus_hubness.estimators.base import expect_estimator, is_same
 from milvus_hubness.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions, checked_gates
+from milvus_hubness.migration.presence import identified, is_copy, is_source
 from milvus_hubness.migration.survey import scan_chunk, survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
@@ -224,7 +225,7 @@ def plan_refresh(
     if is_new:
         estimator = estimator or from_dict(profile.estimator)
         return RefreshPlan(estimator, new_bank, strength, "the profile is new")
-    if estimator is None and (tuned := _newly_tuned(info, profile, new_bank)):
+    if estimator is None and (tuned := _newly_tuned(info, state, new_bank)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
         if tuned.labelled:
             gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
@@ -301,12 +302,16 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
     return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
 
 
-def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:
-    """Return the choice of tuning for this bank since the last refresh; None if there is none."""
-    tuning = info.tuning
-    if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
+def _newly_tuned(info: CollectionInfo, state: CollectionState, bank: StoredBank) -> TuningRecord | None:
+    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there is none.
+
+    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it was made.
+    """
+    verdict, profile = info.verdicts.of(state.field, bank.queries.fingerprint), state.profile
+    if verdict is None or verdict.choice is None:
         return None
-    return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
+    is_in_use = profile.bank.fingerprint == bank.fingerprint
+    return None if is_in_use and verdict.tuned_at <= profile.refreshed_at else verdict
 
 
 def choose_rebuild(
@@ -348,7 +353,7 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
         bank_collection=state.profile.bank.collection,
         arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
         phase="copying",
-        source_identity=info.identity,
+        source_identity=identified(store, info.name),
         rebuilds=info.states[state.field],
         rows=surveyed.rows,
         chunks=len(surveyed.chunks),
@@ -375,16 +380,17 @@ def rebuildings(store: Store, collection: str) -> list[Migration]:
     return [migration for migration in Ledger(store).migrations(collection) if migration.rebuilds is not None]
 
 
-def unfinished(rebuilds: Sequence[Migration], collection: str) -> Migration | None:
+def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
     """Return the unfinished rebuild of this collection, if any."""
     over = {"switched", "rolled back", "finished"}
-    own = (rebuild for rebuild in reversed(rebuilds) if rebuild.source == collection)
+    own = (rebuild for rebuild in reversed(rebuilds) if rebuild.source == info.name and is_source(info, rebuild))
     return next((rebuild for rebuild in own if rebuild.phase not in over), None)
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
     """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
-    own = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and rebuild.phase == "switching")
+    made = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild))
+    own = (rebuild for rebuild in made if rebuild.phase == "switching")
     return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
 
 

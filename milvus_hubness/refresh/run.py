@@ -162,7 +162,7 @@ def _refreshed(
         pending = executor.submit(BiasBackend(store, info, state).count_pending)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
-        left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
+        left, half = unfinished(rebuilds, info), half_switched(rebuilds, info)
         if half and not options.plan:
             carry_out(half, MigrationOptions(), lease)
         waiting, noted = pending.result(), noting.result()
@@ -248,7 +248,8 @@ class Refreshing:
         options = self.options
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
         judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
-        if judged and judged.objection and not options.force:
+        # Who takes a refresh back has decided already.
+        if judged and judged.objection and not (options.force or options.revert):
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
         correction = fit(self.store, self.info, self.state, plan, options)
         biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias
@@ -266,7 +267,7 @@ class Refreshing:
             return self._result(action, reason, written=self.info.rows, judged=judged)
         self.lease.check()
         fresh = self._fresh(plan, correction, mean_bias)
-        if left := unfinished(rebuildings(self.store, self.info.name), self.info.name):
+        if left := unfinished(rebuildings(self.store, self.info.name), self.info):
             self.lease.include(left.target)
             drop_copy(self.lease, Ledger(self.store), left)
         if rebuilds:
@@ -326,6 +327,7 @@ class Refreshing:
                 "gate_targets": plan.gates[1],
                 "refreshed_at": now(),
                 "former": None if self.is_new else former,
+                "tolerance": self.options.tolerance,
             }
         )
 

@@ -11,6 +11,7 @@ from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.row_writer import open_batches, repair_rows
 from milvus_hubness.stores.protocols import Store, expect_store
+from milvus_hubness.stores.records import CollectionInfo
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Status:
     "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
     candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
     write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
-    running or was killed. If nothing is corrected, only the first four fields and these last two are set.
+    running or was killed. If nothing is corrected, only the first four fields and these last ones are set.
     """
 
     collection: str
@@ -50,6 +51,9 @@ class Status:
     fields: tuple[str, ...] = ()
     write_intents: int = 0
     open_batches: int = 0
+    verdicts: tuple[dict[str, Any], ...] = ()
+    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint, tuned_at, and
+    in_use, whether the biases are of that bank."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain data, for people and for --json."""
@@ -66,6 +70,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     if info.intent_log is not None:
         count, batches = store.count_notes(info.intent_log), open_batches(store, info.name)
         left = {"write_intents": count, "open_batches": len(batches)}
+    left["verdicts"] = _verdicts(info)
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
@@ -98,6 +103,18 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         fields=tuple(info.states),
         **left,
     )
+
+
+def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
+    """Return the verdicts of `tune` as plain data."""
+    shown = {"field", "verdict", "choice", "strength", "bank_fingerprint", "tuned_at"}
+    verdicts = []
+    for record in info.verdicts.records:
+        state = info.states.get(record.field)
+        # The fingerprint of a bank with targets goes on after that of its queries.
+        in_use = state is not None and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
+        verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
+    return tuple(verdicts)
 
 
 def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:

@@ -318,8 +318,11 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
     if table.profile is not None and table.profile not in state.profiles and table.bank is None:
         profiles = ", ".join(state.profiles)
         yield "profile", f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank"
-    if table.profile in (None, state.active) and (message := _differs_from_verdict(table, info.tuning)):
-        yield "method", message
+    if table.profile in (None, state.active):
+        # A verdict is about one bank: the one that the next refresh uses, unless the file names another.
+        verdict = info.verdicts.of(state.field, state.profile.bank.fingerprint)
+        if message := _differs_from_verdict(table, verdict):
+            yield "method", message
     for key, bank, column in _banks(table):
         try:
             read_bank(store, bank, column).expect_dim(state.dim, f"field {state.field!r} of {info.name!r}")

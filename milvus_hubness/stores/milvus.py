@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, QUERIES, Key
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StateError, StoreError, redacted
@@ -30,10 +30,12 @@ from milvus_hubness.stores.records import (
     DualWrite,
     OnlineBank,
     OnlineBanks,
-    TuningRecord,
     VectorField,
+    Verdicts,
     WriteIntentLog,
+    identity_in,
     is_fence,
+    taken_keys,
 )
 from milvus_hubness.waiting import reported, wait_until
 
@@ -64,13 +66,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             partitions=partitions,
             aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
             states=read_states(properties, name),
-            tuning=TuningRecord.read(properties, name),
+            verdicts=Verdicts.read(properties, name) or Verdicts(),
             is_bank=BANK_PROPERTY in properties,
             schema=schema,
             dual_write=DualWrite.read(properties, name),
             intent_log=WriteIntentLog.read(properties, name),
             online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
-            identity=str(schema["collection_id"] or ""),
+            identity=str(schema["collection_id"] or "") or identity_in(properties, name),
         )
         return self._with_own_helpers(info) if checked else info
 
@@ -82,7 +84,17 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return replace(info, online_banks=online_banks)
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
-        return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
+        reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
+        return reasons + self._taken_keys(source, [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)])
+
+    def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
+        """Return the reason why rows cannot get fields of these names: they have dynamic keys of such names."""
+        if not source.schema.get("enable_dynamic_field"):
+            return []
+        fields = milvus_schema.fields_by_name(source.schema)
+        self._ensure_loaded(source.name)
+        counts = {name: self._count(source.name, f"exists {name}") for name in names if name not in fields}
+        return taken_keys({name: count for name, count in counts.items() if count})
 
     remarks = staticmethod(milvus_schema.remarks)
     width_multiple = staticmethod(milvus_schema.width_multiple)
@@ -177,7 +189,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "present"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
-        return "can be added" if supports(self._version, "new fields") and not auto_id else "none"
+        if not supports(self._version, "new fields") or auto_id:
+            return "none"
+        names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
+        return "none" if self._taken_keys(source, names) else "can be added"
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         for name, kind in milvus_schema.BIAS_FIELDS.items():
@@ -280,6 +295,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
         if stored != width and not reasons:
             reasons.append(f"field {second!r} has {stored} dimensions, the augmented vectors have {width}")
+        reasons += self._taken_keys(source, list(hidden))
         missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
             kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
@@ -295,6 +311,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         return reasons
 
     # -- whole collections ------------------------------------------------------------------------------
+
+    def collection_names(self) -> list[str]:
+        return list(self.client.list_collections())
 
     def flush(self, collection: str) -> None:
         with reported(f"the flush of {collection!r}") as limit:

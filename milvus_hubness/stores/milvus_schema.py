@@ -18,6 +18,7 @@ from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.ownership import side_helper
 from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
     ONLINE_BANKS_PROPERTY,
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
@@ -269,7 +270,7 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 def copy_properties(source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks) -> dict[str, str]:
     """Return the properties of a copy. online_banks: with collections of samples of the copy's own."""
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY):
+    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY, IDENTITY_PROPERTY):
         properties.pop(name, None)
     if online_banks.banks:
         properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()

@@ -38,6 +38,9 @@ class Collections(Protocol):
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
 
+    def collection_names(self) -> list[str]:
+        """Return the names of all collections, without aliases."""
+
     def properties_of(self, collection: str) -> Mapping[str, Any]:
         """Return all properties of a collection."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -17,7 +17,14 @@ from milvus_hubness.bounds import CollectionName, Depth, Fingerprint, Moment, Na
 from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput, StateError
-from milvus_hubness.state import REMEDY, CollectionState, PropertyModel, StoredEstimator, described_property
+from milvus_hubness.state import (
+    REMEDY,
+    CollectionState,
+    FrozenModel,
+    PropertyModel,
+    StoredEstimator,
+    described_property,
+)
 from milvus_hubness.stores.ownership import LONGEST_STEM, CollectionId, Helper, log_helpers, samples_helper, side_helper
 
 
@@ -45,13 +52,14 @@ TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
 WRITE_INTENTS_PROPERTY = "hubness_write_intents"
 ONLINE_BANKS_PROPERTY = "hubness_online_banks"
+IDENTITY_PROPERTY = "hubness_identity"
 
 
-class TuningRecord(PropertyModel):
-    """The result of `tune`. choice: an estimator as its dictionary, with the strength and the gate, if any; None for
-    "leave it alone"."""
+class TuningRecord(FrozenModel):
+    """The result of `tune` for one bank and one vector field. choice: an estimator as its dictionary, with the strength
+    and the gate, if any; None for "leave it alone"."""
 
-    property_name: ClassVar[str] = TUNING_PROPERTY
+    field: str
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: StoredEstimator | None
     strength: Strength
@@ -61,6 +69,42 @@ class TuningRecord(PropertyModel):
     labelled: bool
     bank_fingerprint: Fingerprint
     tuned_at: Moment
+
+
+MOST_VERDICTS = 8
+"""Number of verdicts that a collection keeps: a property is read whole by every client."""
+
+
+class Verdicts(PropertyModel):
+    """The results of `tune`, the latest first: one for each bank and field, at most MOST_VERDICTS."""
+
+    property_name: ClassVar[str] = TUNING_PROPERTY
+    records: tuple[TuningRecord, ...] = ()
+
+    def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
+        """Return the verdict on this bank for this field; None if there is none."""
+        own = (record for record in self.records if record.field == field)
+        return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
+
+    def with_record(self, record: TuningRecord) -> Verdicts:
+        """Return the verdicts with a new one in place of a former one on the same bank, or of the oldest."""
+        replaced = (record.field, record.bank_fingerprint)
+        others = [other for other in self.records if (other.field, other.bank_fingerprint) != replaced]
+        return Verdicts(records=(record, *others)[:MOST_VERDICTS])
+
+
+class Identity(PropertyModel):
+    """A random number of a collection, for databases that do not number collections. A job writes it before it notes
+    the collection in the ledger; a new collection of the same name lacks it, and a copy does not get it."""
+
+    property_name: ClassVar[str] = IDENTITY_PROPERTY
+    id: str = Field(pattern="^[0-9a-f]{32}$")
+
+
+def identity_in(properties: Mapping[str, str], collection: str) -> str:
+    """Return the identity among the properties of a collection; empty if there is none. Raises StateError."""
+    identity = Identity.read(properties, collection)
+    return identity.id if identity else ""
 
 
 class DualWrite(PropertyModel):
@@ -154,7 +198,8 @@ class CollectionInfo:
     name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
     names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
     rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
-    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty.
+    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty:
+    the database's number of it, or the one in its property, see Identity.
     """
 
     name: str
@@ -164,7 +209,7 @@ class CollectionInfo:
     partitions: tuple[str | None, ...]
     aliases: tuple[str, ...]
     states: dict[str, CollectionState]
-    tuning: TuningRecord | None
+    verdicts: Verdicts
     is_bank: bool
     schema: dict[str, Any]
     dual_write: DualWrite | None = None
@@ -231,6 +276,18 @@ class CollectionInfo:
     def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
         """Return the online bank of this profile; None if it has none."""
         return next((bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)), None)
+
+
+def taken_keys(counts: Mapping[str, int]) -> list[str]:
+    """Return the obstacle that rows have keys of their own where a corrected collection has its hidden fields; none
+    without such rows. counts: the number of rows with each key."""
+    if not counts:
+        return []
+    keys = ", ".join(f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items())
+    return [
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
+        "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"
+    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.stores.milvus_server import connect, is_one_of
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
@@ -127,7 +127,9 @@ class MilvusDatabase(Database):
     def described(self, name: str) -> Any:
         """As Database.described. An empty property says as little as none, see MilvusStore.write_property."""
         client, found = self.client, self.client.describe_collection(name)
-        properties = {k: v for k, v in found["properties"].items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
+        properties = {
+            k: v for k, v in found["properties"].items() if v or k not in {DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY}
+        }
         indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]
         counts = {"total_rows", "indexed_rows", "pending_index_rows"}
         return {

@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
 from tests.chaos.moments import Counted, Watch
@@ -159,7 +159,7 @@ class QdrantDatabase(Database):
         """As Database.described. An empty property says as little as none."""
         found = self.client.get_collection(name)
         result = found.config.metadata or {}
-        metadata = {k: v for k, v in result.items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
+        metadata = {k: v for k, v in result.items() if v or k not in {DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY}}
         return {"config": {**found.config.model_dump(), "metadata": metadata}, "payload": found.payload_schema}
 
     def aliases(self, name: str) -> set[str]:

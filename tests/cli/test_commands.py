@@ -430,3 +430,15 @@ def test_enable_refuses_what_it_cannot_do(files, run):
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
     assert_fails(run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products")
     assert run("enable", "products").returncode == 2
+
+
+def test_status_and_plans_show_the_verdict_on_their_bank(run, files):
+    assert run("tune", "products", "--bank", "bank.npy").returncode == 0
+    told = run("status", "products")
+    assert " UTC on sha256:" in told.stdout
+    for command in (["migrate", "plan", "products"], ["enable", "products"]):
+        of_this = run(*command, "--bank", "bank.npy", "--force")
+        assert "verdict of tune on this bank, 20" in of_this.stdout, of_this.stderr
+        np.save("other.npy", np.load("bank.npy")[:30])
+        of_none = run(*command, "--bank", "other.npy")
+        assert "tune has no verdict on this bank, but on 1 other bank" in of_none.stdout.replace("\n", " ")

@@ -262,3 +262,50 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
     assert "s3cret" not in str(Ledger(ledger).migrations())
     console.report_error(ValueError("refused: s3cret-token"), as_json=True)
     assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_a_copy_that_is_gone_is_told_in_one_line_with_the_way_out(run, files):
+    assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
+    connect("shop.db").drop_collection("products_hubness")
+    for command in (["run", "products", *BANK], ["run", "products"], ["cutover", "products", "--rename"]):
+        gone = run("migrate", *command, "--no-writers")
+        assert gone.returncode == 1
+        assert "verified" not in gone.stdout
+        [line] = gone.stderr.splitlines()
+        assert "the copy 'products_hubness' of 'products' is gone" in line
+        assert "milvus-hubness migrate run products --bank FILE --restart" in line
+    assert "is gone" in run("migrate", "status").stdout
+    told = json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]
+    assert "is gone" in told["problem"]
+    again = run("migrate", "run", "products", *BANK, "--no-writers", "--restart")
+    assert again.returncode == 0, again.stderr
+    assert "60 rows" in again.stdout
+    assert json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]["problem"] is None
+
+
+def test_a_run_that_continues_reports_it_and_its_metrics_have_the_rows(run, files):
+    assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
+    again = run("migrate", "run", "products", "--no-writers", "--metrics-file", "migration.prom", "--json")
+    assert again.returncode == 0, again.stderr
+    [event] = [line for line in again.lines() if line["name"] == "continuing"]
+    facts = event["facts"]
+    assert (facts["phase"], facts["rows"], facts["rows_total"]) == ("verified", 60, 60)
+    metrics = Path("migration.prom").read_text()
+    for name in ("source_rows", "rows_copied_total"):
+        [value] = [line.split()[-1] for line in metrics.splitlines() if f"migration_{name}{{" in line]
+        assert float(value) == 60
+
+
+def test_after_a_rollback_other_options_are_told_in_a_few_words(run, live):
+    assert run("migrate", "run", "products", *BANK, *AT_ONCE, "--alias", "live").returncode == 0
+    assert run("migrate", "rollback", "live", *AT_ONCE).returncode == 0
+    other = ("--bank", "bank.npz", "--bank-column", "queries", "--method", "blend")
+    plan = run("migrate", "plan", "products", *other)
+    assert plan.returncode == 0, plan.stderr
+    assert "started with other options" in plan.stdout.replace("\n", " ")
+    refused = run("migrate", "run", "products", *other, *AT_ONCE)
+    assert refused.returncode == 1
+    message = refused.stderr.splitlines()[-1]
+    assert "--restart" in message
+    assert len(message) < 300
+    assert "{" not in message

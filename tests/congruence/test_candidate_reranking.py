@@ -32,7 +32,7 @@ from milvus_hubness import (
 from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.quality.trials import raw_places
-from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
+from milvus_hubness.stores.records import TUNING_PROPERTY, Verdicts
 from tests.galleries import METRICS, all_keys, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
@@ -428,14 +428,19 @@ class TestWhatIsRefused:
         store.write_property(
             name,
             TUNING_PROPERTY,
-            TuningRecord(
-                verdict="leave it alone",
-                choice=None,
-                strength=0,
-                reason="it hurts",
-                labelled=False,
-                bank_fingerprint=bank.fingerprint,
-                tuned_at="2026-01-01T00:00:00Z",
+            Verdicts(
+                records=[
+                    {
+                        "field": "vector",
+                        "verdict": "leave it alone",
+                        "choice": None,
+                        "strength": 0,
+                        "reason": "it hurts",
+                        "labelled": False,
+                        "bank_fingerprint": bank.fingerprint,
+                        "tuned_at": "2026-01-01T00:00:00Z",
+                    }
+                ]
             ),
         )
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):

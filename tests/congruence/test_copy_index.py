@@ -58,7 +58,7 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     with pytest.raises(StoreError):
         migrate(Breaking(client), plan, MigrationOptions(no_writers=True))
     with pytest.raises(ResumeRefused, match=r"index: .*IVF_FLAT.* then, None now"):
-        plan_migration(backend.store(), name, bank, estimator=NNN(4))
+        migrate(backend.store(), plan_migration(backend.store(), name, bank, estimator=NNN(4)))
     done = resume(backend.store(), name, MigrationOptions(no_writers=True))
     assert_index(backend, done.target, "IVF_FLAT", nlist=12)
     assert backend.store().info(done.target).state.layout.locality_hint_count == 13

@@ -188,8 +188,10 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database)
     with pytest.raises(StoreError):
         migrate(database.store(Breaking), small.plan())
     assert Ledger(small.store).find(small.name).phase == "copying"
+    other = small.plan(estimator=NNN(5))
+    assert "(estimator: " in " ".join(other.remarks)
     with pytest.raises(ResumeRefused, match="estimator"):
-        small.plan(estimator=NNN(5))
+        migrate(small.store, other)
     done = resume(database.store(Counting), small.name)
     assert (done.phase, done.verified["rows"]) == ("verified", count)
     assert sum(written) == count
@@ -206,8 +208,12 @@ def test_a_copy_begun_otherwise_can_be_begun_anew(database):
     small = Small(database)
     with pytest.raises(StoreError):
         migrate(database.store(Breaking), small.plan())
+    other = plan_migration(small.store, small.name, QueryBank(small.bank[:30]), estimator=NNN(K))
+    [remark] = [remark for remark in other.remarks if "other options" in remark]
+    assert "(another bank)" in remark
+    assert "--restart" in remark
     with pytest.raises(ResumeRefused, match="bank"):
-        plan_migration(small.store, small.name, QueryBank(small.bank[:30]), estimator=NNN(K))
+        migrate(small.store, other)
     result = migrate(small.store, small.plan(estimator=NNN(5), restart=True))
     assert result.rows == ITEMS
     assert small.store.info(result.target).state.profile.estimator["k"] == 5

@@ -170,9 +170,11 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
 
 @pytest.mark.parametrize(("aliases", "is_found"), [(("live",), True), ((), False), (("other",), False)])
 def test_a_switch_is_finished_only_of_the_copy_that_the_alias_leads_to(aliases, is_found):
-    left = SimpleNamespace(target="copy_r2", phase="switching", arguments={"alias": "live"})
-    copy = SimpleNamespace(name="copy_r2", aliases=aliases)
+    left = SimpleNamespace(id="1", field="vector", target="copy_r2", phase="switching", arguments={"alias": "live"})
+    copy = SimpleNamespace(name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="1")})
     assert (refresh_plan.half_switched([left], copy) is left) == is_found
+    other = SimpleNamespace(name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="2")})
+    assert refresh_plan.half_switched([left], other) is None
 
 
 @pytest.mark.lite_only

@@ -21,7 +21,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.quality.collections import diagnose, tune
-from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
+from milvus_hubness.stores.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.galleries import half_known, plain_collection
 
 pytestmark = pytest.mark.beyond_contract
@@ -51,8 +51,17 @@ class Retrieval:
         self.client.insert(self.name, [{**row, "id": row["id"] * 10} for row in rows])
         self.store = backend.store()
 
+    def kept(self, bank):
+        """The verdict on a bank that the collection keeps."""
+        return self.store.info(self.name).verdicts.of("vector", bank.fingerprint)
+
+    def tune(self, collection, **changes):
+        """Keep a verdict, and no other, with a collection."""
+        self.store.write_property(collection, TUNING_PROPERTY, Verdicts(records=(self.tuned(**changes),)))
+
     def tuned(self, **changes):
         record = {
+            "field": "vector",
             "verdict": "apply",
             "choice": {"name": "InvertedSoftmax", "tau": 0.1},
             "strength": 0.5,
@@ -81,7 +90,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert found.labelled
     assert found.verdict == "apply"
     assert found.interval.low > 0
-    kept = retrieval.store.info(retrieval.name).tuning
+    kept = retrieval.kept(QueryBank(retrieval.bank))
     assert (kept.verdict, kept.strength) == (found.verdict, round(found.strength, 2))
     plan = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
     assert plan.to_dict()["estimator"] == kept.choice
@@ -91,6 +100,37 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert other.strength == 1.0
 
 
+def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieval):
+    bank, other = QueryBank(retrieval.bank), QueryBank(retrieval.bank[:90])
+    store, name = retrieval.store, retrieval.name
+    retrieval.tune(name, choice={"name": "NNN", "k": 8}, strength=0.5)
+    tune(store, name, other)
+    assert plan_migration(store, name, bank).to_dict()["estimator"]["name"] == "NNN"
+    [verdict] = [remark for remark in plan_migration(store, name, bank).remarks if "verdict" in remark]
+    assert verdict.startswith("verdict of tune on this bank, 2999-01-01 00:00 UTC: apply, NNN")
+    [missing] = [remark for remark in plan_enable(store, name, bank.vectors[:80]).remarks if "verdict" in remark]
+    assert missing.startswith("tune has no verdict on this bank, but on 2 other banks: the default method applies")
+    assert not any(
+        "verdict" in each for each in plan_migration(store, name, other.vectors[:80], estimator=NNN(4)).remarks
+    )
+    told = status(store, name).verdicts
+    assert [each["bank_fingerprint"] for each in told] == [other.fingerprint, bank.fingerprint]
+    assert told[1]["tuned_at"].startswith("2999-01-01")
+
+
+def test_the_latest_verdicts_are_kept_one_for_each_bank_and_field(retrieval):
+    verdicts = Verdicts()
+    for number in range(MOST_VERDICTS + 3):
+        verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.25))
+    verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.75))
+    verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", field="image", strength=0.5))
+    assert len(verdicts.records) == MOST_VERDICTS
+    assert verdicts.of("vector", f"bank {number}").strength == 0.75
+    assert verdicts.of("image", f"bank {number}").strength == 0.5
+    assert verdicts.of("vector", "bank 0") is None
+    assert verdicts.of("image", f"bank {number - 1}") is None
+
+
 def test_without_labels_it_asks_the_bank(retrieval):
     found = tune(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
     assert not found.labelled
@@ -98,8 +138,7 @@ def test_without_labels_it_asks_the_bank(retrieval):
 
 
 def test_advice_against_holds_until_forced(retrieval):
-    against = retrieval.tuned(verdict="leave it alone", choice=None, strength=0.0, reason="it hurts")
-    retrieval.store.write_property(retrieval.name, TUNING_PROPERTY, against)
+    retrieval.tune(retrieval.name, verdict="leave it alone", choice=None, strength=0.0, reason="it hurts")
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
@@ -110,7 +149,7 @@ def test_advice_against_holds_until_forced(retrieval):
 
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
-    store.write_property(retrieval.name, TUNING_PROPERTY, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5))
+    retrieval.tune(retrieval.name, choice={"name": "NNN", "k": 8}, strength=0.5)
     target = migrate(store, plan_migration(store, retrieval.name, bank)).target
     client = retrieval.backend.hubness_client()
     query = [retrieval.queries[0]]
@@ -118,15 +157,13 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
     by_name = client.search(target, data=query, limit=20, strength=0.5)
     assert [dict(hit) for hit in by_default[0]] == [dict(hit) for hit in by_name[0]]
 
-    store.write_property(target, TUNING_PROPERTY, retrieval.tuned(strength=0.75))
+    retrieval.tune(target, strength=0.75)
     done = refresh(store, target)
     assert done.reason.startswith("the parameters changed; ")
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
-    store.write_property(
-        target, TUNING_PROPERTY, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
-    )
+    retrieval.tune(target, tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
     assert refresh(store, target).action == "none"
 
     again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)
@@ -203,8 +240,9 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
 
     gated = found()
     later = {"gate": None, "tuned_at": datetime.now(timezone.utc)}
-    kept = store.info(name).tuning.model_copy(update=later)
-    store.write_property(target, TUNING_PROPERTY, kept)
+    [kept] = store.info(name).verdicts.records
+    again = Verdicts(records=(kept.model_copy(update=later),))
+    store.write_property(target, TUNING_PROPERTY, again)
     assert refresh(store, target, force=True).reason.startswith("the gate changed")
     assert found() < gated - 0.02
     assert refresh(store, target, revert=True).action == "full"

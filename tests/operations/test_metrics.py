@@ -50,6 +50,20 @@ def test_copying_is_counted(metrics):
     assert (read[("chunk_seconds_bucket", "0.25")], read[("chunk_seconds_bucket", "5.0")]) == (1, 2)
 
 
+def test_a_run_that_continues_has_what_earlier_runs_did(metrics):
+    facts = {"phase": "catching up", "rows": 1_000, "rows_total": 1_000}
+    metrics(Event("continuing", facts, AT))
+    read = samples(metrics.text())
+    assert (read[("source_rows",)], read[("rows_copied_total",)]) == (1_000, 1_000)
+    assert read[("last_progress_timestamp_seconds",)] == AT.timestamp()
+    assert (read[("phase", "catching up")], read[("phase", "copying")]) == (1, 0)
+
+
+def test_an_alert_on_missing_progress_counts_from_the_start(metrics):
+    read = samples(metrics.text())
+    assert read[("last_progress_timestamp_seconds",)] == pytest.approx(datetime.now(timezone.utc).timestamp(), abs=60)
+
+
 def test_passes_are_added_up(metrics):
     for number, differing, repaired in [(1, 3, 2), (1, 8, 8), (2, 8, 1), (3, 0, 0)]:
         facts = {"pass": number, "rows": 9, "rows_total": 9, "differing": differing, "repaired": repaired}

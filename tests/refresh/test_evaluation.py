@@ -49,6 +49,25 @@ def test_a_bank_of_other_queries_is_objected_to(hubs, metric):
     assert json.loads(json.dumps(measures.as_plain(told)))["overlap"] == told.overlap < 1
 
 
+def test_biases_that_are_a_little_worse_are_objected_to(hubs):
+    """Also where the difference may be chance: the biases in use are kept in doubt."""
+    items, queries, _ = hubs
+    old, new = standing(queries, NNN(8, 0.75)), standing(queries, NNN(8, 0.7))
+    told = judge(Layout(DIM, "IP"), items, old, new)
+    assert told.skewness["old"] < told.skewness["new"] < 1.1 * told.skewness["old"] + 0.1
+    assert told.objection.startswith("the skewness of N_10 rises from")
+    assert not judge(Layout(DIM, "IP"), items, new, old).objection
+
+
+def test_labels_that_are_a_little_worse_are_objected_to(hubs):
+    items, queries, _ = hubs
+    labelled = Labelled(items + 0.05, [np.array([i]) for i in range(len(items))])
+    told = judge(Layout(DIM, "IP"), items, standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 1.2)), labelled)
+    lost = told.r1["old"] - told.r1["new"]
+    assert 0 < lost < 0.05
+    assert told.objection.startswith("R@1 falls from")
+
+
 def test_nothing_is_objected_to_what_stays_the_same(hubs):
     items, queries, _ = hubs
     for estimator in (NNN(8), Blend()):

@@ -172,6 +172,7 @@ def status(
 
 
 def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+    from milvus_hubness.migration.presence import problem_of
     from milvus_hubness.operations.lease import holder_of
 
     chunks = ledger.chunks(migration)
@@ -179,7 +180,8 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
-    dual_write = store.info(migration.source_now).dual_write if store.exists(migration.source_now) else None
+    source = store.info(migration.source_now, checked=False) if store.exists(migration.source_now) else None
+    dual_write = source.dual_write if source else None
     holder = holder_of(store, migration.target)
     return {
         **show.migration_facts(migration),
@@ -189,6 +191,7 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
         "rows_per_second": round(speed, 1) if speed else None,
         "eta_seconds": round((migration.rows - rows) / speed, 1) if speed and copying else None,
         "dual_write": dual_write.model_dump() if dual_write else None,
+        "problem": problem_of(store, migration) or None,
     }
 
 
@@ -203,11 +206,14 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
             facts["phase"],
             facts["switch"]["name"] if facts["switch"] else "",
             "yes" if facts["lease"] else "no",
-            "{rows_copied:,} of {rows:,}".format(**facts),
+            "gone, see below" if facts["problem"] else "{rows_copied:,} of {rows:,}".format(**facts),
         )
         for facts in migrations
     ]
     show_table(None, ("source", "copy", "phase", "name", "running", "rows"), rows, texts=5)
+    for facts in migrations:
+        if facts["problem"]:
+            typer.echo(f"problem: {facts['problem']}")
 
 
 def _show(migration: Migration, facts: dict[str, Any]) -> None:
@@ -217,6 +223,7 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
     holder = "process {owner[pid]} on {owner[host]}, until {expires_at:.19} UTC"
     words = {
         "phase": migration.phase,
+        "problem": facts["problem"],
         "rows": f"{facts['rows_copied']:,} of {migration.rows:,}",
         "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
         "speed": f"{speed:,.0f} rows/s while writing" if speed else None,

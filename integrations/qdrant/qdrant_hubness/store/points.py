@@ -199,12 +199,22 @@ class QdrantPoints:
         columns = [name for name in changed if name != field]
         if form.state is not None:
             if form.state.codec.epoch_field in columns and batch.keys:
-                self._update_existing(
-                    "delete_payload", collection, keys=[form.state.codec.epoch_field], points=list(batch.keys), **SURE
-                )
+                self._write_epochs(collection, batch, form.state.codec.epoch_field)
             return
         for rows in self._parts(list(zip(batch.keys, batch.rows, strict=True)), form):
             self._set_payloads(collection, [(key, {n: row[n] for n in columns}) for key, row in rows])
+
+    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> None:
+        """Write the epochs that differ from that of the collection state, and delete the others."""
+        points: dict[int | None, list[Key]] = {}
+        for key, row in zip(batch.keys, batch.rows, strict=True):
+            epoch = row.get(epoch_field)
+            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
+        for epoch, keys in points.items():
+            if epoch is None:
+                self._update_existing("delete_payload", collection, keys=[epoch_field], points=keys, **SURE)
+            else:
+                self._update_existing("set_payload", collection, payload={epoch_field: epoch}, points=keys, **SURE)
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None

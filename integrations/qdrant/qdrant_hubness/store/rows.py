@@ -135,7 +135,8 @@ class Form:
         if codec is None:
             return dict(row)
         derived = {codec.bias_field, *codec.decoding_fields}
-        if row.get(codec.epoch_field) != PENDING:
+        # The epoch of the collection state is that of all rows, but those without a bias and new ones.
+        if row.get(codec.epoch_field) is None or row[codec.epoch_field] > PENDING:
             derived.add(codec.epoch_field)
         return {name: value for name, value in row.items() if name not in derived}
 

@@ -8,7 +8,13 @@ from qdrant_client import models
 
 from milvus_hubness.codec.arrays import ALIGNMENT, Dtype
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionInfo, VectorField
+from milvus_hubness.stores.records import (
+    DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    VectorField,
+)
 from qdrant_hubness.store.rows import UNNAMED
 
 METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
@@ -148,7 +154,7 @@ def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str,
     """Return the source's metadata with the state of the copy."""
     described: Described = source.schema["described"]
     carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
-    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY):
+    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, IDENTITY_PROPERTY):
         carried.pop(name, None)
     return carried
 

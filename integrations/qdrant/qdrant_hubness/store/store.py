@@ -8,6 +8,7 @@ from qdrant_client import models
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.helpers import expect_helpers
@@ -15,10 +16,12 @@ from milvus_hubness.stores.records import (
     CollectionInfo,
     DualWrite,
     OnlineBanks,
-    TuningRecord,
     VectorField,
+    Verdicts,
     WriteIntentLog,
+    identity_in,
     is_fence,
+    taken_keys,
 )
 from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema
@@ -52,19 +55,28 @@ class QdrantStore(QdrantWriteIntents):
             partitions=PARTITIONS,
             aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
             states=read_states(properties, name),
-            tuning=TuningRecord.read(properties, name),
+            verdicts=Verdicts.read(properties, name) or Verdicts(),
             is_bank=BANK_PROPERTY in properties,
             schema={"described": described},
             dual_write=DualWrite.read(properties, name),
             intent_log=WriteIntentLog.read(properties, name),
             online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
+            identity=identity_in(properties, name),
         )
         if checked:
             expect_helpers(self, info.biases_and_notes, info.collection_id)
         return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
-        return schema.obstacles(source, field)
+        names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
+        counts = {name: self._count_with(source.name, name) for name in names}
+        return schema.obstacles(source, field) + taken_keys({name: count for name, count in counts.items() if count})
+
+    def _count_with(self, collection: str, key: str) -> int:
+        """Return the number of points with this key in their payloads."""
+        lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
+        count_filter = models.Filter(must_not=[lacking])
+        return int(self.ask("count", collection, count_filter=count_filter, exact=True).count)
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         return schema.remarks(source)
@@ -143,6 +155,10 @@ class QdrantStore(QdrantWriteIntents):
         """Payloads accept any key."""
 
     # -- whole collections -------------------------------------------------------------
+
+    def collection_names(self) -> list[str]:
+        with turn(self.client), translated("the server"):
+            return [collection.name for collection in self.client.get_collections().collections]
 
     def flush(self, collection: str) -> None:
         self.load(collection)

@@ -1,0 +1,180 @@
+"""Rows that clients insert after a fit: no job takes their biases, which leave room for each other, for wrong ones."""
+
+from itertools import count
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import (
+    NNN,
+    MigrationOptions,
+    QueryBank,
+    VerificationFailed,
+    cutover,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    resume,
+    rollback,
+)
+from milvus_hubness.enable import enable as enabling
+from milvus_hubness.migration import catch_up
+from milvus_hubness.migration.catch_up import verify
+from tests.galleries import vectors
+
+DIM, ITEMS = 16, 300
+WITHOUT_WRITERS = MigrationOptions(no_writers=True)
+
+
+def products(backend):
+    """A collection with VARCHAR keys, its bank, and an alias of it that no collection has yet."""
+    rng = np.random.default_rng(3)
+    client, name, alias = backend.client(), backend.name("products"), backend.name("shop")
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("sku", DataType.VARCHAR, is_primary=True, max_length=40)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    items = vectors(rng, ITEMS, DIM)
+    client.insert(name, [{"sku": f"P-{i:04d}", "vector": row, "price": i} for i, row in enumerate(items)])
+    return name, alias, QueryBank(vectors(rng, 80, DIM))
+
+
+def new_rows(keys, seed=9):
+    """Rows that are near to each other, so that they leave room for each other."""
+    rng = np.random.default_rng(seed)
+    near = vectors(rng, 1, DIM) + 0.01 * vectors(rng, len(keys), DIM)
+    return [{"sku": key, "vector": row, "price": -1} for key, row in zip(keys, near, strict=True)]
+
+
+@pytest.mark.parametrize("keys", [["AA-1"], [f"AA-{i}" for i in range(20)]], ids=["one", "many"])
+def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, keys):
+    name, alias, bank = products(backend)
+    store = backend.store()
+    plan = plan_migration(store, name, bank, alias=alias)
+    migrate(store, plan)
+    backend.hubness_client().insert(alias, new_rows(keys))
+    rollback(store, alias)
+    again = resume(store, name, alias=alias)
+    assert again.phase == "switched"
+    assert again.verified["rows"] == ITEMS + len(keys)
+    found = backend.hubness_client().query(alias, filter='sku like "AA-%"', output_fields=["price"])
+    assert [row["price"] for row in found] == [-1] * len(keys)
+
+
+def test_a_new_row_between_verification_and_cutover_is_no_fault(lite):
+    name, alias, bank = products(lite)
+    store = lite.store()
+    migrate(store, plan_migration(store, name, bank))
+    lite.hubness_client().insert(name, new_rows(["AA-1"]))
+    assert verify(store, name).rows == ITEMS + 1
+    assert cutover(store, name, alias=alias).phase == "switched"
+
+
+def test_rows_that_a_refresh_has_filled_are_no_fault(lite):
+    name, alias, bank = products(lite)
+    store = lite.store()
+    target = migrate(store, plan_migration(store, name, bank, alias=alias)).target
+    lite.hubness_client().insert(alias, new_rows(["AA-1", "AA-2"]), bias="pending")
+    assert refresh(store, target).action == "pending"
+    rollback(store, alias)
+    assert resume(store, name, alias=alias).phase == "switched"
+
+
+def test_rows_that_a_refresh_left_within_its_tolerance_are_no_fault(lite):
+    name, alias, bank = products(lite)
+    store = lite.store()
+    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(8), alias=alias)).target
+    others = QueryBank(np.concatenate([bank.vectors, vectors(np.random.default_rng(6), 1, DIM)]))
+    options = {"bank": others, "tolerance": 0.01, "rebuild_share": 2.0, "force": True}
+    refresh(store, target, **options)
+    again = refresh(store, target, **{**options, "bank": bank})
+    assert again.skipped, "the case is about rows that stay as they are"
+    rollback(store, alias)
+    assert resume(store, name, alias=alias).phase == "switched"
+
+
+def test_a_full_refresh_computes_their_biases_by_the_formula(lite):
+    name, alias, bank = products(lite)
+    store, client = lite.store(), lite.hubness_client()
+    target = migrate(store, plan_migration(store, name, bank, alias=alias)).target
+    client.insert(alias, new_rows(["AA-1"]))
+
+    def epoch():
+        [row] = client.query(alias, filter='sku == "AA-1"', output_fields=["hubness_epoch"])
+        return row["hubness_epoch"]
+
+    assert epoch() == -1
+    refresh(store, target, refit=True, rebuild_share=2.0, force=True)
+    assert epoch() == 2
+
+
+def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
+    """The sample is random: in the end it has every row, and not only the first ones of some chunks."""
+    name, _, bank = products(lite)
+    store, client = lite.store(), lite.client()
+    target = migrate(store, plan_migration(store, name, bank)).target
+    state = store.info(target).state
+    first = state.layout.first_slot
+    client.load_collection(target)
+    [row] = client.query(target, filter='sku == "P-0299"', output_fields=["*"])
+    vector = [*row["vector"][:first], 0.25, 0.25, *row["vector"][first + 2 :]]
+    client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
+
+    def verify_often():
+        for _ in range(60):
+            verify(store, name)
+
+    with pytest.raises(VerificationFailed, match=r"rows P-0299: .*--restart"):
+        verify_often()
+
+
+def test_the_sample_is_random_and_covers_all_rows():
+    sampled = set()
+    for _ in range(40):
+        sample = catch_up.Sample(8)
+        for start in range(0, 100, 30):
+            sample.add(None, list(range(start, min(100, start + 30))))
+        [(partition, keys)] = sample.by_partition().items()
+        assert partition is None
+        assert len(set(keys)) == 8
+        sampled.update(keys)
+    assert len(sampled) > 80
+
+
+@pytest.mark.parametrize("where", ["side", "fields"])
+def test_inserts_without_an_end_do_not_end_enable(lite, where, monkeypatch):
+    """Each pass of the check meets rows that were inserted since the last one."""
+    name, _, bank = products(lite)
+    if where == "fields":
+        lite.made.append(f"{name}_fields")
+        name = with_bias_fields(lite, name)
+    store, client, numbers = lite.store(), lite.hubness_client(), count()
+    plan = plan_enable(store, name, bank, where=where)
+    fill = enabling._fill
+
+    def filled_meanwhile(backend, *arguments):
+        if store.info(name).states:
+            client.insert(name, new_rows([f"AA-{next(numbers):04d}"], seed=next(numbers)))
+        return fill(backend, *arguments)
+
+    monkeypatch.setattr(enabling, "_fill", filled_meanwhile)
+    assert enable(store, plan).rows > ITEMS
+
+
+def with_bias_fields(backend, name):
+    """A copy of the collection with fields that can hold biases, and its name."""
+    client, other = backend.client(), f"{name}_fields"
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("sku", DataType.VARCHAR, is_primary=True, max_length=40)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    for field in ("hubness_bias", "hubness_bias_1"):
+        schema.add_field(field, DataType.FLOAT, default_value=0.0)
+    schema.add_field("hubness_epoch", DataType.INT64, default_value=0)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(other, schema=schema, index_params=index, consistency_level="Strong")
+    client.insert(other, client.query(name, filter="", output_fields=["*"], limit=1_000))
+    return other

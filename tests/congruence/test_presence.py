@@ -1,0 +1,226 @@
+"""The ledger is never believed without a look: a copy or a source that is gone, renamed, or another one by now."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    Cancelled,
+    CollectionExists,
+    CollectionNotFound,
+    MigrationOptions,
+    QueryBank,
+    clean,
+    cutover,
+    migrate,
+    plan_migration,
+    refresh,
+    resume,
+    rollback,
+)
+from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.migration.clean import would_drop
+from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.presence import problem_of
+from tests.galleries import all_keys, plain_collection, vectors
+
+DIM, ITEMS = 8, 60
+ALONE = MigrationOptions(no_writers=True)
+
+
+class Migrated:
+    """A verified migration, whose alias leads to the copy if it has switched."""
+
+    def __init__(self, backend, *, switched=False, rename=False):
+        self.backend, self.client, self.store = backend, backend.client(), backend.store()
+        self.name, self.alias = backend.name("source"), None if rename else backend.name("alias")
+        self.bank = QueryBank(vectors(np.random.default_rng(1), 40, DIM))
+        backend.made.append(f"{self.name}__before_hubness")
+        self.make()
+        self.target = self.migrate(switched=switched, rename=rename).target
+
+    def make(self, seed=0, items=ITEMS):
+        plain_collection(self.client, self.name, vectors(np.random.default_rng(seed), items, DIM), "IP")
+
+    def migrate(self, *, switched=False, rename=False, restart=False):
+        names = {"alias": self.alias if switched and not rename else None, "rename": switched and rename}
+        plan = plan_migration(self.store, self.name, self.bank, estimator=NNN(4), restart=restart, **names)
+        return migrate(self.store, plan, ALONE)
+
+    def drop(self, name):
+        for alias in self.store.info(name, counted=False).aliases:
+            self.client.drop_alias(alias)
+        self.client.drop_collection(name)
+
+    def move_away(self, name):
+        other = self.backend.name("moved")
+        self.client.rename_collection(name, other)
+        return other
+
+    def assert_refused(self, command, error, *words):
+        for step in (command,) if callable(command) else command:
+            with pytest.raises(error) as caught:
+                step()
+            message = str(caught.value)
+            assert "\n" not in message
+            for word in words:
+                assert word in message
+
+    @property
+    def phase(self):
+        return Ledger(self.store).find(self.name).phase
+
+
+def test_a_copy_that_was_dropped_is_not_verified(backend):
+    world = Migrated(backend)
+    world.drop(world.target)
+    steps = [
+        lambda: resume(world.store, world.name, ALONE),
+        world.migrate,
+        lambda: verify(world.store, world.name, options=ALONE),
+        lambda: cutover(world.store, world.name, alias=world.alias, options=ALONE),
+    ]
+    world.assert_refused(steps, CollectionNotFound, "the copy", "is gone", "--restart")
+    assert "is gone" in problem_of(world.store, Ledger(world.store).find(world.name))
+    again = world.migrate(restart=True)
+    assert (again.phase, again.verified["rows"]) == ("verified", ITEMS)
+
+
+def test_a_copy_that_was_renamed_is_found(backend):
+    world = Migrated(backend)
+    moved = world.move_away(world.target)
+    steps = [lambda: resume(world.store, world.name, ALONE), world.migrate]
+    steps.append(lambda: clean(world.store, world.name, drop=world.target))
+    world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'", f"rename it to '{world.target}' again")
+    world.client.rename_collection(moved, world.target)
+    assert resume(world.store, world.name, ALONE).verified["rows"] == ITEMS
+
+
+@pytest.mark.lite_only
+def test_another_copy_of_that_name_is_not_taken_for_it(backend):
+    """Also a corrected one, whose state must not become that of the migration."""
+    world = Migrated(backend)
+    stranger = Migrated(backend)
+    world.drop(world.target)
+    world.client.rename_collection(stranger.target, world.target)
+    world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionExists, "another collection")
+    before = all_keys(world.store, world.target)
+    world.assert_refused(lambda: clean(world.store, world.name, drop=world.target), CollectionExists, "it stays")
+    assert all_keys(world.store, world.target) == before
+
+
+def test_rows_that_came_after_the_verification_are_verified(backend):
+    world = Migrated(backend)
+    world.client.upsert(world.name, {"id": 1_000, "vector": world.bank.vectors[0], "group": 1})
+    again = world.migrate()
+    assert again.verified["rows"] == ITEMS + 1
+    assert 1_000 in all_keys(world.store, world.target)
+
+
+def test_a_new_source_is_not_the_old_one(backend):
+    world = Migrated(backend)
+    world.drop(world.name)
+    world.make(seed=5, items=20)
+    steps = [
+        lambda: resume(world.store, world.name, ALONE),
+        world.migrate,
+        lambda: cutover(world.store, world.name, alias=world.alias, options=ALONE),
+    ]
+    world.assert_refused(steps, CollectionExists, "the source", "another collection has its name", "--restart")
+    assert len(all_keys(world.store, world.target)) == ITEMS
+    assert world.migrate(restart=True).verified["rows"] == 20
+
+
+def test_a_rollback_spares_a_new_collection_under_the_sources_name(backend):
+    """It would have made its rows equal to those of the copy, and would have deleted the others."""
+    world = Migrated(backend, switched=True)
+    moved = world.move_away(world.name)
+    world.make(seed=5, items=20)
+    before = all_keys(world.store, world.name)
+    steps = [lambda: rollback(world.store, world.target, options=ALONE)]
+    steps.append(lambda: resume(world.store, world.target, ALONE))
+    world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'")
+    world.assert_refused(lambda: clean(world.store, world.target, drop=world.name), CollectionExists, "nothing was")
+    assert all_keys(world.store, world.name) == before
+    world.client.drop_collection(world.name)
+    world.client.rename_collection(moved, world.name)
+    assert rollback(world.store, world.target, options=ALONE).source == world.name
+    assert clean(world.store, world.name, drop=world.target).source == world.name
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("by", ["hubness", "plain"])
+def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
+    world = Migrated(backend, switched=True, rename=True)
+    renamed, moved = f"{world.name}__before_hubness", backend.name("moved")
+    (backend.hubness_client() if by == "hubness" else world.client).rename_collection(renamed, moved)
+    steps = [lambda: rollback(world.store, world.target, options=ALONE)]
+    steps.append(lambda: clean(world.store, world.target, drop=renamed))
+    world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'")
+    world.client.rename_collection(moved, renamed)
+    assert rollback(world.store, world.target, options=ALONE).source == world.name
+
+
+@pytest.mark.lite_only
+def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
+    world = Migrated(backend, switched=True)
+    world.drop(world.target)
+    steps = [lambda: rollback(world.store, world.name, options=ALONE)]
+    steps.append(lambda: clean(world.store, world.name, drop=world.name))
+    world.assert_refused(steps, CollectionNotFound, "the copy", f"clean {world.name} --drop {world.target}")
+    assert world.store.exists(world.name), "no rows would have been left"
+    assert "the copy" not in would_drop(world.store, world.name, drop=world.target)
+    clean(world.store, world.name, drop=world.target)
+    assert Ledger(world.store).of_target(world.target) is None
+    assert world.migrate(switched=True).phase == "switched"
+
+
+@pytest.mark.lite_only
+def test_a_finished_migration_looks_at_its_copy_too(backend):
+    world = Migrated(backend, switched=True)
+    clean(world.store, world.target, drop=world.name)
+    assert resume(world.store, world.target, ALONE).phase == "finished"
+    world.drop(world.target)
+    world.assert_refused(lambda: resume(world.store, world.target, ALONE), CollectionNotFound, "is gone")
+
+
+@pytest.mark.lite_only
+def test_a_copy_dropped_in_the_middle_is_not_filled_on_from_there(backend):
+    world = Migrated(backend)
+    ledger = Ledger(world.store)
+    ledger.write(ledger.find(world.name), phase="copying")
+    world.drop(world.target)
+    world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionNotFound, "--restart")
+
+
+@pytest.mark.lite_only
+def test_a_refresh_does_not_carry_on_that_of_a_former_collection(backend):
+    """The bank of the next collection of that name may be the same, and so may its slots."""
+
+    class InSmallChunks(type(backend.store())):
+        def chunk_rows(self, source):
+            return 4
+
+    def stop_late(doing, done, total):
+        if doing == "writing biases" and done > ITEMS - 8:
+            raise Cancelled("stopped by the test")
+
+    world = Migrated(backend)
+    other = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
+    with pytest.raises(Cancelled):
+        refresh(InSmallChunks(backend.client()), world.target, bank=other, progress=stop_late)
+    world.drop(world.target)
+    clean(world.store, world.name, drop=world.target)
+    world.migrate()
+    assert refresh(world.store, world.target, bank=other, force=True).scanned == ITEMS
+    assert verify(world.store, world.name, options=ALONE).biases == ITEMS
+
+
+def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
+    world = Migrated(lite)
+    before = world.store.info(world.name).identity
+    assert before
+    assert world.store.info(world.target).identity == ""
+    assert "hubness_identity" not in lite.hubness_client().describe_collection(world.target)["properties"]
+    clean(world.store, world.name, drop=world.target)
+    assert world.store.info(world.name).identity == ""
