@@ -104,9 +104,8 @@ def plain_client_of(client: Any) -> MilvusClient:
         raise InvalidInput(
             f"MilvusStore needs a client, not the address {address}: pass MilvusStore(connect({address}))"
         )
-    if open_plain := getattr(client, "plain_client", None):
-        plain: MilvusClient = open_plain()
-        return plain
+    if hasattr(type(client), "plain_client"):
+        return cast(MilvusClient, client.plain_client())
     get_version = getattr(client, "get_server_version", None)
     if get_version is None or iscoroutinefunction(get_version):
         raise InvalidInput(

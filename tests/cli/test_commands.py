@@ -127,7 +127,7 @@ def test_tune_prints_the_gate_that_it_chose_and_migrate_follows(run, files):
     shares = [int(line.split()[-1][:-1]) for line in told.splitlines() if line.rstrip().endswith("%")]
     assert sum(shares) == 100
     for options, gate in (([], 1), (["--gate", "0"], None)):
-        for command in (["migrate", "plan"], ["enable"]):
+        for command in (["migrate", "plan"], ["enable", "--plan"]):
             done = run(*command, "half", "--bank", "half.npy", *options, "--json")
             plan = json.loads(done.stdout)
             assert plan.get("plan", plan)["gate"] == gate

@@ -73,8 +73,8 @@ def plain_client_of(client: Any) -> QdrantClient:
         raise InvalidInput(
             f"QdrantStore needs a client, not the address {address}: pass QdrantStore(connect({address}))"
         )
-    if open_plain := getattr(client, "plain_client", None):
-        return open_plain()
+    if hasattr(type(client), "plain_client"):
+        return client.plain_client()
     if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
         raise InvalidInput(
             f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass QdrantStore(connect(uri))"
