@@ -122,7 +122,9 @@ class PlainConnection:
     """A plain MilvusClient for stores and query samples, which connects when first needed. Threads may share it."""
 
     def __init__(self, uri: str, db_name: str, timeout: float | None, **options: Any) -> None:
-        self._connect = partial(connect, uri, timeout=CONNECT_SECONDS if timeout is None else timeout, **options)
+        timeout = CONNECT_SECONDS if timeout is None else timeout
+        # The client itself has created the database, if there was none.
+        self._connect = partial(connect, uri, timeout=timeout, create=True, **options)
         self._database = db_name
         self._client: MilvusClient | None = None
         self._lock = threading.Lock()

@@ -128,7 +128,7 @@ def plan_enable(
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
     field = field or only_field(info)
-    info.require_field(field)
+    info.require_correctable(field)
     unfinished = info.states.get(field)
     if unfinished is not None and (where != "vectors" or unfinished.serves):
         raise AlreadyCorrected(f"field {field!r} of {info.name!r} is corrected already: refresh it instead")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
@@ -51,14 +51,34 @@ def has_partition_key(schema: dict[str, Any]) -> bool:
     return any(field.get("is_partition_key") for field in schema["fields"])
 
 
-def function_outputs(schema: dict[str, Any]) -> set[str]:
-    """Return the fields that the server computes; clients may not write them."""
-    return {name for function in schema.get("functions", []) for name in function["output_field_names"]}
+def computed_by(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that the server computes, with a description of the function.
+
+    Clients may not write them. A function that re-ranks has no output field.
+    """
+    return {
+        output: f"function {function['name']!r} ({_function_kind(function)})"
+        for function in schema.get("functions") or ()
+        for output in function.get("output_field_names") or ()
+    }
+
+
+def _function_kind(function: Mapping[str, Any]) -> str:
+    try:
+        return str(FunctionType(function["type"]).name)
+    except (KeyError, ValueError):  # A newer server may have further types.
+        return "of another type"
+
+
+def function_outputs(schema: Mapping[str, Any]) -> set[str]:
+    """Return the names of the fields that the server computes."""
+    return set(computed_by(schema))
 
 
 def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
     """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
+    computed = computed_by(schema)
     fields = {}
     for field in schema["fields"]:
         if dtype := DTYPES.get(field["type"]):
@@ -70,6 +90,7 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
                 index.get("index_type", ""),
                 build_params(index),
                 dtype,
+                computed.get(field["name"], ""),
             )
     return fields
 
@@ -140,6 +161,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
     else:
         vector = source.vector_fields[field]
+        reasons += vector.obstacles
         if not vector.metric:
             reasons.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
         else:

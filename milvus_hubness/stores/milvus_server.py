@@ -73,13 +73,23 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
     """MilvusClient with escaped keys."""
 
 
-def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
-    """Connect a MilvusClient with further `options`. Raises InvalidParameter for an invalid address, MissingExtra
-    without Milvus Lite, and ServerUnavailable, which names no user, password and token."""
+def connect(
+    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, create: bool = False, **options: Any
+) -> MilvusClient:
+    """Connect a MilvusClient with further `options`.
+
+    create: make the database of a Milvus Lite path that does not exist yet, as MilvusClient does.
+    Without it a mistyped path is an error, and not an empty database.
+
+    Raises InvalidParameter for an invalid address, MissingExtra without Milvus Lite, and
+    ServerUnavailable, which names no user, password and token.
+    """
     _validate_address(uri)
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+        if not create:
+            _expect_database(uri)
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
@@ -107,6 +117,18 @@ def _validate_address(uri: str) -> None:
             redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
             + "; in a user and a password, percent-encode / ? # and @"
         )
+
+
+def _expect_database(path: str) -> None:
+    """Raise ServerUnavailable if there is no Milvus Lite database at this path."""
+    # A database is a folder since Milvus Lite 3, and was a file before.
+    is_empty_folder = os.path.isdir(path) and not os.listdir(path)
+    if os.path.exists(path) and not is_empty_folder:
+        return
+    raise ServerUnavailable(
+        f"no Milvus Lite database at {path}: correct the path, or create the database first, "
+        "with MilvusClient, HubnessClient or connect(..., create=True)"
+    )
 
 
 def _unreachable(uri: str) -> str:

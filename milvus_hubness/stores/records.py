@@ -16,7 +16,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.banks.online import Terms
 from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.errors import CannotMigrate, InvalidInput
 from milvus_hubness.state import CollectionState, PropertyModel
 from milvus_hubness.stores.ownership import LONGEST_STEM, CollectionId, Helper, log_helpers, samples_helper, side_helper
 
@@ -141,6 +141,21 @@ class VectorField:
     index_type: str
     index_params: dict[str, Any] = field(default_factory=dict)
     dtype: Dtype = "float32"
+    computed_by: str = ""
+    """The function of the database that computes the vectors; empty if clients write them."""
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The reason why the field cannot be corrected, if the database computes its vectors.
+
+        It takes no augmented vectors then, and queries are texts, which no client can encode.
+        """
+        if not self.computed_by:
+            return []
+        return [
+            f"the vectors of field {self.name!r} are computed on the server, by {self.computed_by}, "
+            "which accepts no others: correct a field whose vectors clients write, made by the same model"
+        ]
 
 
 @dataclass(frozen=True)
@@ -204,6 +219,12 @@ class CollectionInfo:
         if field not in self.vector_fields:
             fields = ", ".join(self.vector_fields) or "none"
             raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
+
+    def require_correctable(self, field: str) -> None:
+        """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
+        self.require_field(field)
+        if obstacles := self.vector_fields[field].obstacles:
+            raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
         """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises
