@@ -22,7 +22,8 @@ from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, ClientPolicy, InStore, LearnSchema, Operation, Pause
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.state import CollectionState, Profile, read_states
-from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, is_lite, supports
 from milvus_hubness.stores.ownership import LEDGER, CollectionId, Helper, expect_copy, expect_helper, side_helper
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, OnlineBank, WriteIntentLog
 
@@ -219,6 +220,7 @@ class StateCache:
         self._loaded: set[str] = set()
         self._metrics: dict[tuple[str, str], str] = {}
         self._forgotten = 0
+        self._version: str | None = None
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
@@ -376,8 +378,20 @@ class StateCache:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
         codec = state.codec
         if codec.needs_candidates and codec.side_collection is None and self._chains is None:
-            self._chains = supports((yield Ask("get_server_version")), "function chains")
+            self._chains = supports((yield from self._server_version()), "function chains")
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
+
+    def insertable(
+        self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
+    ) -> Operation[list[dict[str, Any]]]:
+        """Return rows of a query in the form that pymilvus inserts; see `milvus_schema.insertable_rows`."""
+        lite = is_lite((yield from self._server_version()))
+        return milvus_schema.insertable_rows(rows, description, lite=lite)
+
+    def _server_version(self) -> Operation[str]:
+        if self._version is None:
+            self._version = str((yield Ask("get_server_version")))
+        return self._version
 
     def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
         """Load a side collection or a bank, which the user may not have loaded, unless it is loaded."""

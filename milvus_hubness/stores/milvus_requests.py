@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
@@ -28,6 +28,7 @@ from milvus_hubness.stores.milvus_server import (
     ROWS_PER_REQUEST,
     in_fitting_parts,
     in_parts,
+    is_lite,
     is_missing,
     is_one_of,
     is_rate_limited,
@@ -53,7 +54,7 @@ class MilvusRequests:
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
         self._version = str(client.get_server_version())
-        self.is_lite = self._version.startswith("milvus_lite")
+        self.is_lite = is_lite(self._version)
         if self.is_lite:
             keep_alive_as_lite_allows(client)
         self._ready_ledgers: set[str] = set()
@@ -289,8 +290,10 @@ class MilvusRequests:
     def _key_field(self, collection: str) -> str:
         return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
 
-    @staticmethod
-    def _batch(schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
+    def _insertable(self, rows: Iterable[Row], schema: Row) -> list[Row]:
+        return milvus_schema.insertable_rows(rows, schema, lite=self.is_lite)
+
+    def _batch(self, schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
@@ -304,7 +307,7 @@ class MilvusRequests:
                     f"field {field!r} no longer has vectors of {form.width} numbers: another job has "
                     "moved the name to another collection: run this command again"
                 ) from error
-        return Batch(keys, form.joined(vectors), milvus_schema.insertable_rows(rows, schema))
+        return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
     def _by_key(self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None) -> dict[Key, Row]:
         by_key: dict[Key, Row] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -104,17 +105,40 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
-def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes."""
+def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool) -> list[dict[str, Any]]:
+    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes.
+
+    lite: for Milvus Lite, which keeps JSON values in another way.
+    """
     computed = function_outputs(schema)
-    in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _BYTE_VECTORS}
+    fields = fields_by_name(schema)
 
     def insertable(name: str, value: Any) -> Any:
-        if name in in_bytes and value:
+        field = fields.get(name)
+        if field is not None and field["type"] in _BYTE_VECTORS and value:
             return value[0]
+        if field is not None and field["type"] == DataType.JSON:
+            return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return [{name: insertable(name, value) for name, value in row.items() if name not in computed} for row in rows]
+
+
+def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
+    """Return the value of a JSON field, as a query returns it, in the form that pymilvus inserts.
+
+    pymilvus takes a text for JSON that is encoded already: a text of a query must be encoded first,
+    or "5" would become 5, and "hello" would be refused. It takes None for the null of a nullable
+    field; elsewhere a None was the null of JSON.
+    """
+    if value is None and nullable:
+        return None
+    if isinstance(value, dict | list):
+        return value
+    text = json.dumps(value)
+    # Milvus Lite stores objects, lists and texts, and returns a text without its quotes: what is
+    # read as 5 was the text "5", and what is read as "5" was a text with quotes in it.
+    return json.dumps(text) if lite else text
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:

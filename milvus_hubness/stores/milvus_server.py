@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
 from inspect import getattr_static, isfunction
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -184,6 +185,12 @@ def translated(collection: str) -> Iterator[None]:
                 f"the server stopped answering about {collection!r}: {_message_of(error)}"
             ) from error
         raise StoreError(f"Milvus refused a request on {collection!r}: {_message_of(error)}") from error
+    except JSONDecodeError as error:
+        # Milvus Lite returns the text of a JSON field without its quotes.
+        raise StoreError(
+            f"a JSON field of {collection!r} has a text that Milvus Lite returns as invalid JSON, so that no client "
+            "can read the row: keep the text in an object, or move the collection to a Milvus server"
+        ) from error
 
 
 def translating(store: type[S]) -> type[S]:
@@ -231,8 +238,12 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
 
 
+def is_lite(server_version: str) -> bool:
+    return server_version.startswith("milvus_lite")
+
+
 def supports(server_version: str, feature: Feature) -> bool:
-    return version_numbers(server_version) >= _SINCE[feature][server_version.startswith("milvus_lite")]
+    return version_numbers(server_version) >= _SINCE[feature][is_lite(server_version)]
 
 
 def version_numbers(server_version: str) -> tuple[int, ...]:
@@ -335,7 +346,7 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     """Raise InvalidParameter if a server of this version does not build the planned index. Settings of the source's
     index are valid: its server has built it, and may be newer than this table."""
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
-    lite, is_same_kind = server_version.startswith("milvus_lite"), kind == source.index_type
+    lite, is_same_kind = is_lite(server_version), kind == source.index_type
     built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]
     if is_same_kind and kind not in INDEX_TYPES:
         return

@@ -236,7 +236,7 @@ class MilvusWriteIntents(MilvusRequests):
         with translated(collection):
             self._ensure_loaded(collection)
             by_value = self._by_key(collection, field, values, partition)
-        rows = milvus_schema.insertable_rows(by_value.values(), schema)
+        rows = self._insertable(by_value.values(), schema)
         return dict(zip(by_value, rows, strict=True))
 
 
