@@ -82,7 +82,20 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
 
-    remarks = staticmethod(milvus_schema.remarks)
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
+        remarks = milvus_schema.remarks(source, field)
+        with translated(source.name):
+            settings = self._load_settings(source.name)
+        if settings:
+            named = ", ".join(f"{name} {value}" for name, value in settings.items())
+            remarks.append(f"the copy is loaded as the source is: {named}")
+        if supports(self._version, "load fields"):
+            remarks.append(
+                "all fields of the copy are loaded, as the server does not say which fields of the source are: "
+                "load the copy again with load_fields if that is too much"
+            )
+        return remarks
+
     width_multiple = staticmethod(milvus_schema.width_multiple)
     schema_facts = staticmethod(milvus_schema.facts)
     bias_remarks = staticmethod(milvus_schema.bias_remarks)
@@ -160,7 +173,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if missing:
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
-            self.client.load_collection(target)
+            if self.client.get_load_state(target)["state"].name != "Loaded":
+                self.client.load_collection(target, **self._load_settings(source.name))
         copy = self.info(target, counted=False)
         for online_bank in _sampled_for(target, source):
             dim = copy.states[online_bank.field].dim
@@ -195,10 +209,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.create_collection(
                 side,
                 schema=milvus_schema.side_schema(source),
-                index_params=milvus_schema.flat_index(SIDE_FIELD, "IP"),
                 properties={SIDE_PROPERTY: source.collection_id.model_dump_json()},
                 consistency_level=source.schema["consistency_level"],
             )
+            self.client.create_index(side, milvus_schema.flat_index(SIDE_FIELD, "IP"))
+            # Each search asks the side collection, which is to be as available as the source.
+            self.client.load_collection(side, **self._load_settings(source.name))
 
     # -- second vector fields ---------------------------------------------------------------------------
 
@@ -246,7 +262,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if self.is_lite:
                 self.client.load_collection(source.name)
             else:
-                self.client.refresh_load(source.name)
+                self.client.refresh_load(source.name, **self._load_settings(source.name))
 
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not supports(self._version, "dropped fields"):
@@ -308,7 +324,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                     f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
                     "with parameters that the server accepts, and run the command again"
                 )
-        self.client.load_collection(collection)
+        self.client.load_collection(collection, **self._load_settings(collection))
 
     def wait_visible(self, collection: str) -> None:
         self.count(collection)

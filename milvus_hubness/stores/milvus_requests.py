@@ -40,6 +40,7 @@ from milvus_hubness.stores.milvus_server import (
 )
 from milvus_hubness.stores.records import Fences, is_fence
 
+DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
 _AS_ARRAYS = {"strict_float32": True}  # Float vectors become slices of one array, a thousand times faster than lists.
@@ -351,6 +352,24 @@ class MilvusRequests:
         if not self.is_lite:  # Milvus Lite opens with all collections released.
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
         self.client.load_collection(collection)
+
+    def _load_settings(self, collection: str) -> Row:
+        """Return the arguments of load_collection with which a collection is loaded, where they are not the default.
+
+        Milvus refuses to load a loaded collection with another number of replicas. The fields that
+        are loaded are not known: no request returns them.
+        """
+        if self.is_lite or self.client.get_load_state(collection)["state"].name != "Loaded":
+            return {}
+        groups = sorted(replica.resource_group for replica in self.client.describe_replica(collection))
+        settings: Row = {}
+        if len(groups) > 1:
+            settings["replica_number"] = len(groups)
+        distinct = list(dict.fromkeys(groups))
+        # Milvus takes one group for all replicas, or one for each.
+        if len(distinct) in (1, len(groups)) and distinct != [DEFAULT_GROUP]:
+            settings["resource_groups"] = distinct
+        return settings
 
     def _indexes(self, collection: str) -> list[Row]:
         return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]

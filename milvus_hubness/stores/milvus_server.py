@@ -226,7 +226,9 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
-Feature = Literal["function chains", "new fields", "new vector fields", "dropped fields", "partial updates"]
+Feature = Literal[
+    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "load fields"
+]
 NEVER = NEWEST = (99,)  # Also for a version that is not a number.
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
@@ -234,6 +236,7 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "new vector fields": ((2, 6, 18), NEVER),
     "dropped fields": ((3, 0), NEVER),
     "partial updates": ((2, 6), (3, 2)),
+    "load fields": ((2, 5), NEVER),
 }
 """The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
 
