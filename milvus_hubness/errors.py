@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import unquote
 
 EXTRAS = {
@@ -125,6 +126,15 @@ class CollectionExists(StoreError):
 
 class EmptyCollection(StoreError):
     """The collection has no rows, so there is nothing to correct."""
+
+
+class PartlyWritten(StoreError):
+    """A write was sent in parts, and a later part failed."""
+
+    written: int = 0
+    """The number of rows that were written: the first ones of the write."""
+    answer: dict[str, Any]
+    """The answer for these rows, in pymilvus's form, with their ids."""
 
 
 class DualWriteFailed(StoreError):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +14,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.candidates import rewrite_of
+from milvus_hubness.client.held_errors import HeldErrors
 from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
@@ -156,53 +155,6 @@ class CachedState:
         if state is None or state.searched_field == state.field:
             return options
         return {**options, "anns_field": state.field}
-
-
-_records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
-_pymilvus, _log = logging.getLogger("pymilvus.decorators"), logging.getLogger("milvus_hubness")
-
-
-class _Hold(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        held = _records.get()
-        if held is None or record.levelno < logging.ERROR:
-            return True
-        held.append(record)
-        return False
-
-
-_pymilvus.addFilter(_Hold())
-
-
-class HeldErrors:
-    """Holds back error records of pymilvus in a block, because pymilvus logs an error before it raises it.
-
-    The block adds to `recovered` the errors that it recovers from. At its end one record of level INFO
-    replaces the records of these errors; all others are logged. If the block raises, all records are logged.
-    """
-
-    __slots__ = ("_collection", "_outer", "_records", "recovered")
-
-    def __init__(self, collection: str) -> None:
-        self._collection = collection
-        self._records: list[logging.LogRecord] = []
-        self.recovered: list[Exception] = []
-
-    def __enter__(self) -> HeldErrors:
-        self._outer = _records.get()
-        _records.set(self._records)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        _records.set(self._outer)
-        recovered = self.recovered if kind is None else []
-        for record in self._records:
-            if not any(str(error) in record.getMessage() for error in recovered):
-                _pymilvus.handle(record)
-        if recovered:
-            reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
-            message = "collection %r changed while a request was on its way (%s): the request was sent again"
-            _log.info(message, self._collection, reason)
 
 
 NOTHING = CachedState("", {})

@@ -62,6 +62,7 @@ def as_milvus(error: HubnessError) -> HubnessError:
     refusal = _KINDS[kind]()
     is_input_error = isinstance(error, InvalidInput)
     MilvusException.__init__(refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error)
+    vars(refusal).update(vars(error))
     refusal.args = error.args
     return refusal
 

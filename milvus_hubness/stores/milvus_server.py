@@ -50,7 +50,15 @@ DUPLICATES_PER_KEY = 4
 ROWS_PER_REQUEST = 2_000
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
-_TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
+_TOO_LARGE = (
+    "larger than max",
+    "resource_exhausted",
+    "exceeds the maximum",
+    "message size",
+    "too large",
+    "maxoutputsize",
+)
+_TOO_MANY_QUERIES = re.compile(r"\bnq\b.* should be in range", re.DOTALL)
 
 
 class EscapedKeys:
@@ -271,6 +279,16 @@ def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Seque
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
     return any(mark in _message_of(error).lower() for mark in _TOO_LARGE)
+
+
+def exceeds_limit(error: Exception) -> bool:
+    """Whether a request failed as it, or its answer, has too many bytes or queries, and smaller ones may succeed.
+
+    Nothing of such a request is carried out: the server refuses it before it reads it.
+    """
+    return not is_rate_limited(error) and (
+        is_too_large(error) or _TOO_MANY_QUERIES.search(_message_of(error)) is not None
+    )
 
 
 def _message_of(error: Exception) -> str:

@@ -1,5 +1,7 @@
 """Waiting for indexes that the server builds, or fails to build."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from milvus_hubness import MilvusStore, StoreError
@@ -23,6 +25,9 @@ class Server:
         assert self.states, "it asks for more than the server has to say"
         state, pending = self.states.pop(0)
         return {"index_name": index, "state": state, "pending_index_rows": pending}
+
+    def get_load_state(self, collection):
+        return {"state": SimpleNamespace(name="NotLoad")}
 
     def load_collection(self, collection):
         self.loaded.append(collection)
