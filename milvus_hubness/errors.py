@@ -131,7 +131,7 @@ class EmptyCollection(StoreError):
 class PartlyWritten(StoreError):
     """A write was sent in parts, and a later part failed."""
 
-    written: int = 0
+    row_count: int = 0
     """The number of rows that were written: the first ones of the write."""
     answer: dict[str, Any]
     """The answer for these rows, in pymilvus's form, with their ids."""

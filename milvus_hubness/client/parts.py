@@ -1,8 +1,8 @@
 """Requests in parts, where a plain collection would take them at once. No I/O.
 
 Augmented vectors are wider than the user's, rows have hidden fields, a gate asks each query twice,
-and candidates are more hits than were asked for. So a request that is within the server's limits
-as the user made it may exceed them as the client sends it. The client then sends halves of it.
+and candidates are more hits than the user wants. So a request that is within the server's limits
+as the user made it may exceed them as the client sends it. The client then divides it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def held_for_parts(collection: str) -> HeldErrors:
     return HeldErrors(collection, _SENT_IN_PARTS)
 
 
-def halves(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def in_two(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     middle = len(items) // 2
     return items[:middle], items[middle:]
 
 
-def written_in_parts(
+def write_in_parts(
     write: Write, rows: Sequence[Any], put: Callable[[Any], Operation[dict[str, Any]]]
 ) -> Operation[dict[str, Any]]:
     """Write rows by `put`, in order, in as few parts as the server takes, and return one answer for all of them.
@@ -43,7 +43,7 @@ def written_in_parts(
     Raises PartlyWritten if a later part fails, and the error of pymilvus if the first one does.
     """
     answers: list[dict[str, Any]] = []
-    written = 0
+    row_count = 0
     waiting = [rows]
 
     with held_for_parts(write.collection) as held:
@@ -54,25 +54,25 @@ def written_in_parts(
             except REFUSALS as error:
                 if len(part) > 1 and exceeds_limit(error):
                     held.recovered.append(error)
-                    waiting += reversed(halves(part))
+                    waiting += reversed(in_two(part))
                     continue
                 if not answers:
                     raise
-                raise _partly_written(write, written, len(rows), answers, error) from error
-            written += len(part)
+                raise _partial_write(write, row_count, len(rows), answers, error) from error
+            row_count += len(part)
     return joined_answers(answers)
 
 
-def _partly_written(
-    write: Write, written: int, total: int, answers: Sequence[dict[str, Any]], error: Exception
+def _partial_write(
+    write: Write, row_count: int, total: int, answers: Sequence[dict[str, Any]], error: Exception
 ) -> PartlyWritten:
     again = "upsert" if write.method == "insert" else write.method
     failed = PartlyWritten(
-        f"the first {written:,} of {total:,} rows were written to {write.collection!r}; the rows with their biases "
+        f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows with their biases "
         f"exceed what the server takes at once, so they were sent in parts, and the next part failed: {error}. "
-        f"Write the rows from number {written} on again, by {again}, as some of them may have arrived"
+        f"Write the rows from number {row_count} on again, by {again}, as some of them may have arrived"
     )
-    failed.written = written
+    failed.row_count = row_count
     failed.answer = joined_answers(answers)
     return failed
 

@@ -24,7 +24,7 @@ from milvus_hubness.client.messages import (
     expect_whole_hits,
     first_set,
 )
-from milvus_hubness.client.parts import REFUSALS, halves, held_for_parts
+from milvus_hubness.client.parts import REFUSALS, in_two, held_for_parts
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache
@@ -76,7 +76,7 @@ class Searches:
                     raise
                 held.recovered.append(error)
             results: Any = None
-            for part in halves(data):
+            for part in in_two(data):
                 answer = yield from self.search(collection, replace(question, data=part), filter, options)
                 results = answer if results is None else _joined(results, answer)
             return results
@@ -215,7 +215,7 @@ class Searches:
                     raise
                 held.recovered.append(error)
             results: Any = None
-            divided = [[_asking(request, data) for data in halves(request.data)] for request in requests]
+            divided = [[_asking(request, data) for data in in_two(request.data)] for request in requests]
             for part in zip(*divided, strict=True):
                 answer = yield from self.hybrid_search(collection, part, *arguments)
                 results = answer if results is None else _joined(results, answer)

@@ -19,7 +19,7 @@ from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Biases
 from milvus_hubness.client.messages import Bias, Deletion, Write
 from milvus_hubness.client.new_collections import CorrectionConfig
-from milvus_hubness.client.parts import written_in_parts
+from milvus_hubness.client.parts import write_in_parts
 from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
@@ -79,7 +79,7 @@ class Writes:
         # The rows are stored at this point: a later failure must not write them again.
         try:
             for side, lines in upserts:
-                yield from written_in_parts(replace(write, collection=side), lines, partial(_upsert, side, timeout))
+                yield from write_in_parts(replace(write, collection=side), lines, partial(_upsert, side, timeout))
         except PERHAPS_OUTDATED:
             self._states.forget(collection)
             raise
@@ -234,7 +234,7 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
     """Write rows, those of a corrected collection in parts if they exceed the server's limits together."""
     if cached.states and isinstance(stored, list):
-        return (yield from written_in_parts(write, stored, partial(_put_at_once, cached, write)))
+        return (yield from write_in_parts(write, stored, partial(_put_at_once, cached, write)))
     return (yield from _put_at_once(cached, write, stored))
 
 

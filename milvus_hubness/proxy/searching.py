@@ -17,7 +17,7 @@ from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.parts import REFUSALS, halves
+from milvus_hubness.client.parts import REFUSALS, in_two
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
@@ -77,7 +77,7 @@ def _parts_of(request: Any) -> list[Any]:
         return [request]
     [placeholder] = group.placeholders
     parts = []
-    for values in halves(list(placeholder.values)):
+    for values in in_two(list(placeholder.values)):
         part, queries = deepcopy(request), deepcopy(placeholder)
         queries.values[:] = values
         part.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[queries]).SerializeToString()

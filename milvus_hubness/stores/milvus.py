@@ -69,6 +69,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             intent_log=WriteIntentLog.read(properties),
             online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or ""),
+            time_to_live=milvus_schema.time_to_live(properties),
         )
         return self._with_own_helpers(info) if checked else info
 

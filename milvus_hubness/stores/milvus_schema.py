@@ -44,6 +44,15 @@ def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {field["name"]: field for field in schema["fields"]}
 
 
+TTL_PROPERTY = "collection.ttl.seconds"
+
+
+def time_to_live(properties: Mapping[str, Any]) -> int:
+    """Return the seconds after which rows expire; 0 if they do not."""
+    text = str(properties.get(TTL_PROPERTY) or "")
+    return int(text) if text.isdecimal() else 0
+
+
 def key_field(schema: dict[str, Any]) -> dict[str, Any]:
     return next(field for field in schema["fields"] if field.get("is_primary"))
 
@@ -213,8 +222,12 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
     remarks = []
-    if "collection.ttl.seconds" in source.schema.get("properties", {}):
-        remarks.append("time to live: that of the copied rows starts again")
+    if source.time_to_live:
+        remarks.append(
+            f"rows live for {source.time_to_live:,} s after their last write, and those of the copy are written now: "
+            "they expire later than in the source, once by up to that time; a full refresh of the copy restarts it "
+            "again, and is refused without --restart-ttl"
+        )
     if outputs := function_outputs(source.schema):
         remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:

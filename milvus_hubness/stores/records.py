@@ -182,6 +182,8 @@ class CollectionInfo:
     intent_log: WriteIntentLog | None = None
     online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
+    time_to_live: int = 0
+    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit."""
 
     @property
     def collection_id(self) -> CollectionId:

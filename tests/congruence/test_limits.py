@@ -172,14 +172,14 @@ def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
     with pytest.raises(PartlyWritten, match=f"the first 100 of 200 rows were written to '{name}'") as raised:
         limited.insert(name, rows)
     assert isinstance(raised.value, MilvusException)
-    assert raised.value.written == 100
+    assert raised.value.row_count == 100
     assert list(raised.value.answer["ids"]) == [row["id"] for row in rows[:100]]
     assert "the disk is full" in str(raised.value)
     assert "\n" not in str(raised.value)
     there = lite.client().query(name, "id >= 1000", output_fields=["count(*)"])[0]["count(*)"]
     assert there == 100
     limited.failing_from = None
-    assert limited.upsert(name, rows[raised.value.written :])["upsert_count"] == 100
+    assert limited.upsert(name, rows[raised.value.row_count :])["upsert_count"] == 100
 
 
 def test_a_write_whose_first_part_fails_raises_the_servers_error(lite):
