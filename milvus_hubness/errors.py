@@ -128,7 +128,7 @@ class EmptyCollection(StoreError):
     """The collection has no rows, so there is nothing to correct."""
 
 
-class PartlyWritten(StoreError):
+class PartialWrite(StoreError):
     """A write was sent in parts, and a later part failed."""
 
     row_count: int = 0

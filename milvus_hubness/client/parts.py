@@ -17,7 +17,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness.client.held_errors import HeldErrors
 from milvus_hubness.client.messages import Write
 from milvus_hubness.client.steps import Operation
-from milvus_hubness.errors import PartlyWritten
+from milvus_hubness.errors import PartialWrite
 from milvus_hubness.stores.milvus_server import exceeds_limit
 
 REFUSALS = (MilvusException, grpc.RpcError)
@@ -40,7 +40,7 @@ def write_in_parts(
 ) -> Operation[dict[str, Any]]:
     """Write rows by `put`, in order, in as few parts as the server takes, and return one answer for all of them.
 
-    Raises PartlyWritten if a later part fails, and the error of pymilvus if the first one does.
+    Raises PartialWrite if a later part fails, and the error of pymilvus if the first one does.
     """
     answers: list[dict[str, Any]] = []
     row_count = 0
@@ -58,16 +58,16 @@ def write_in_parts(
                     continue
                 if not answers:
                     raise
-                raise _partial_write(write, row_count, len(rows), answers, error) from error
+                raise _stopped_at(write, row_count, len(rows), answers, error) from error
             row_count += len(part)
     return joined_answers(answers)
 
 
-def _partial_write(
+def _stopped_at(
     write: Write, row_count: int, total: int, answers: Sequence[dict[str, Any]], error: Exception
-) -> PartlyWritten:
+) -> PartialWrite:
     again = "upsert" if write.method == "insert" else write.method
-    failed = PartlyWritten(
+    failed = PartialWrite(
         f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows with their biases "
         f"exceed what the server takes at once, so they were sent in parts, and the next part failed: {error}. "
         f"Write the rows from number {row_count} on again, by {again}, as some of them may have arrived"

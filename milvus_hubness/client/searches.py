@@ -24,7 +24,7 @@ from milvus_hubness.client.messages import (
     expect_whole_hits,
     first_set,
 )
-from milvus_hubness.client.parts import REFUSALS, in_two, held_for_parts
+from milvus_hubness.client.parts import REFUSALS, held_for_parts, in_two
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache

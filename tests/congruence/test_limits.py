@@ -9,7 +9,7 @@ from pymilvus import AnnSearchRequest, DataType, MilvusClient, RRFRanker
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
-from milvus_hubness.errors import HubnessError, PartlyWritten
+from milvus_hubness.errors import HubnessError, PartialWrite
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 300
@@ -169,7 +169,7 @@ def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
     name = corrected(lite, "migrate")
     limited, rows = lite.hubness_client(below=Limited), rows_to_write()
     limited.failing_from = 3
-    with pytest.raises(PartlyWritten, match=f"the first 100 of 200 rows were written to '{name}'") as raised:
+    with pytest.raises(PartialWrite, match=f"the first 100 of 200 rows were written to '{name}'") as raised:
         limited.insert(name, rows)
     assert isinstance(raised.value, MilvusException)
     assert raised.value.row_count == 100
