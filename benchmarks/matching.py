@@ -55,7 +55,7 @@ def through_milvus(task: Task, of_bank: Sinkhorn, of_queries: Sinkhorn) -> dict[
     raw, bank, dense = recall_at_1(task, None, *fits)
     with tempfile.TemporaryDirectory() as folder:
         uri = str(Path(folder) / "bench.db")
-        plain_collection(connect(uri), "rows", task.gallery, "IP")
+        plain_collection(connect(uri, create=True), "rows", task.gallery, "IP")
         client, started = HubnessClient(uri), time.monotonic()
         matches = client.match("rows", task.query, DEPTH, candidates=CANDIDATES)
         seconds = time.monotonic() - started
@@ -120,7 +120,7 @@ def memory() -> list[dict[str, float]]:
         queries, items = (rng.standard_normal((size, DIM), np.float32) for _ in range(2))
         with tempfile.TemporaryDirectory() as folder:
             uri = str(Path(folder) / "bench.db")
-            plain_collection(connect(uri), "rows", items, "COSINE")
+            plain_collection(connect(uri, create=True), "rows", items, "COSINE")
             client, facts = HubnessClient(uri), {}
 
             def run(client: HubnessClient = client, queries: Any = queries, facts: dict[str, float] = facts) -> Any:

@@ -140,7 +140,7 @@ def _best(scores: Any) -> Any:
 
 def serve(uri: str, served: dict[str, Served]) -> Iterator[dict[str, Any]]:
     """recall@10 of every form under every index."""
-    client = connect(uri)
+    client = connect(uri, create=True)
     store = MilvusStore(client)
     for form, (stored, asked, right) in served.items():
         for index_type, params in {kind: params for kind, params, _ in INDEXES}.items():

@@ -234,7 +234,7 @@ def searching(client: MilvusClient, collection: str, limit: int = LIMIT) -> Sear
 
 def systems(uri: str, store: MilvusStore, target: str, taken: int) -> Iterator[System]:
     """Those beside once with few candidates and once with as many as `enable` took."""
-    plain = connect(uri)
+    plain = connect(uri, create=True)
     yield System(RAW, None, searching(plain, PLAIN))
     yield System(IN_VECTORS, None, searching(remembering(uri, LIMIT, target), target))
     for candidates in (FEW, taken):

@@ -31,7 +31,7 @@ def show(event):
 def run(uri):
     # A plain collection, which an application reads by its alias "live".
     rng = np.random.default_rng(0)
-    plain = connect(uri)
+    plain = connect(uri, create=True)
     plain.create_collection("products", dimension=DIM, metric_type="COSINE", consistency_level="Strong")
     vectors = rng.normal(size=(ROWS, DIM))
     plain.insert("products", [{"id": i, "vector": vector, "price": i % 90} for i, vector in enumerate(vectors)])

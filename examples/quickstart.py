@@ -24,7 +24,7 @@ def run(uri):
     print(f"{len(data.gallery):,} functions, {len(data.queries):,} queries, {len(data.bank):,} in the bank")
 
     # A plain collection, as you have one.
-    plain = connect(uri)
+    plain = connect(uri, create=True)
     plain.create_collection("functions", dimension=256, metric_type="COSINE", consistency_level="Strong")
     functions = zip(data.gallery, data.names, strict=True)
     plain.insert("functions", [{"id": i, "vector": vector, "name": name} for i, (vector, name) in enumerate(functions)])

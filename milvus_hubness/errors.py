@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import unquote
 
 from milvus_hubness.requirements import unsupported_libraries
@@ -131,6 +132,15 @@ class CollectionExists(StoreError):
 
 class EmptyCollection(StoreError):
     """The collection has no rows, so there is nothing to correct."""
+
+
+class PartialWrite(StoreError):
+    """A write was sent in parts, and a later part failed."""
+
+    row_count: int = 0
+    """The number of rows that were written: the first ones of the write."""
+    answer: dict[str, Any]
+    """The answer for these rows, in pymilvus's form, with their ids."""
 
 
 class DualWriteFailed(StoreError):

@@ -32,6 +32,9 @@ class Refreshing:
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE
     rebuild_share: Annotated[float, "Share of rows from which on a copy replaces in-place updates."] = REBUILD_SHARE
     rebuild_rows: Annotated[int, "Number of rows from which on a copy replaces in-place updates."] = REBUILD_ROWS
+    restart_ttl: Annotated[
+        bool, "Write all rows of a collection with a time to live, which starts again for each of them."
+    ] = False
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
     client_ttl: options.ClientTtl = STATE_TTL
     engine: options.EngineName = "local"
@@ -51,7 +54,7 @@ def refresh(
 ) -> None:
     """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
 
-    Exits with 3 if the new biases are evaluated as worse and were not adopted.
+    Exits with 3 if the new biases were not adopted: they are evaluated as worse, or rows that expire would live longer.
 
     Example: milvus-hubness refresh products --bank new_queries.npy --plan
     """

@@ -18,7 +18,6 @@ from milvus_hubness.client.write_intents import KEYS_PER_REQUEST, ROWS_PER_REQUE
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
 from milvus_hubness.logs import log
-from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import in_parts, is_one_of
 from milvus_hubness.stores.records import DualWrite
 
@@ -64,7 +63,7 @@ class DualWrites:
                 yield from self._upsert(dual_write, write)
                 return
             description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
-            whole = milvus_schema.insertable_rows(in_collection, description)
+            whole = yield from self._states.insertable(in_collection, description)
             for part in in_parts(whole, ROWS_PER_REQUEST):
                 yield from self._upsert(dual_write, replace(write, data=part, options={}))
 

@@ -98,6 +98,7 @@ def new_fields(
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
     vector_fields = {field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES}
+    described = milvus_schema.vector_fields(schema.to_dict(), [])
     indexes = {params.field_name: params.get_index_configs() for params in index}
     fields: list[NewField] = []
     for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
@@ -105,6 +106,8 @@ def new_fields(
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
             raise InvalidInput(f"collection {collection!r} needs an anns_field: its vector fields are {names}")
+        if obstacles := described[name].obstacles:
+            raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
         if any(field.name == name for field in fields):
             raise InvalidInput(f"field {name!r} is named twice: pass one CorrectionConfig for each field")
         if not indexes.get(name, {}).get("metric_type"):

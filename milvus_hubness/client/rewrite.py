@@ -30,6 +30,8 @@ from milvus_hubness.rerank.rerankers import gate
 from milvus_hubness.state import CollectionState, Profile
 
 RAW_SCORE = "raw_score"
+MAX_QUERIES = 16_384
+"""Largest number of queries in a request to Milvus, unless its configuration has another one."""
 
 SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that must be at least the number of results."""
@@ -209,10 +211,17 @@ class Rewrite:
         return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
 
     def apart(self, question: Question) -> list[Question]:
-        """Split the question into parts that one request each can answer. If the server ranks L2 by inner products, the
-        bounds of a range search differ for every query."""
+        """Split the question into parts that one request each can answer.
+
+        If the server ranks L2 by inner products, the bounds of a range search differ for every
+        query. A gate asks each query twice, and a request has a greatest number of queries.
+        """
         if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(question.search_params):
             return [replace(question, data=[query]) for query in self.queries(question)]
+        data: Any = question.data
+        if self.is_gated(question) and len(data) > MAX_QUERIES // 2:
+            starts = range(0, len(data), MAX_QUERIES // 2)
+            return [replace(question, data=data[start : start + MAX_QUERIES // 2]) for start in starts]
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:

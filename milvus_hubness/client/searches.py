@@ -24,6 +24,7 @@ from milvus_hubness.client.messages import (
     expect_whole_hits,
     first_set,
 )
+from milvus_hubness.client.parts import REFUSALS, held_for_parts, in_two
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache
@@ -33,7 +34,7 @@ from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.milvus_server import is_one_of
+from milvus_hubness.stores.milvus_server import exceeds_limit, is_one_of
 
 KEYS_PER_REQUEST = 8_000
 Kind = tuple[Any, ...]
@@ -58,7 +59,32 @@ class Searches:
     def search(
         self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
     ) -> Operation[Any]:
-        """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with."""
+        """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with.
+
+        If the request exceeds a limit of the server, because it is larger than the user's, its
+        queries are sent in parts.
+        """
+        timeout = options.get("timeout")
+        data: Any = question.data
+        with held_for_parts(collection) as held:
+            try:
+                return (yield from self._search_at_once(collection, question, filter, options, ids))
+            except REFUSALS as error:
+                if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
+                    raise
+                cached = yield from self._states.cached_state(collection, timeout)
+                if cached.searched(options.get("anns_field")) is None:
+                    raise
+                held.recovered.append(error)
+            results: Any = None
+            for part in in_two(data):
+                answer = yield from self.search(collection, replace(question, data=part), filter, options)
+                results = answer if results is None else _joined(results, answer)
+            return results
+
+    def _search_at_once(
+        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
+    ) -> Operation[Any]:
         kind = kind_of(question, options) if ids is None else None
 
         def call(cached: CachedState) -> Operation[Any]:
@@ -112,10 +138,7 @@ class Searches:
             search_request = rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
             request = _request(collection, field_arguments(state), question.filter, search_request, further)
             answer = yield from self._answered(cached, search_request, request)
-            if results is None:
-                results = answer
-            else:
-                results += answer  # pymilvus's own type stays
+            results = answer if results is None else _joined(results, answer)
         if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
             copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
             if ask := rewrite.asking(copied):
@@ -182,6 +205,35 @@ class Searches:
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field. Raises InvalidInput if no
         corrected field has the profile, and UnsupportedOperation if it cannot merge answers."""
+        arguments = (ranker, limit, output_fields, options, strength, profile)
+        with held_for_parts(collection) as held:
+            try:
+                return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
+            except REFUSALS as error:
+                if not all(can_be_halved(request.data) for request in requests) or not exceeds_limit(error):
+                    raise
+                cached = yield from self._states.cached_state(collection, options.get("timeout"))
+                if all(cached.searched(request.anns_field) is None for request in requests):
+                    raise
+                held.recovered.append(error)
+            results: Any = None
+            divided = [[_asking(request, data) for data in in_two(request.data)] for request in requests]
+            for part in zip(*divided, strict=True):
+                answer = yield from self.hybrid_search(collection, part, *arguments)
+                results = answer if results is None else _joined(results, answer)
+            return results
+
+    def _hybrid_search_at_once(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+    ) -> Operation[Any]:
         weight = self.strength if strength is None else strength
 
         def call(cached: CachedState) -> Operation[Any]:
@@ -241,6 +293,29 @@ class Searches:
                 metric = yield from self._states.metric(collection, request.anns_field, options.get("timeout"))
             metrics.append(str(metric).upper())
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+
+def can_be_halved(data: Any) -> bool:
+    """Whether these are several queries."""
+    return isinstance(data, list | np.ndarray) and len(data) > 1
+
+
+def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
+    """Return the request for other queries."""
+    return AnnSearchRequest(
+        data=data,
+        anns_field=request.anns_field,
+        param=request.param,
+        limit=request.limit,
+        expr=request.expr,
+        expr_params=request.expr_params,
+    )
+
+
+def _joined(results: Any, more: Any) -> Any:
+    """Return the results with those of further queries; pymilvus's own type stays."""
+    results += more
+    return results
 
 
 def _routing(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,14 +14,15 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.candidates import rewrite_of
+from milvus_hubness.client.held_errors import HeldErrors
 from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, ClientPolicy, InStore, LearnSchema, Operation, Pause
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
-from milvus_hubness.logs import log
 from milvus_hubness.state import CollectionState, Profile, read_states
-from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, is_lite, supports
 from milvus_hubness.stores.ownership import LEDGER, CollectionId, Helper, expect_copy, expect_helper, side_helper
 from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, OnlineBank, WriteIntentLog
 
@@ -158,53 +157,6 @@ class CachedState:
         return {**options, "anns_field": state.field}
 
 
-_records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
-_pymilvus = logging.getLogger("pymilvus.decorators")
-
-
-class _Hold(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        held = _records.get()
-        if held is None or record.levelno < logging.ERROR:
-            return True
-        held.append(record)
-        return False
-
-
-_pymilvus.addFilter(_Hold())
-
-
-class HeldErrors:
-    """Holds back error records of pymilvus in a block, because pymilvus logs an error before it raises it.
-
-    The block adds to `recovered` the errors that it recovers from. At its end one record of level INFO
-    replaces the records of these errors; all others are logged. If the block raises, all records are logged.
-    """
-
-    __slots__ = ("_collection", "_outer", "_records", "recovered")
-
-    def __init__(self, collection: str) -> None:
-        self._collection = collection
-        self._records: list[logging.LogRecord] = []
-        self.recovered: list[Exception] = []
-
-    def __enter__(self) -> HeldErrors:
-        self._outer = _records.get()
-        _records.set(self._records)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        _records.set(self._outer)
-        recovered = self.recovered if kind is None else []
-        for record in self._records:
-            if not any(str(error) in record.getMessage() for error in recovered):
-                _pymilvus.handle(record)
-        if recovered:
-            reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
-            message = "collection %r changed while a request was on its way (%s): the request was sent again"
-            log.info(message, self._collection, reason)
-
-
 NOTHING = CachedState("", {})
 
 
@@ -220,6 +172,7 @@ class StateCache:
         self._loaded: set[str] = set()
         self._metrics: dict[tuple[str, str], str] = {}
         self._forgotten = 0
+        self._version: str | None = None
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
@@ -377,8 +330,20 @@ class StateCache:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
         codec = state.codec
         if codec.needs_candidates and codec.side_collection is None and self._chains is None:
-            self._chains = supports((yield Ask("get_server_version")), "function chains")
+            self._chains = supports((yield from self._server_version()), "function chains")
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
+
+    def insertable(
+        self, rows: Iterable[dict[str, Any]], description: dict[str, Any]
+    ) -> Operation[list[dict[str, Any]]]:
+        """Return rows of a query in the form that pymilvus inserts; see `milvus_schema.insertable_rows`."""
+        lite = is_lite((yield from self._server_version()))
+        return milvus_schema.insertable_rows(rows, description, lite=lite)
+
+    def _server_version(self) -> Operation[str]:
+        if self._version is None:
+            self._version = str((yield Ask("get_server_version")))
+        return self._version
 
     def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
         """Load a side collection or a bank, which the user may not have loaded, unless it is loaded."""

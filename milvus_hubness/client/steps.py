@@ -62,6 +62,7 @@ def as_milvus(error: HubnessError) -> HubnessError:
     refusal = _KINDS[kind]()
     is_input_error = isinstance(error, InvalidInput)
     MilvusException.__init__(refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error)
+    vars(refusal).update(vars(error))
     refusal.args = error.args
     return refusal
 
@@ -122,7 +123,9 @@ class PlainConnection:
     """A plain MilvusClient for stores and query samples, which connects when first needed. Threads may share it."""
 
     def __init__(self, uri: str, db_name: str, timeout: float | None, **options: Any) -> None:
-        self._connect = partial(connect, uri, timeout=CONNECT_SECONDS if timeout is None else timeout, **options)
+        timeout = CONNECT_SECONDS if timeout is None else timeout
+        # The client itself has created the database, if there was none.
+        self._connect = partial(connect, uri, timeout=timeout, create=True, **options)
         self._database = db_name
         self._client: MilvusClient | None = None
         self._lock = threading.Lock()

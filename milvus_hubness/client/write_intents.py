@@ -26,7 +26,6 @@ from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, WriteIntentFailed
-from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, in_parts, is_one_of, literal
 from milvus_hubness.stores.milvus_write_intents import (
     NAME_FIELD,
@@ -166,7 +165,7 @@ class WriteIntents:
         partitions = [partition_name] if partition_name else None
         args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
         rows = yield Ask("query", args, dict(STRONG))
-        return {row[field]: row for row in milvus_schema.insertable_rows(rows, description)}
+        return {row[field]: row for row in (yield from self._states.insertable(rows, description))}
 
     def note_deletion(self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]) -> Operation[None]:
         """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""

@@ -19,6 +19,7 @@ from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Biases
 from milvus_hubness.client.messages import Bias, Deletion, Write
 from milvus_hubness.client.new_collections import CorrectionConfig
+from milvus_hubness.client.parts import write_in_parts
 from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
@@ -78,7 +79,7 @@ class Writes:
         # The rows are stored at this point: a later failure must not write them again.
         try:
             for side, lines in upserts:
-                yield Ask("upsert", (side, lines, timeout))
+                yield from write_in_parts(replace(write, collection=side), lines, partial(_upsert, side, timeout))
         except PERHAPS_OUTDATED:
             self._states.forget(collection)
             raise
@@ -231,7 +232,22 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
-    """Write rows. A partial update is tried again while a job that replays an outdated deletion may hide its row."""
+    """Write rows, those of a corrected collection in parts if they exceed the server's limits together."""
+    if cached.states and isinstance(stored, list):
+        return (yield from write_in_parts(write, stored, partial(_put_at_once, cached, write)))
+    return (yield from _put_at_once(cached, write, stored))
+
+
+def _upsert(collection: str, timeout: float | None, rows: Any) -> Operation[dict[str, Any]]:
+    answer: dict[str, Any] = yield Ask("upsert", (collection, rows, timeout))
+    return answer
+
+
+def _put_at_once(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
+    """Write rows by one request.
+
+    A partial update is tried again while a job that replays an outdated deletion may hide its row.
+    """
     args = (write.collection, stored, write.timeout, write.partition_name)
     request = Ask(write.method, args, dict(write.options))
     answer: dict[str, Any]

@@ -197,7 +197,7 @@ def run(
     collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
-    connect(uri, token, db_name).close()
+    connect(uri, token, db_name, create=True).close()
     retriever = build(collect(), progress=progress)
     plain = connect(uri, token, db_name)
     store = MilvusStore(plain)

@@ -113,11 +113,12 @@ def plan_enable(
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
     estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
-    "fields" if the collection has them or the server can add them, else "side"; searches of "vectors", a second vector
-    field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
-    gate_targets: as in plan_migration. Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
-    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound,
-    BankTooSmall.
+    "fields" if the collection has them or the server can add them and its rows do not expire, else "side"; searches of
+    "vectors", a second vector field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that
+    may be outside them. gate, gate_targets: as in plan_migration.
+
+    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
+    CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
@@ -130,7 +131,7 @@ def plan_enable(
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
     field = field or only_field(info)
-    info.require_field(field)
+    info.require_correctable(field)
     unfinished = info.states.get(field)
     if unfinished is not None and (where != "vectors" or unfinished.serves):
         raise AlreadyCorrected(f"field {field!r} of {info.name!r} is corrected already: refresh it instead")
@@ -153,8 +154,10 @@ def plan_enable(
                 f"{info.name!r} has no fields for biases and this server cannot add any: "
                 "use a side collection (--where side)"
             )
-        where = where or ("side" if presence == "none" else "fields")
+        # Fields would restart the time to live of every row.
+        where = where or ("side" if presence == "none" or info.time_to_live else "fields")
         remarks = store.bias_remarks(info, suffix) if where == "fields" else []
+    remarks = [*remarks, *_remarks_on_expiry(info, where)]
     reranking = missed = None
     if unfinished is not None:
         profile = unfinished.profile
@@ -193,6 +196,22 @@ def plan_enable(
         missed=missed,
         unfinished=unfinished,
     )
+
+
+def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
+    """Return remarks about the time to live of rows, if the collection has one."""
+    if not info.time_to_live:
+        return []
+    if where == "side":
+        return [
+            f"rows expire after {info.time_to_live:,} s as before, since none is written; the next refresh removes "
+            "the biases of expired rows"
+        ]
+    return [
+        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: they expire later, "
+        "once by up to that time; a full refresh restarts it again, and is refused without --restart-ttl "
+        "(--where side writes no row)"
+    ]
 
 
 def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:

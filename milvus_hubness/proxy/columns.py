@@ -197,7 +197,7 @@ def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
         elif len(valid) == count:
             values = [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
         for row, value in zip(rows, values, strict=True):
-            row.update((value or {}) if column.is_dynamic else {column.field_name: value})
+            row.update(json.loads(value or "{}") if column.is_dynamic else {column.field_name: value})
     return rows
 
 
@@ -212,7 +212,7 @@ def _values(column: Any) -> Iterable[Any]:
     if kind in _SCALARS:
         return list(data.data)
     if kind == "json_data":
-        return [json_in(text, f"a value of field {column.field_name!r}") for text in data.data]
+        return [text.decode() for text in data.data]  # pymilvus takes texts for JSON that is encoded already.
     if kind == "array_data":
         return [list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data]
     if kind == "float_vector":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
@@ -17,6 +17,7 @@ from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.parts import REFUSALS, in_two
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.searches import MAX_PREPARED
 from milvus_hubness.client.state_cache import CachedState
@@ -26,6 +27,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOp
 from milvus_hubness.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
 from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.milvus_server import exceeds_limit
 
 DEFAULT_LIMIT = 10
 _VARYING = ("base", "dsl", "expr_template_values", "guarantee_timestamp", "nq", "placeholder_group")
@@ -42,12 +44,49 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     """Answer a SearchRequest, ranked by the corrected score, with a message or its bytes. overrides: settings for a
-    request without its own.
+    request without its own. Queries that exceed a limit together are sent in parts, as HubnessClient does.
 
     Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation if the server would use scores
     before they are corrected.
     """
+    try:
+        return (yield from _search_at_once(operations, request, overrides))
+    except REFUSALS as error:
+        parts = _parts_of(request)
+        if len(parts) < 2 or not exceeds_limit(error):
+            raise
+        cached = yield from operations.states.cached_state(request.collection_name)
+        if cached.searched(SearchParameters(request, overrides).value(FIELD)) is None:
+            raise
+    return (yield from _joined(search(operations, part, overrides) for part in parts))
 
+
+def _joined(searches: Iterable[Operation[Any]]) -> Operation[Any]:
+    """Run searches, and return one answer to all of their queries."""
+    answers = []
+    for operation in searches:
+        answer = yield from operation
+        answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
+    return joined(answers)
+
+
+def _parts_of(request: Any) -> list[Any]:
+    """Return the request for each half of its queries, or itself if it cannot be divided."""
+    group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
+    if len(group.placeholders) != 1 or len(group.placeholders[0].values) < 2:
+        return [request]
+    [placeholder] = group.placeholders
+    parts = []
+    for values in in_two(list(placeholder.values)):
+        part, queries = deepcopy(request), deepcopy(placeholder)
+        queries.values[:] = values
+        part.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[queries]).SerializeToString()
+        part.nq = len(values)
+        parts.append(part)
+    return parts
+
+
+def _search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
@@ -179,7 +218,25 @@ def _answer(
 def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     """Answer a HybridSearchRequest as `search` does, with corrected scores on corrected fields. Raises as it does, and
     UnsupportedOperation if the proxy must merge answers and cannot."""
+    try:
+        return (yield from _hybrid_search_at_once(operations, request, overrides))
+    except REFUSALS as error:
+        divided = [_parts_of(part) for part in request.requests]
+        if {len(parts) for parts in divided} != {2} or not exceeds_limit(error):
+            raise
+        cached = yield from operations.states.cached_state(request.collection_name)
+        if all(cached.searched(SearchParameters(part).value(FIELD)) is None for part in request.requests):
+            raise
+    wholes = []
+    for parts in zip(*divided, strict=True):
+        whole = deepcopy(request)
+        del whole.requests[:]
+        whole.requests.extend(parts)
+        wholes.append(whole)
+    return (yield from _joined(hybrid_search(operations, whole, overrides) for whole in wholes))
 
+
+def _hybrid_search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]

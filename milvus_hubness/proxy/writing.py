@@ -12,6 +12,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.client.messages import Deletion, Write
 from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.parts import REFUSALS
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.base import RowCodec
@@ -19,6 +20,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOp
 from milvus_hubness.proxy.columns import column_named, json_in, keys_of, put_keys, put_vectors, rows_of, vectors_in
 from milvus_hubness.proxy.messages import Send, method_of
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.milvus_server import exceeds_limit
 
 
 def write(operations: Operations, request: Any) -> Operation[Any]:
@@ -57,7 +59,13 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
         sent = deepcopy(request)
         for state in states:
             yield from _fill(operations, state, sent, are_new=method == "insert")
-        return (yield Send(sent))
+        try:
+            return (yield Send(sent))
+        except REFUSALS as error:
+            if not exceeds_limit(error):
+                raise
+        # The server has refused it before it read it. By rows it is sent in parts.
+        return (yield from by_row(as_write()))
 
     def again(_: CachedState) -> Operation[Any]:
         if adds:

@@ -156,7 +156,8 @@ def tune(
 ) -> tuning.Tuning:
     """Try every method on the collection's rows, and write the result into a property of the collection. bank: by
     default that of the corrected collection. queries: (n, d), real ones; answers: the keys of their right rows. Raises
-    InvalidInput, CollectionNotFound, EmptyCollection, and as `quality.tuning.tune` does."""
+    InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
+    `quality.tuning.tune` does."""
     expect_store(store)
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)
@@ -170,6 +171,8 @@ def tune(
         raise InvalidInput(f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})")
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
+    field = field or only_field(info)
+    info.require_correctable(field)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
     for vectors in filter(None, (bank, target_bank, queries)):

@@ -93,6 +93,8 @@ class RefreshOptions:
     rebuild_share: float = REBUILD_SHARE
     rebuild_rows: int = REBUILD_ROWS
     plan: bool = False
+    restart_ttl: bool = False
+    """Write all rows although the collection has a time to live, which starts again for each of them."""
     tolerance: float = DEFAULT_TOLERANCE
     client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)

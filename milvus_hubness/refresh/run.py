@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -59,7 +59,8 @@ class RefreshResult:
 
     action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
     "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
-    changed. reason: why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
+    changed, or if they would restart the time to live of all rows and only rows without a bias were written. reason:
+    why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
     read and written. bias_age_seconds: time since the biases were last up to date. judged: the evaluation of the new
     biases; None without any, or with too little data. drift, online_banks: None and empty if they were not measured.
     planned: whether this is only a plan. write_intents: rows that a killed job had left in the write-intent log.
@@ -181,7 +182,10 @@ def _refreshed(
     if noted and not options.plan and not left:
         lease.check()
         spare.drop(noted)
-    result = job.full(plan) if plan.reason else job.pending(plan)
+    if plan.reason and job.restarts_ttl:
+        result = job.without_restart(plan, reading.result)
+    else:
+        result = job.full(plan) if plan.reason else job.pending(plan)
     age = now() - state.profile.refreshed_at
     return replace(
         result,
@@ -239,6 +243,27 @@ class Refreshing:
             for step in steps:
                 step.result()
         return count
+
+    # -- rows that expire ---------------------------------------------------------------------------------
+
+    @property
+    def restarts_ttl(self) -> bool:
+        """Whether new biases would restart the time to live of unchanged rows, and this is not allowed."""
+        expires = self.info.time_to_live and self.state.codec.writes_rows
+        return bool(expires) and not self.options.restart_ttl
+
+    def without_restart(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
+        """Fill rows without a bias, which are new, and leave the others as they are."""
+        reason = (
+            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last "
+            "write, and a refresh writes unchanged rows again, so that they expire later: allow that with "
+            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where side)"
+        )
+        # A new profile has no biases yet that a row could get.
+        count = 0 if self.is_new else self.waiting
+        if not (self.is_new or self.options.plan):
+            count = self._fill(replace(plan, bank=load_bank()))
+        return self._result("refused", reason, scanned=count, written=count)
 
     # -- all rows -----------------------------------------------------------------------------------------
 

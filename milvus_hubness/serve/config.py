@@ -147,7 +147,8 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    name: of the collection, or an alias. field, profile, tolerance, live, client_ttl: as in `RefreshOptions`. bank,
+    name: of the collection, or an alias. field, profile, tolerance, live, client_ttl, restart_ttl: as in
+    `RefreshOptions`. bank,
     target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method, params: None for the current
     estimator. rows_per_second: of written rows. pairs: a file of labelled queries for the evaluation. schedule: when
     rows without a bias get one. full_schedule: when, as at the start, the bank is checked; if it or the method has
@@ -173,6 +174,7 @@ class CollectionTable(_Table):
     rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    restart_ttl: bool = False
 
     @field_validator("bank_column")
     @classmethod
@@ -223,6 +225,7 @@ class CollectionTable(_Table):
             field=self.field,
             profile=self.profile,
             tolerance=self.tolerance,
+            restart_ttl=self.restart_ttl,
             throttle=Throttle(self.rows_per_second),
             **options,
         )

@@ -73,6 +73,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             intent_log=WriteIntentLog.read(properties, name),
             online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or "") or identity_in(properties, name),
+            time_to_live=milvus_schema.time_to_live(properties),
         )
         return self._with_own_helpers(info) if checked else info
 
@@ -96,7 +97,20 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         counts = {name: self._count(source.name, f"exists {name}") for name in names if name not in fields}
         return taken_keys({name: count for name, count in counts.items() if count})
 
-    remarks = staticmethod(milvus_schema.remarks)
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
+        remarks = milvus_schema.remarks(source, field)
+        with translated(source.name):
+            settings = self._load_settings(source.name)
+        if settings:
+            named = ", ".join(f"{name} {value}" for name, value in settings.items())
+            remarks.append(f"the copy is loaded as the source is: {named}")
+        if supports(self._version, "load fields"):
+            remarks.append(
+                "all fields of the copy are loaded, as the server does not say which fields of the source are: "
+                "load the copy again with load_fields if that is too much"
+            )
+        return remarks
+
     width_multiple = staticmethod(milvus_schema.width_multiple)
     schema_facts = staticmethod(milvus_schema.facts)
     bias_remarks = staticmethod(milvus_schema.bias_remarks)
@@ -175,7 +189,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if missing:
                 corrected = source.vector_fields[state.field]
                 self._create_index(target, milvus_schema.copy_indexes(missing, corrected))
-            self._load(target)
+            if self.client.get_load_state(target)["state"].name != "Loaded":
+                self._load(target, **self._load_settings(source.name))
         copy = self.info(target, counted=False)
         for online_bank in _sampled_for(target, source):
             dim = copy.states[online_bank.field].dim
@@ -222,10 +237,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self._create_loaded(
                 side,
                 schema=milvus_schema.side_schema(source),
-                index_params=milvus_schema.flat_index(SIDE_FIELD, "IP"),
                 properties={SIDE_PROPERTY: source.collection_id.model_dump_json()},
                 consistency_level=source.schema["consistency_level"],
             )
+            self.client.create_index(side, milvus_schema.flat_index(SIDE_FIELD, "IP"))
+            # Each search asks the side collection, which is to be as available as the source.
+            self.client.load_collection(side, **self._load_settings(source.name))
 
     # -- second vector fields ---------------------------------------------------------------------------
 
@@ -273,8 +290,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             if self.is_lite:
                 self._load(source.name)
                 return
+            settings = self._load_settings(source.name)
             with reported(f"the load of field {name!r} of {source.name!r}") as limit:
-                self.client.refresh_load(source.name, timeout=limit)
+                self.client.refresh_load(source.name, timeout=limit, **settings)
 
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not supports(self._version, "dropped fields"):
@@ -323,7 +341,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def load(self, collection: str) -> None:
         for index in self.client.list_indexes(collection):
             self._wait_indexed(collection, index)
-        self._load(collection)
+        self._load(collection, **self._load_settings(collection))
 
     def _wait_indexed(self, collection: str, index: str) -> None:
         """Wait until an index is built. Raises StoreError if the server cannot build it, and WaitedTooLong."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import count
@@ -29,6 +29,7 @@ from milvus_hubness.stores.milvus_server import (
     ROWS_PER_REQUEST,
     in_fitting_parts,
     in_parts,
+    is_lite,
     is_missing,
     is_one_of,
     is_rate_limited,
@@ -44,6 +45,7 @@ from milvus_hubness.stores.milvus_server import (
 from milvus_hubness.stores.records import Fences, is_fence
 from milvus_hubness.waiting import WaitPolicy, log, reported, wait_until
 
+DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
 _AS_ARRAYS = {"strict_float32": True}  # Float vectors become slices of one array, a thousand times faster than lists.
@@ -60,7 +62,7 @@ class MilvusRequests:
         self.client = client
         with translated("the server"):
             self._version = supported_version(client)
-        self.is_lite = self._version.startswith("milvus_lite")
+        self.is_lite = is_lite(self._version)
         if self.is_lite:
             keep_alive_as_lite_allows(client)
         self._ready_ledgers: set[str] = set()
@@ -300,8 +302,10 @@ class MilvusRequests:
     def _key_field(self, collection: str) -> str:
         return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
 
-    @staticmethod
-    def _batch(schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
+    def _insertable(self, rows: Iterable[Row], schema: Row) -> list[Row]:
+        return milvus_schema.insertable_rows(rows, schema, lite=self.is_lite)
+
+    def _batch(self, schema: Row, field: str, keys: list[Key], by_key: dict[Key, Row]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
@@ -315,7 +319,7 @@ class MilvusRequests:
                     f"field {field!r} no longer has vectors of {form.width} numbers: another job has "
                     "moved the name to another collection: run this command again"
                 ) from error
-        return Batch(keys, form.joined(vectors), milvus_schema.insertable_rows(rows, schema))
+        return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
     def _by_key(self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None) -> dict[Key, Row]:
         by_key: dict[Key, Row] = {}
@@ -360,9 +364,9 @@ class MilvusRequests:
             raise StoreError(f"collection {collection!r} is not loaded: load it first")
         self._load(collection)
 
-    def _load(self, collection: str) -> None:
-        """Load a collection, and wait for it. Raises WaitedTooLong."""
-        self.client.load_collection(collection, _async=True)
+    def _load(self, collection: str, **settings: Any) -> None:
+        """Load a collection, and wait for it. settings: of `_load_settings`. Raises WaitedTooLong."""
+        self.client.load_collection(collection, _async=True, **settings)
         state = ""
 
         def share_loaded() -> str | None:
@@ -375,7 +379,7 @@ class MilvusRequests:
         if state != "Loaded":
             # The server has given up: this call raises its reason.
             with reported(f"the load of {collection!r}") as limit:
-                self.client.load_collection(collection, timeout=limit)
+                self.client.load_collection(collection, timeout=limit, **settings)
 
     def _create_index(self, collection: str, index: IndexParams) -> None:
         with reported(f"the indexes of {collection!r}") as limit:
@@ -385,6 +389,24 @@ class MilvusRequests:
         """Create a collection with its indexes, and load it."""
         with reported(f"the indexes and the load of the new collection {collection!r}") as limit:
             self.client.create_collection(collection, timeout=limit, **options)
+
+    def _load_settings(self, collection: str) -> Row:
+        """Return the arguments of load_collection with which a collection is loaded, where they are not the default.
+
+        Milvus refuses to load a loaded collection with another number of replicas. The fields that
+        are loaded are not known: no request returns them.
+        """
+        if self.is_lite or self.client.get_load_state(collection)["state"].name != "Loaded":
+            return {}
+        groups = sorted(replica.resource_group for replica in self.client.describe_replica(collection))
+        settings: Row = {}
+        if len(groups) > 1:
+            settings["replica_number"] = len(groups)
+        distinct = list(dict.fromkeys(groups))
+        # Milvus takes one group for all replicas, or one for each.
+        if len(distinct) in (1, len(groups)) and distinct != [DEFAULT_GROUP]:
+            settings["resource_groups"] = distinct
+        return settings
 
     def _indexes(self, collection: str) -> list[Row]:
         return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]

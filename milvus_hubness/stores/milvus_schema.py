@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
@@ -44,6 +45,15 @@ def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {field["name"]: field for field in schema["fields"]}
 
 
+TTL_PROPERTY = "collection.ttl.seconds"
+
+
+def time_to_live(properties: Mapping[str, Any]) -> int:
+    """Return the seconds after which rows expire; 0 if they do not."""
+    text = str(properties.get(TTL_PROPERTY) or "")
+    return int(text) if text.isdecimal() else 0
+
+
 def key_field(schema: dict[str, Any]) -> dict[str, Any]:
     return next(field for field in schema["fields"] if field.get("is_primary"))
 
@@ -52,14 +62,34 @@ def has_partition_key(schema: dict[str, Any]) -> bool:
     return any(field.get("is_partition_key") for field in schema["fields"])
 
 
-def function_outputs(schema: dict[str, Any]) -> set[str]:
-    """Return the fields that the server computes; clients may not write them."""
-    return {name for function in schema.get("functions", []) for name in function["output_field_names"]}
+def computed_by(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that the server computes, with a description of the function.
+
+    Clients may not write them. A function that re-ranks has no output field.
+    """
+    return {
+        output: f"function {function['name']!r} ({_function_kind(function)})"
+        for function in schema.get("functions") or ()
+        for output in function.get("output_field_names") or ()
+    }
+
+
+def _function_kind(function: Mapping[str, Any]) -> str:
+    try:
+        return str(FunctionType(function["type"]).name)
+    except (KeyError, ValueError):  # A newer server may have further types.
+        return "of another type"
+
+
+def function_outputs(schema: Mapping[str, Any]) -> set[str]:
+    """Return the names of the fields that the server computes."""
+    return set(computed_by(schema))
 
 
 def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
     """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
+    computed = computed_by(schema)
     fields = {}
     for field in schema["fields"]:
         if dtype := DTYPES.get(field["type"]):
@@ -71,6 +101,7 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
                 index.get("index_type", ""),
                 build_params(index),
                 dtype,
+                computed.get(field["name"], ""),
             )
     return fields
 
@@ -84,17 +115,40 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
-def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes."""
+def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool) -> list[dict[str, Any]]:
+    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes.
+
+    lite: for Milvus Lite, which keeps JSON values in another way.
+    """
     computed = function_outputs(schema)
-    in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _BYTE_VECTORS}
+    fields = fields_by_name(schema)
 
     def insertable(name: str, value: Any) -> Any:
-        if name in in_bytes and value:
+        field = fields.get(name)
+        if field is not None and field["type"] in _BYTE_VECTORS and value:
             return value[0]
+        if field is not None and field["type"] == DataType.JSON:
+            return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return [{name: insertable(name, value) for name, value in row.items() if name not in computed} for row in rows]
+
+
+def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
+    """Return the value of a JSON field, as a query returns it, in the form that pymilvus inserts.
+
+    pymilvus takes a text for JSON that is encoded already: a text of a query must be encoded first,
+    or "5" would become 5, and "hello" would be refused. It takes None for the null of a nullable
+    field; elsewhere a None was the null of JSON.
+    """
+    if value is None and nullable:
+        return None
+    if isinstance(value, dict | list):
+        return value
+    text = json.dumps(value)
+    # Milvus Lite stores objects, lists and texts, and returns a text without its quotes: what is
+    # read as 5 was the text "5", and what is read as "5" was a text with quotes in it.
+    return json.dumps(text) if lite else text
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
@@ -144,6 +198,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
     else:
         vector = source.vector_fields[field]
+        reasons += vector.obstacles
         if not vector.metric:
             reasons.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
         else:
@@ -171,8 +226,12 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
     remarks = []
-    if "collection.ttl.seconds" in source.schema.get("properties", {}):
-        remarks.append("time to live: that of the copied rows starts again")
+    if source.time_to_live:
+        remarks.append(
+            f"rows live for {source.time_to_live:,} s after their last write, and those of the copy are written now: "
+            "they expire later than in the source, once by up to that time; a full refresh of the copy restarts it "
+            "again, and is refused without --restart-ttl"
+        )
     if outputs := function_outputs(source.schema):
         remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:

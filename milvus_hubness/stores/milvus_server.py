@@ -16,6 +16,7 @@ from functools import wraps
 from importlib import import_module
 from importlib.metadata import version
 from inspect import getattr_static, iscoroutinefunction, isfunction
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -53,7 +54,15 @@ DUPLICATES_PER_KEY = 4
 ROWS_PER_REQUEST = 2_000
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
-_TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
+_TOO_LARGE = (
+    "larger than max",
+    "resource_exhausted",
+    "exceeds the maximum",
+    "message size",
+    "too large",
+    "maxoutputsize",
+)
+_TOO_MANY_QUERIES = re.compile(r"\bnq\b.* should be in range", re.DOTALL)
 
 
 class EscapedKeys:
@@ -77,13 +86,23 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
     """MilvusClient with escaped keys."""
 
 
-def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
-    """Connect a MilvusClient with further `options`. Raises InvalidParameter for an invalid address, MissingExtra
-    without Milvus Lite, and ServerUnavailable, which names no user, password and token."""
+def connect(
+    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, create: bool = False, **options: Any
+) -> MilvusClient:
+    """Connect a MilvusClient with further `options`.
+
+    create: make the database of a Milvus Lite path that does not exist yet, as MilvusClient does.
+    Without it a mistyped path is an error, and not an empty database.
+
+    Raises InvalidParameter for an invalid address, MissingExtra without Milvus Lite, and
+    ServerUnavailable, which names no user, password and token.
+    """
     _validate_address(uri)
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+        if not create:
+            _expect_database(uri)
         expect_lite(uri)
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
@@ -152,6 +171,18 @@ def _validate_address(uri: str) -> None:
         )
 
 
+def _expect_database(path: str) -> None:
+    """Raise ServerUnavailable if there is no Milvus Lite database at this path."""
+    # A database is a folder since Milvus Lite 3, and was a file before.
+    is_empty_folder = os.path.isdir(path) and not os.listdir(path)
+    if os.path.exists(path) and not is_empty_folder:
+        return
+    raise ServerUnavailable(
+        f"no Milvus Lite database at {path}: correct the path, or create the database first, "
+        "with MilvusClient, HubnessClient or connect(..., create=True)"
+    )
+
+
 def _unreachable(uri: str) -> str:
     if "://" in uri:
         return f"no Milvus answers at {uri}"
@@ -205,6 +236,12 @@ def translated(collection: str) -> Iterator[None]:
                 f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
         raise StoreError(f"Milvus refused a request on {collection!r}: {message_of(error)}") from error
+    except JSONDecodeError as error:
+        # Milvus Lite returns the text of a JSON field without its quotes.
+        raise StoreError(
+            f"a JSON field of {collection!r} has a text that Milvus Lite returns as invalid JSON, so that no client "
+            "can read the row: keep the text in an object, or move the collection to a Milvus server"
+        ) from error
 
 
 def translating(store: type[S]) -> type[S]:
@@ -240,7 +277,9 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
-Feature = Literal["function chains", "new fields", "new vector fields", "dropped fields", "partial updates"]
+Feature = Literal[
+    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "load fields"
+]
 NEVER = NEWEST = (99,)  # Also for a version that is not a number.
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "function chains": ((3, 0), (3, 2)),
@@ -248,12 +287,17 @@ _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "new vector fields": ((2, 6, 18), NEVER),
     "dropped fields": ((3, 0), NEVER),
     "partial updates": ((2, 6), (3, 2)),
+    "load fields": ((2, 5), NEVER),
 }
 """The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
 
 
+def is_lite(server_version: str) -> bool:
+    return server_version.startswith("milvus_lite")
+
+
 def supports(server_version: str, feature: Feature) -> bool:
-    return version_numbers(server_version) >= _SINCE[feature][server_version.startswith("milvus_lite")]
+    return version_numbers(server_version) >= _SINCE[feature][is_lite(server_version)]
 
 
 def version_numbers(server_version: str) -> tuple[int, ...]:
@@ -278,6 +322,16 @@ def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Seque
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
     return any(mark in message_of(error).lower() for mark in _TOO_LARGE)
+
+
+def exceeds_limit(error: Exception) -> bool:
+    """Whether a request failed as it, or its answer, has too many bytes or queries, and smaller ones may succeed.
+
+    Nothing of such a request is carried out: the server refuses it before it reads it.
+    """
+    return not is_rate_limited(error) and (
+        is_too_large(error) or _TOO_MANY_QUERIES.search(message_of(error)) is not None
+    )
 
 
 def message_of(error: Exception) -> str:
@@ -356,7 +410,7 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     """Raise InvalidParameter if a server of this version does not build the planned index. Settings of the source's
     index are valid: its server has built it, and may be newer than this table."""
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
-    lite, is_same_kind = server_version.startswith("milvus_lite"), kind == source.index_type
+    lite, is_same_kind = is_lite(server_version), kind == source.index_type
     built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]
     if is_same_kind and kind not in INDEX_TYPES:
         return

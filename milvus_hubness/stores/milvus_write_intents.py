@@ -84,6 +84,7 @@ class MilvusWriteIntents(MilvusRequests):
         intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
         with translated(source.name):
             indexes = self._indexes(source.name)
+        ttl = source.time_to_live
         parts = {
             intent_log.collection: (_lines_schema(source), milvus_schema.flat_index("vector", "IP")),
             intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
@@ -94,7 +95,13 @@ class MilvusWriteIntents(MilvusRequests):
                     collection,
                     schema=schema,
                     index_params=index,
-                    properties={WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(), FITS_PROPERTY: fits},
+                    properties={
+                        WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
+                        FITS_PROPERTY: fits,
+                        # Noted rows live no longer than the rows themselves: a job that is resumed
+                        # after that does not bring an expired row back.
+                        **({milvus_schema.TTL_PROPERTY: str(ttl)} if ttl and collection == intent_log.rows else {}),
+                    },
                     consistency_level="Strong",
                 )
         return intent_log
@@ -237,7 +244,7 @@ class MilvusWriteIntents(MilvusRequests):
         with translated(collection):
             self._ensure_loaded(collection)
             by_value = self._by_key(collection, field, values, partition)
-        rows = milvus_schema.insertable_rows(by_value.values(), schema)
+        rows = self._insertable(by_value.values(), schema)
         return dict(zip(by_value, rows, strict=True))
 
 
@@ -247,7 +254,7 @@ def name_for(intent_log: WriteIntentLog) -> str:
 
 def _digest(source: CollectionInfo) -> str:
     facts = milvus_schema.facts(source)
-    result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
+    result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"], source.time_to_live])
     return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
 
 

@@ -16,7 +16,7 @@ from milvus_hubness.banks.online import Terms
 from milvus_hubness.bounds import CollectionName, Depth, Fingerprint, Moment, Name, Strength, Text, shown
 from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.errors import InvalidInput, StateError
+from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
 from milvus_hubness.state import (
     REMEDY,
     CollectionState,
@@ -189,6 +189,21 @@ class VectorField:
     index_type: str
     index_params: dict[str, Any] = field(default_factory=dict)
     dtype: Dtype = "float32"
+    computed_by: str = ""
+    """The function of the database that computes the vectors; empty if clients write them."""
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The reason why the field cannot be corrected, if the database computes its vectors.
+
+        It takes no augmented vectors then, and queries are texts, which no client can encode.
+        """
+        if not self.computed_by:
+            return []
+        return [
+            f"the vectors of field {self.name!r} are computed on the server, by {self.computed_by}, "
+            "which accepts no others: correct a field whose vectors clients write, made by the same model"
+        ]
 
 
 @dataclass(frozen=True)
@@ -216,6 +231,8 @@ class CollectionInfo:
     intent_log: WriteIntentLog | None = None
     online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
+    time_to_live: int = 0
+    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit."""
 
     def __post_init__(self) -> None:
         for state in self.states.values():
@@ -261,6 +278,12 @@ class CollectionInfo:
         if field not in self.vector_fields:
             fields = ", ".join(self.vector_fields) or "none"
             raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
+
+    def require_correctable(self, field: str) -> None:
+        """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
+        self.require_field(field)
+        if obstacles := self.vector_fields[field].obstacles:
+            raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
         """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises

@@ -202,7 +202,7 @@ class MilvusPlace(Place):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[MilvusDatabase]:
-        client = connect(self.uri)
+        client = connect(self.uri, create=True)
         try:
             yield MilvusDatabase(self.uri, client)
         finally:

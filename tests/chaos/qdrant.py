@@ -227,7 +227,7 @@ class QdrantPlace(Place):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[QdrantDatabase]:
-        with contextlib.closing(connect(self.uri)) as client:
+        with contextlib.closing(connect(self.uri, create=True)) as client:
             yield QdrantDatabase(client)
 
     def hosted(self) -> contextlib.AbstractContextManager[Place]:

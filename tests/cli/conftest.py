@@ -36,7 +36,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(4)
     bank = vectors(rng, 40, DIM)
-    client = connect("shop.db")
+    client = connect("shop.db", create=True)
     plain_collection(client, "products", vectors(rng, 60, DIM), "COSINE")
     np.save("bank.npy", bank)
     np.savez("bank.npz", queries=bank, other=bank[:3])
@@ -72,7 +72,7 @@ def run(monkeypatch, capsys):
 @pytest.fixture
 def started(files):
     """The command in a process of its own, on a larger collection, as people start it: signals are real."""
-    client = connect("shop.db")
+    client = connect("shop.db", create=True)
     items = vectors(np.random.default_rng(5), 3_000, DIM)
     plain_collection(client, "many", items, "COSINE")
     client.create_alias("many", "live")

@@ -66,7 +66,7 @@ def ask(uri):
 
 
 CONNECTIONS = {
-    "a job": lambda uri: connect(uri).close(),
+    "a job": lambda uri: connect(uri, create=True).close(),
     "a client": ask,
     "an async client": lambda uri: asyncio.run(ask_async(uri)),
 }

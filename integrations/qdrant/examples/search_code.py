@@ -39,7 +39,7 @@ def run(uri: str) -> tuple[int, int]:
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
-    plain = connect(uri)
+    plain = connect(uri, create=True)
     config = models.VectorParams(size=512, distance=models.Distance.COSINE)
     plain.create_collection(COLLECTION, vectors_config=config)
     bodies = embedded([pair.body for pair in functions])

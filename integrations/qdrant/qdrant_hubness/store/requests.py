@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from os import PathLike
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +16,7 @@ import grpc
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
-from qdrant_client.local.qdrant_local import QdrantLocal
+from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
 from milvus_hubness.errors import (
     CollectionNotFound,
@@ -42,14 +43,23 @@ _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
 
-def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
+def connect(uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False) -> QdrantClient:
     """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or ":memory:".
+
+    create: make the database of a folder that holds none, as QdrantClient does. Without it a
+    mistyped path is an error, and not an empty database.
 
     Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file in place of a
     folder.
     """
     if "://" not in uri and uri != ":memory:" and os.path.exists(uri) and not os.path.isdir(uri):
         raise InvalidParameter(f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT")
+    is_folder = "://" not in uri and uri != ":memory:"
+    if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
+        raise ServerUnavailable(
+            f"no database of Qdrant's local mode at {uri}: correct the path, or create the database "
+            "first, with QdrantClient(path=...) or connect(..., create=True)"
+        )
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)

@@ -1,0 +1,70 @@
+"""A mistyped path of a local database: one line says so, and no empty database appears there."""
+
+import pytest
+from qdrant_client import QdrantClient
+from typer.testing import CliRunner
+
+from milvus_hubness import HubnessClient, ServerUnavailable, connect
+from qdrant_hubness import HubnessQdrantClient, cli
+from qdrant_hubness.store import connect as connect_qdrant
+
+READS_AND_JOBS = {
+    "status": ("status", "products"),
+    "refresh": ("refresh", "products"),
+    "migrate plan": ("migrate", "plan", "products", "--bank", "bank.npy"),
+    "migrate status": ("migrate", "status"),
+    "migrate run": ("migrate", "run", "products", "--bank", "bank.npy"),
+    "enable": ("enable", "products", "--bank", "bank.npy", "--execute"),
+    "diagnose": ("diagnose", "products", "--queries", "bank.npy"),
+    "match": ("match", "products", "--queries", "bank.npy", "--out", "out.parquet"),
+    "hubs": ("hubs", "products", "--bank", "bank.npy"),
+}
+
+
+@pytest.mark.parametrize("words", READS_AND_JOBS.values(), ids=READS_AND_JOBS)
+def test_a_command_creates_no_database_at_a_mistyped_path(files, run, words):
+    done = run(*words, uri="shp.db")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "no Milvus Lite database at shp.db: correct the path" in done.stderr
+    assert not (files / "shp.db").exists()
+
+
+def test_an_empty_folder_is_no_database(files, run):
+    (files / "empty.db").mkdir()
+    assert "no Milvus Lite database at empty.db" in run("status", "products", uri="empty.db").stderr
+    assert list((files / "empty.db").iterdir()) == []
+
+
+def test_connect_creates_a_database_only_on_request(tmp_path):
+    path = tmp_path / "new.db"
+    with pytest.raises(ServerUnavailable, match=r"no Milvus Lite database at .*new\.db"):
+        connect(str(path))
+    assert not path.exists()
+    connect(str(path), create=True).close()
+    assert path.exists()
+    connect(str(path)).close()
+
+
+def test_a_client_creates_a_database_as_pymilvus_does(tmp_path):
+    client = HubnessClient(str(tmp_path / "new.db"))
+    client.create_collection("items", 4)
+    assert client.list_collections() == ["items"]
+
+
+def test_qdrants_local_mode_likewise(tmp_path, monkeypatch):
+    folder, other = tmp_path / "dta", tmp_path / "notes"
+    other.mkdir()
+    (other / "todo.txt").write_text("mine")
+    for path in (folder, other):
+        with pytest.raises(ServerUnavailable, match="no database of Qdrant's local mode at"):
+            connect_qdrant(str(path))
+        monkeypatch.setenv("QDRANT_URL", str(path))
+        assert isinstance(CliRunner().invoke(cli.app, ["status", "items"]).exception, ServerUnavailable)
+    assert not folder.exists()
+    assert [path.name for path in other.iterdir()] == ["todo.txt"], "another folder stays as it is"
+
+    connect_qdrant(str(folder), create=True).close()
+    connect_qdrant(str(folder)).close()
+    HubnessQdrantClient(path=str(tmp_path / "third")).close()
+    QdrantClient(path=str(tmp_path / "third")).close()

@@ -1,0 +1,161 @@
+"""Collections whose rows expire: no job lets unchanged rows live longer unless that is allowed."""
+
+import time
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration, refresh, status
+from milvus_hubness.serve.config import CollectionTable
+from tests.galleries import vectors
+
+DIM, ITEMS, LONG = 8, 60, 86_400
+RNG = np.random.default_rng(1)
+ITEM_VECTORS, NEW = vectors(RNG, ITEMS, DIM), vectors(RNG, 5, DIM)
+BANK, OTHER = (QueryBank(vectors(RNG, 40, DIM)) for _ in range(2))
+
+
+def expiring(backend, seconds, *, with_fields=False):
+    client, name = backend.client(), backend.name("ttl")
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    if with_fields:
+        for field in ("hubness_bias", "hubness_bias_1"):
+            schema.add_field(field, DataType.FLOAT)
+        schema.add_field("hubness_epoch", DataType.INT64)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    properties = {"collection.ttl.seconds": seconds}
+    client.create_collection(name, schema=schema, index_params=index, properties=properties, consistency_level="Strong")
+    none = {"hubness_bias": 0.0, "hubness_bias_1": 0.0, "hubness_epoch": 0} if with_fields else {}
+    client.insert(name, [{"id": i, "vector": vector, **none} for i, vector in enumerate(ITEM_VECTORS)])
+    return name
+
+
+def corrected(backend, seconds, how="migrate"):
+    """A corrected collection, with five rows that wait for a bias."""
+    name, store = expiring(backend, seconds, with_fields=how == "fields"), backend.store()
+    if how == "migrate":
+        name = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
+    else:
+        enable(store, plan_enable(store, name, BANK, estimator=NNN(8), where=how), client_ttl=0)
+    rows = [{"id": 1_000 + i, "vector": vector} for i, vector in enumerate(NEW)]
+    backend.hubness_client().insert(name, rows, bias="pending")
+    return name, store
+
+
+def stored(backend, name):
+    rows = backend.client().query(name, "id < 1000", output_fields=["*"], consistency_level="Strong")
+    return {row["id"]: dict(row) for row in rows}
+
+
+@pytest.mark.parametrize("how", ["migrate", "fields"])
+def test_a_full_refresh_writes_new_rows_only_unless_it_is_allowed_to_write_all(lite, how):
+    name, store = corrected(lite, LONG, how)
+    before = stored(lite, name)
+    planned = refresh(store, name, bank=OTHER, force=True, plan=True)
+    assert (planned.action, planned.written, planned.pending) == ("refused", 5, 5)
+
+    done = refresh(store, name, bank=OTHER, force=True, client_ttl=0)
+    assert (done.action, done.written) == ("refused", 5)
+    assert "the bank changed, but rows of" in done.reason
+    assert "expire 86,400 s after their last write" in done.reason
+    assert "--restart-ttl" in done.reason
+    assert status(store, name).pending == 0, "new rows are corrected all the same"
+    assert stored(lite, name) == before, "no row is written that had its bias"
+    assert store.info(name).state.profile.bank.fingerprint == BANK.fingerprint
+
+    again = refresh(store, name, client_ttl=0)
+    assert again.action == "none"
+    allowed = refresh(store, name, bank=OTHER, force=True, client_ttl=0, restart_ttl=True)
+    assert allowed.action == "full"
+    assert allowed.written > ITEMS / 2
+
+
+def test_a_new_profile_and_a_way_back_are_refused_too(lite):
+    name, store = corrected(lite, LONG)
+    before = lite.client().describe_collection(name)["properties"]
+    assert refresh(store, name, bank=OTHER, profile="image", client_ttl=0).action == "refused"
+    assert lite.client().describe_collection(name)["properties"] == before
+    refresh(store, name, bank=OTHER, force=True, client_ttl=0, restart_ttl=True)
+    assert refresh(store, name, revert=True, client_ttl=0).action == "refused"
+    assert refresh(store, name, revert=True, client_ttl=0, restart_ttl=True).action == "full"
+
+
+def test_a_rebuild_is_refused(lite):
+    name, store = corrected(lite, LONG)
+    lite.client().create_alias(name, f"{name}_live")
+    options = {"bank": OTHER, "force": True, "client_ttl": 0, "rebuild_rows": 1, "rebuild_share": 0.1}
+    assert refresh(store, f"{name}_live", **options).action == "refused"
+    assert store.alias_target(f"{name}_live") == name
+    rebuilt = refresh(store, f"{name}_live", **options, restart_ttl=True)
+    lite.made.append(rebuilt.collection)
+    assert rebuilt.action == "rebuilt"
+    lite.client().drop_alias(f"{name}_live")
+
+
+def test_a_side_collection_needs_no_leave_and_is_chosen_by_default(lite):
+    name = expiring(lite, LONG, with_fields=True)
+    plan = plan_enable(lite.store(), name, BANK, estimator=NNN(8))
+    assert plan.where == "side"
+    assert any("rows expire after 86,400 s as before" in remark for remark in plan.remarks)
+    free = plan_enable(lite.store(), expiring(lite, 0, with_fields=True), BANK, estimator=NNN(8))
+    assert (free.where, free.remarks[1:]) == ("fields", ())
+
+    name, store = corrected(lite, LONG, "side")
+    before = stored(lite, name)
+    assert refresh(store, name, bank=OTHER, force=True, client_ttl=0).action == "full"
+    assert stored(lite, name) == before
+
+
+def test_plans_say_what_starts_anew(lite):
+    name = expiring(lite, LONG, with_fields=True)
+    fields = plan_enable(lite.store(), name, BANK, estimator=NNN(8), where="fields")
+    for remarks in (plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks, fields.remarks):
+        [said] = [remark for remark in remarks if "86,400 s" in remark]
+        assert "--restart-ttl" in said
+    assert not any("expire" in remark for remark in plan_migration(lite.store(), expiring(lite, 0), BANK).remarks)
+
+
+def test_noted_rows_live_no_longer_than_the_rows(lite):
+    store = lite.store()
+    for seconds in (LONG, 0):
+        info = store.info(expiring(lite, seconds))
+        log = store.create_intent_log(info)
+        properties = lite.client().describe_collection(log.rows)["properties"]
+        assert properties.get("collection.ttl.seconds") == (str(LONG) if seconds else None)
+        assert "collection.ttl.seconds" not in lite.client().describe_collection(log.collection)["properties"]
+
+
+def test_the_service_has_the_same_option(lite):
+    for allowed in (False, True):
+        table = CollectionTable(name="products", restart_ttl=allowed)
+        assert table.refresh_options(lite.store(), full=True).restart_ttl is allowed
+
+
+@pytest.mark.long
+def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(served):
+    """Milvus 2.3.5, a time to live of 40 s: a refresh in its middle, and a look when it is over."""
+    seconds = 40
+    began = time.monotonic()
+    untouched = expiring(served, seconds)
+    refused, store = corrected(served, seconds)
+    allowed, _ = corrected(served, seconds)
+    side, _ = corrected(served, seconds, "side")
+    written = time.monotonic()
+    time.sleep(seconds / 2)
+    assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"
+    assert refresh(store, side, bank=OTHER, force=True, client_ttl=0).action == "full"
+    assert refresh(store, allowed, bank=OTHER, force=True, client_ttl=0, restart_ttl=True).action == "full"
+    refreshed = time.monotonic()
+    time.sleep(max(0.0, written + seconds + 5 - time.monotonic()))
+    if time.monotonic() > refreshed + seconds - 5:
+        pytest.skip(f"the machine is too busy: {time.monotonic() - began:.0f} s until the look")
+    assert stored(served, untouched) == {}
+    assert stored(served, refused) == {}
+    assert stored(served, side) == {}
+    assert len(stored(served, allowed)) > ITEMS / 2, "what the option is for"
+    side_collection = store.info(side).state.codec.side_collection
+    refresh(store, side, client_ttl=0)
+    assert store.count(side_collection) == 0, "biases of expired rows go with the next refresh"
