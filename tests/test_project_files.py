@@ -176,6 +176,29 @@ def test_targets_of_make_and_files_that_are_named_exist(path):
         assert [file for file in files if not (ROOT / file).exists()] == []
 
 
+PLACES_OF_THE_ADDRESS = [*(f"{folder}/pyproject.toml" for folder in package_folders()), "README.md", "mkdocs.yml"]
+
+
+@pytest.mark.parametrize("missing", [None, *PLACES_OF_THE_ADDRESS])
+def test_a_release_names_its_repository(tmp_path, missing):
+    [script] = [
+        step["run"]
+        for step in workflow("release.yml")["jobs"]["version"]["steps"]
+        if step.get("name") == "Look for the address of this repository"
+    ]
+    for place in PLACES_OF_THE_ADDRESS:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        address = "https://git.test/shop/hubness"
+        (tmp_path / place).write_text("nothing" if place == missing else f'Repository = "{address}"')
+
+    github = {"GITHUB_SERVER_URL": "https://git.test", "GITHUB_REPOSITORY": "shop/hubness"}
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, env={**os.environ, **github}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if missing is None else 1)
+    assert missing is None or Path(missing).as_posix().removeprefix("./") in done.stdout
+
+
 CONDITIONS = {
     "Chromium is there": ({"chromium": "exit 0"}, [], False),
     "Chrome is there": ({"google-chrome": "exit 0"}, [], False),
