@@ -84,6 +84,20 @@ class Browser:
         assert "errorText" not in opened, f"{url}: {opened['errorText']}"
         self._receive(lambda message: message.get("method") == "Page.loadEventFired")
 
+    def open_anew(self, url: str, mode: str) -> None:
+        """Open a page as at a first visit, and wait until its script has chosen its colours.
+
+        The page may note its choice when it is left, so that it is forgotten when the page begins to load.
+        """
+        forget = self._call("Page.addScriptToEvaluateOnNewDocument", source="localStorage.clear()")
+        self.open(url)
+        self._call("Page.removeScriptToEvaluateOnNewDocument", **forget)
+
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self.notice()["isDark"] != (mode == "dark"):
+            assert time.monotonic() < deadline, f"{url} does not follow the {mode} mode"
+            time.sleep(0.05)
+
     def evaluate(self, expression: str) -> Any:
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]

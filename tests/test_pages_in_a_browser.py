@@ -40,8 +40,7 @@ def seen(browser, url, folder, *, reload=False, **settings):
     for mode in MODES:
         browser.show(WIDTHS[0], mode)
         if reload:
-            browser.evaluate("localStorage.clear()")
-            browser.open(url)
+            browser.open_anew(url, mode)
 
         for width in WIDTHS:
             browser.show(width, mode)
