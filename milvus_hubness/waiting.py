@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 
 from milvus_hubness.defaults import WAIT_SECONDS, WAIT_VARIABLE
 from milvus_hubness.errors import InvalidParameter, WaitedTooLong
-
-log = logging.getLogger("milvus_hubness")
+from milvus_hubness.logs import log
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "texts": set(),
     "files": {"errors"},
     "logs": {"texts"},
-    "waiting": {"errors"},
+    "waiting": {"errors", "logs"},
     "charts": set(),
     "codec": {"errors"},
     "state": {"bounds", "codec", "errors", "estimators"},
@@ -47,7 +47,7 @@ MAY_IMPORT = {
         "banks", "charts", "codec", "correction", "errors", "estimators", "kernels",
         "operations", "rerank", "state", "stores",
     },
-    "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
+    "quari": {"banks", "charts", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
         "banks", "bounds", "codec", "correction", "errors", "estimators", "operations", "quality",
         "rerank", "state", "stores", "waiting",

@@ -32,6 +32,7 @@ from milvus_hubness.errors import (
     naming_extras,
     redacted,
 )
+from milvus_hubness.logs import log
 from milvus_hubness.requirements import unsupported_libraries
 from milvus_hubness.texts import agreement_sentence, describe, visible, visible_json, visible_line
 
@@ -204,7 +205,7 @@ class _Lines(logging.Handler):
 @contextmanager
 def _logging(program: str) -> Iterator[None]:
     """Print what the package logs, such as what a job waits for, within the block."""
-    logger, handler = logging.getLogger("milvus_hubness"), _Lines(program)
+    logger, handler = log, _Lines(program)
     logger.addHandler(handler)
     try:
         yield

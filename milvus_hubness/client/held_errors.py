@@ -7,12 +7,13 @@ from contextvars import ContextVar
 
 import grpc
 
+from milvus_hubness.logs import log
+
 CHANGED = "collection %r changed while a request was on its way (%s): the request was sent again"
 """The record in place of those of pymilvus, about a collection and a reason."""
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
 _pymilvus = logging.getLogger("pymilvus.decorators")
-_log = logging.getLogger("milvus_hubness")
 
 
 class _Hold(logging.Filter):
@@ -56,7 +57,7 @@ class HeldErrors:
         if recovered:
             last = recovered[-1]
             reason = " ".join(str(getattr(last, "message", None) or _as_logged(last)).split())
-            _log.info(self._message, self._collection, reason)
+            log.info(self._message, self._collection, reason)
 
 
 def _as_logged(error: Exception) -> str:
