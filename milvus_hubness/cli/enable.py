@@ -73,7 +73,7 @@ def enable(
     elif execute:
         _show_result(data["result"])
     else:
-        typer.echo("\nNothing was written. Repeat the command with --execute.")
+        console.say("\nNothing was written. Repeat the command with --execute.")
 
 
 def disable(
