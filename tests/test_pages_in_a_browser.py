@@ -16,6 +16,7 @@ import pytest
 import milvus_hubness
 from milvus_hubness.operations.http_server import HttpServer
 from milvus_hubness.quality.collections import render
+from milvus_hubness.quality.images import Images
 from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.serve.page import service_routes
 from milvus_hubness.serve.worker import ServiceMetrics
@@ -77,7 +78,7 @@ def test_the_report_of_diagnose(browser, tmp_path, name):
     picture = tmp_path / "item.png"
     picture.write_bytes(sample_pages.png())
     found = sample_pages.untidy_diagnosis(picture, **REPORTS[name])
-    noticed, texts = seen(browser, written(tmp_path, render(found, "image")), tmp_path)
+    noticed, texts = seen(browser, written(tmp_path, render(found, "image", Images(tmp_path))), tmp_path)
     assert noticed == []
     assert texts > 150
     assert browser.evaluate("document.images.length > 10") == (name != "of few things")

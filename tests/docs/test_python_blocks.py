@@ -2,11 +2,7 @@
 
 import ast
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 
 import numpy as np
@@ -206,42 +202,3 @@ def test_names_in_blocks_that_are_not_run_exist(block):
 )
 def test_names_that_do_not_exist_are_noticed(text, problem):
     assert problems(text) == [problem]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_tutorial_can_be_walked(tmp_path):
-    """Its files are saved and its commands run, in one shell, but for the installation."""
-    script = ["set -e"]
-    tutorial = pages.blocks(pages.DOCS / "tutorial.md")
-    for block in tutorial:
-        if block.title:
-            (tmp_path / block.title).write_text(block.text)
-        elif block.language == "sh" and block.check == "run":
-            script.append(block.text)
-    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("functions: apply", "switched  live -> functions_hubness", "Rolled back", "Dropping for good"):
-        assert words in done.stdout
-    assert (tmp_path / "hubness.html").exists()
-    measured = [
-        float(line.split()[3].rstrip("%")) for line in done.stdout.splitlines() if line.startswith("right function")
-    ]
-    before, corrected, raw = measured
-    assert corrected > before + 5
-    assert abs(raw - before) < 0.5
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the figures are those of Python 3.11's standard library")
-def test_the_figures_of_the_demo_are_what_it_prints():
-    command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
-    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks" / "quality.md", "The demo")):
-        rows = pages.table_rows(page.read_text(), heading)
-        for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
-            assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]

@@ -38,9 +38,10 @@ def plain(text):
 
 
 @pytest.mark.long
+@pytest.mark.slow
 def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
     environment = {**os.environ, **WIDE}
-    output, compared, ran = [], [], 0
+    output, printed_lines, compared, ran = [], [], [], 0
     for block in pages.blocks(TUTORIAL):
         if block.title:
             (tmp_path / block.title).write_text(block.text, encoding="utf-8")
@@ -58,10 +59,20 @@ def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
                     command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
                 )
                 assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
-                output += plain(done.stdout + done.stderr)
+                lines = plain(done.stdout + done.stderr)
+                output += lines
+                printed_lines += lines
                 ran += 1
 
     assert ran >= 12
+    printed = "\n".join(printed_lines)
+    for words in ("functions: apply", "switched live -> functions_hubness", "Rolled back", "Dropping for good"):
+        assert words in printed
+    assert (tmp_path / "hubness.html").exists()
+    before, corrected, raw = map(float, re.findall(r"^right function first: ([\d.]+)%", printed, re.MULTILINE))
+    assert corrected > before + 5
+    assert abs(raw - before) < 0.5
+
     if reason := reason_for_other_figures():
         pytest.skip(f"all commands ran; {reason}")
     assert len(compared) >= 12
