@@ -86,6 +86,7 @@ def test_a_copy_that_was_dropped_is_not_verified(backend):
     assert (again.phase, again.verified["rows"]) == ("verified", ITEMS)
 
 
+@pytest.mark.long
 def test_a_copy_that_was_renamed_is_found(backend):
     world = Migrated(backend)
     moved = world.move_away(world.target)
@@ -96,6 +97,7 @@ def test_a_copy_that_was_renamed_is_found(backend):
     assert resume(world.store, world.name, ALONE).verified["rows"] == ITEMS
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_another_copy_of_that_name_is_not_taken_for_it(backend):
     """Also a corrected one, whose state must not become that of the migration."""
@@ -109,6 +111,7 @@ def test_another_copy_of_that_name_is_not_taken_for_it(backend):
     assert all_keys(world.store, world.target) == before
 
 
+@pytest.mark.long
 def test_rows_that_came_after_the_verification_are_verified(backend):
     world = Migrated(backend)
     world.client.upsert(world.name, {"id": 1_000, "vector": world.bank.vectors[0], "group": 1})
@@ -148,6 +151,7 @@ def test_a_rollback_spares_a_new_collection_under_the_sources_name(backend):
     assert clean(world.store, world.name, drop=world.target).source == world.name
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 @pytest.mark.parametrize("by", ["hubness", "plain"])
 def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
@@ -161,6 +165,7 @@ def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
     assert rollback(world.store, world.target, options=ALONE).source == world.name
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
     world = Migrated(backend, switched=True)
@@ -175,6 +180,7 @@ def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
     assert world.migrate(switched=True).phase == "switched"
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_a_finished_migration_looks_at_its_copy_too(backend):
     world = Migrated(backend, switched=True)
