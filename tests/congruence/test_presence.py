@@ -5,7 +5,6 @@ import pytest
 
 from milvus_hubness import (
     NNN,
-    Cancelled,
     CollectionExists,
     CollectionNotFound,
     MigrationOptions,
@@ -14,7 +13,6 @@ from milvus_hubness import (
     cutover,
     migrate,
     plan_migration,
-    refresh,
     resume,
     rollback,
 )
@@ -197,29 +195,6 @@ def test_a_copy_dropped_in_the_middle_is_not_filled_on_from_there(backend):
     ledger.write(ledger.find(world.name), phase="copying")
     world.drop(world.target)
     world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionNotFound, "--restart")
-
-
-@pytest.mark.lite_only
-def test_a_refresh_does_not_carry_on_that_of_a_former_collection(backend):
-    """The bank of the next collection of that name may be the same, and so may its slots."""
-
-    class InSmallChunks(type(backend.store())):
-        def chunk_rows(self, source):
-            return 4
-
-    def stop_late(doing, done, total):
-        if doing == "writing biases" and done > ITEMS - 8:
-            raise Cancelled("stopped by the test")
-
-    world = Migrated(backend)
-    other = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
-    with pytest.raises(Cancelled):
-        refresh(InSmallChunks(backend.client()), world.target, bank=other, progress=stop_late)
-    world.drop(world.target)
-    clean(world.store, world.name, drop=world.target)
-    world.migrate()
-    assert refresh(world.store, world.target, bank=other, force=True).scanned == ITEMS
-    assert verify(world.store, world.name, options=ALONE).biases == ITEMS
 
 
 def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
