@@ -22,7 +22,6 @@ from milvus_hubness.distributed.ray_gallery import fit_on_ray
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.migration.presence import identified
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.inputs import stacked
 from milvus_hubness.operations.progress import Progress, key_chunks, key_pages
@@ -231,20 +230,13 @@ BYTES_PER_NUMBER = 4
 
 
 class _Reached(FrozenModel):
-    """The progress of a refresh. collection, bank, slot: identify the refresh, the first by the identity of the
-    collection. after: the last finished key, by partition."""
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
 
-    collection: str
     bank: BankReference
     slot: Count
     after: tuple[tuple[str | None, Key], ...] = ()
     scanned: Count = 0
     written: Count = 0
-
-    @property
-    def identity(self) -> tuple[str, str, int]:
-        """What a refresh must have in common with the one that it continues."""
-        return self.collection, self.bank.generation, self.slot
 
 
 @dataclass(frozen=True)
@@ -340,10 +332,9 @@ class Renewal:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
             reached = None
-        fresh = _Reached(
-            collection=identified(self.backend.store, self.backend.info.name), bank=incoming.bank, slot=incoming.slot
-        )
-        return reached if reached and reached.identity == fresh.identity else fresh
+        if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
+            return reached
+        return _Reached(bank=incoming.bank, slot=incoming.slot)
 
 
 def _key(collection: str) -> str:

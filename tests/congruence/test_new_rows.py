@@ -50,7 +50,9 @@ def new_rows(keys, seed=9):
     return [{"sku": key, "vector": row, "price": -1} for key, row in zip(keys, near, strict=True)]
 
 
-@pytest.mark.parametrize("keys", [["AA-1"], [f"AA-{i}" for i in range(20)]], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "keys", [["AA-1"], pytest.param([f"AA-{i}" for i in range(20)], marks=pytest.mark.long)], ids=["one", "many"]
+)
 def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, keys):
     name, alias, bank = products(backend)
     store = backend.store()
@@ -65,6 +67,7 @@ def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, k
     assert [row["price"] for row in found] == [-1] * len(keys)
 
 
+@pytest.mark.long
 def test_a_new_row_between_verification_and_cutover_is_no_fault(lite):
     name, alias, bank = products(lite)
     store = lite.store()
@@ -74,6 +77,7 @@ def test_a_new_row_between_verification_and_cutover_is_no_fault(lite):
     assert cutover(store, name, alias=alias).phase == "switched"
 
 
+@pytest.mark.long
 def test_rows_that_a_refresh_has_filled_are_no_fault(lite):
     name, alias, bank = products(lite)
     store = lite.store()
@@ -84,6 +88,7 @@ def test_rows_that_a_refresh_has_filled_are_no_fault(lite):
     assert resume(store, name, alias=alias).phase == "switched"
 
 
+@pytest.mark.long
 def test_rows_that_a_refresh_left_within_its_tolerance_are_no_fault(lite):
     name, alias, bank = products(lite)
     store = lite.store()
@@ -97,6 +102,7 @@ def test_rows_that_a_refresh_left_within_its_tolerance_are_no_fault(lite):
     assert resume(store, name, alias=alias).phase == "switched"
 
 
+@pytest.mark.long
 def test_a_full_refresh_computes_their_biases_by_the_formula(lite):
     name, alias, bank = products(lite)
     store, client = lite.store(), lite.hubness_client()
@@ -112,6 +118,7 @@ def test_a_full_refresh_computes_their_biases_by_the_formula(lite):
     assert epoch() == 2
 
 
+@pytest.mark.long
 def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
     """The sample is random: in the end it has every row, and not only the first ones of some chunks."""
     name, _, bank = products(lite)

@@ -5,7 +5,6 @@ import pytest
 
 from milvus_hubness import (
     NNN,
-    Cancelled,
     CollectionExists,
     CollectionNotFound,
     MigrationOptions,
@@ -14,7 +13,6 @@ from milvus_hubness import (
     cutover,
     migrate,
     plan_migration,
-    refresh,
     resume,
     rollback,
 )
@@ -86,6 +84,7 @@ def test_a_copy_that_was_dropped_is_not_verified(backend):
     assert (again.phase, again.verified["rows"]) == ("verified", ITEMS)
 
 
+@pytest.mark.long
 def test_a_copy_that_was_renamed_is_found(backend):
     world = Migrated(backend)
     moved = world.move_away(world.target)
@@ -96,6 +95,7 @@ def test_a_copy_that_was_renamed_is_found(backend):
     assert resume(world.store, world.name, ALONE).verified["rows"] == ITEMS
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_another_copy_of_that_name_is_not_taken_for_it(backend):
     """Also a corrected one, whose state must not become that of the migration."""
@@ -109,6 +109,7 @@ def test_another_copy_of_that_name_is_not_taken_for_it(backend):
     assert all_keys(world.store, world.target) == before
 
 
+@pytest.mark.long
 def test_rows_that_came_after_the_verification_are_verified(backend):
     world = Migrated(backend)
     world.client.upsert(world.name, {"id": 1_000, "vector": world.bank.vectors[0], "group": 1})
@@ -148,6 +149,7 @@ def test_a_rollback_spares_a_new_collection_under_the_sources_name(backend):
     assert clean(world.store, world.name, drop=world.target).source == world.name
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 @pytest.mark.parametrize("by", ["hubness", "plain"])
 def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
@@ -161,6 +163,7 @@ def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
     assert rollback(world.store, world.target, options=ALONE).source == world.name
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
     world = Migrated(backend, switched=True)
@@ -175,6 +178,7 @@ def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
     assert world.migrate(switched=True).phase == "switched"
 
 
+@pytest.mark.long
 @pytest.mark.lite_only
 def test_a_finished_migration_looks_at_its_copy_too(backend):
     world = Migrated(backend, switched=True)
@@ -191,29 +195,6 @@ def test_a_copy_dropped_in_the_middle_is_not_filled_on_from_there(backend):
     ledger.write(ledger.find(world.name), phase="copying")
     world.drop(world.target)
     world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionNotFound, "--restart")
-
-
-@pytest.mark.lite_only
-def test_a_refresh_does_not_carry_on_that_of_a_former_collection(backend):
-    """The bank of the next collection of that name may be the same, and so may its slots."""
-
-    class InSmallChunks(type(backend.store())):
-        def chunk_rows(self, source):
-            return 4
-
-    def stop_late(doing, done, total):
-        if doing == "writing biases" and done > ITEMS - 8:
-            raise Cancelled("stopped by the test")
-
-    world = Migrated(backend)
-    other = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
-    with pytest.raises(Cancelled):
-        refresh(InSmallChunks(backend.client()), world.target, bank=other, progress=stop_late)
-    world.drop(world.target)
-    clean(world.store, world.name, drop=world.target)
-    world.migrate()
-    assert refresh(world.store, world.target, bank=other, force=True).scanned == ITEMS
-    assert verify(world.store, world.name, options=ALONE).biases == ITEMS
 
 
 def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
