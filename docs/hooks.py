@@ -119,9 +119,26 @@ def _type(value: dict[str, Any]) -> str:
         return f"`{value['const']}`"
     if value.get("type") == "array":
         return f"list of {_type(value['items'])}" if "items" in value else "list"
-    if isinstance(value.get("additionalProperties"), dict):
-        return f"object of {_type(value['additionalProperties'])}"
-    return str(value.get("format", value.get("type", "any")))
+    for values in (value.get("additionalProperties"), *value.get("patternProperties", {}).values()):
+        if isinstance(values, dict):
+            return f"object of {_type(values)}"
+    return str(value.get("format", value.get("type", "any"))) + _bounds(value)
+
+
+def _bounds(value: dict[str, Any]) -> str:
+    """Return the bounds of a number or of the length of a text, in words."""
+    words = []
+    for key, word in {
+        "minimum": "from",
+        "exclusiveMinimum": "above",
+        "maximum": "to",
+        "exclusiveMaximum": "below",
+    }.items():
+        if key in value:
+            words.append(f"{word} {value[key]:,}" if isinstance(value[key], int) else f"{word} {value[key]:g}")
+    if "maxLength" in value:
+        words.append(f"of at most {value['maxLength']} characters")
+    return f" {' '.join(words)}" if words else ""
 
 
 GENERATED: dict[str, Callable[[], str]] = {

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from jinja2.filters import do_truncate
 from markupsafe import Markup
 
-from milvus_hubness.texts import number, points, span
+from milvus_hubness.texts import number, points, span, visible
 
 WIDTH = 440
 TIMELINE_SIZE = (440, 200)
@@ -234,7 +234,9 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:
     """Return the template `name` in the folder of a package. filters: further ones than number, points, span and
     `short`, which leaves at most `longest` characters of a text."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+    )
     short = partial(do_truncate, environment, length=longest, killwords=True, end="…", leeway=0)
     environment.filters |= {
         "log1p": math.log1p,
@@ -245,3 +247,11 @@ def page_template(package: str, name: str, longest: int, **filters: Callable[...
     }
     environment.filters |= filters
     return environment.from_string(files(package).joinpath(name).read_text("utf-8"))
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a template prints it: texts with escapes in place of what would reorder or hide a part of the
+    page. These escapes have no character of HTML, so they may stand in markup."""
+    if isinstance(value, Markup):
+        return Markup(visible(value))
+    return visible(value) if isinstance(value, str) else value

@@ -11,15 +11,17 @@ from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.banks.generations import Key, StoredBank
+from milvus_hubness.bounds import problem_in
 from milvus_hubness.codec.arrays import Floats, lengths_of
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, coordinates, evenly, places
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.defaults import Engine
-from milvus_hubness.errors import InvalidParameter, ZeroVectors
+from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.estimators.nearest import MOST_PRODUCTS, Nearest
@@ -108,7 +110,7 @@ class Correction:
         if valid.any():
             products = self.layout.reduce_items(vectors[valid]) @ bank.T
             nearest = self.fitted.nearest(products, are_new=are_new)
-            biases[valid] = self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
+            biases[valid] = self._finite(self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias)
             if hints.size:
                 _, coordinates, lengths = self._landmarks
                 scores = products[:, places(len(bank))] / lengths
@@ -129,8 +131,19 @@ class Correction:
         valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
         if valid.any():
-            biases[valid] = self._biases(rows[valid]) - np.float32(self.mean_bias)
+            biases[valid] = self._finite(self._biases(rows[valid]) - np.float32(self.mean_bias))
         return biases
+
+    def _finite(self, biases: Biases) -> Floats:
+        """Return the biases as float32. Raises InvalidInput for NaN and infinity, which a database would store and rank
+        by."""
+        with np.errstate(over="ignore"):
+            rounded = np.asarray(biases, np.float32)
+        if not np.isfinite(rounded).all():
+            raise InvalidInput(
+                f"{self.fitted.estimator!r} gives biases that are not finite in float32: choose other parameters"
+            )
+        return rounded
 
     def _biases(self, rows: Floats) -> Biases:
         """Return the biases (n,) of valid vectors (n, d)."""
@@ -162,20 +175,24 @@ def initial_state(
     gate_targets: int | None = None,
     **others: Any,
 ) -> CollectionState:
-    """Return the first state of a field: one profile, refreshed now. others: further fields of the state."""
-    profile = Profile(
-        estimator=to_dict(estimator),
-        slot=0,
-        standby=1,
-        mean_bias=mean_bias,
-        strength=strength,
-        gate=gate,
-        gate_targets=gate_targets,
-        bank=bank,
-        epoch=1,
-        refreshed_at=datetime.now(timezone.utc),
-    )
-    return CollectionState(layout=layout, profiles={"default": profile}, **others)
+    """Return the first state of a field: one profile, refreshed now. others: further fields of the state. Raises
+    InvalidParameter for values that no reader of the state accepts."""
+    try:
+        profile = Profile(
+            estimator=to_dict(estimator),
+            slot=0,
+            standby=1,
+            mean_bias=mean_bias,
+            strength=strength,
+            gate=gate,
+            gate_targets=gate_targets,
+            bank=bank,
+            epoch=1,
+            refreshed_at=datetime.now(timezone.utc),
+        )
+        return CollectionState(layout=layout, profiles={"default": profile}, **others)
+    except ValidationError as error:
+        raise InvalidParameter(f"no collection can be corrected with these values{problem_in(error)}") from None
 
 
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:

@@ -35,8 +35,11 @@ REBUILD_SHARE, REBUILD_ROWS = 0.5, 50_000
 """Share of rows that need a write, and number of rows in all, from which on a refresh makes a copy: fewer rows are
 upserted in less time than a copy takes to load."""
 
-PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 256 << 20, 10.0
-"""Of a proxy; see `proxy.ProxyOptions`."""
+PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 64 << 20, 10.0
+"""Of a proxy; see `proxy.ProxyOptions`. Milvus too takes requests of 64 MiB (proxy.grpc.serverMaxRecvSize)."""
+
+MESSAGES_IN_FLIGHT = 4
+"""Requests of the maximum size that a proxy has in memory by default."""
 
 FORM: Literal["linear"] = "linear"
 MEMORY, EPOCHS, MAP_EPOCHS = 10_000, 100, 16

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from milvus_hubness.codec.arrays import Dtype, Floats, Metric
+from milvus_hubness.bounds import (
+    MOST_CANDIDATES,
+    MOST_ROWS,
+    CollectionName,
+    Depth,
+    Fingerprint,
+    Moment,
+    Name,
+    Number,
+    Strength,
+    read_record,
+    read_value,
+    shown,
+)
+from milvus_hubness.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
 from milvus_hubness.codec.base import RowCodec, VectorCodec
 from milvus_hubness.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.codec.second_vector import SecondVectorCodec
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
 from milvus_hubness.errors import InvalidInput, InvalidParameter, NotCorrected, StateError, UnknownStateVersion
 
 PROPERTY = "hubness"
@@ -29,6 +41,12 @@ Model = TypeVar("Model", bound="PropertyModel")
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    def to_json(self) -> str:
+        """Return the record as JSON. Raises StateError if `model_copy` gave it values that no reader accepts."""
+        text = self.model_dump_json()
+        read_record(type(self).model_validate_json, text, f"the new {type(self).__name__}", "it was not written")
+        return text
+
 
 class PropertyModel(FrozenModel):
     """A record that is stored in the collection property `property_name`."""
@@ -36,17 +54,64 @@ class PropertyModel(FrozenModel):
     property_name: ClassVar[str]
 
     @classmethod
-    def read(cls: type[Model], properties: Mapping[str, str]) -> Model | None:
-        """Read the record from a collection's properties; None if the property is missing or, on servers that cannot
-        drop one, empty. Raises StateError if the record is broken."""
+    def read(cls: type[Model], properties: Mapping[str, str], collection: str) -> Model | None:
+        """Read the record from the properties of a collection, which messages name; None if the property is missing or,
+        on servers that cannot drop one, empty. Raises StateError if the record is broken."""
         text = properties.get(cls.property_name)
         if not text:
             return None
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            problem = error.errors()[0]["msg"]
-            raise StateError(f"the collection property {cls.property_name!r} is broken: {problem}") from None
+        return read_record(cls.model_validate_json, text, described_property(cls.property_name, collection), REMEDY)
+
+
+REMEDY = "give it its former value again"
+
+
+def described_property(property_name: str, collection: str) -> str:
+    """Return what messages call a property of a collection."""
+    return f"the collection property {shown(property_name)!r} of {shown(collection)!r}"
+
+
+MOST_PARAMETERS, MOST_LEVELS = 1_000, 20
+"""Largest numbers of values, and of levels, in the description of an estimator; a tuned blend has some 60 and 3."""
+SMALLEST_PARAMETER, LARGEST_PARAMETER = 1e-100, 1e37
+"""Bounds of the sizes of an estimator's numbers, other than 0, within which scores divided by them are finite."""
+
+
+def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of an estimator unchanged. Raises InvalidParameter if the estimator has no such values.
+
+    An estimator that this process does not know, of another package or of a newer version, is judged where it computes:
+    searches and the proxy need no more than the stored biases.
+    """
+    # This takes 50 ms once; torch is imported only where an estimator computes.
+    from milvus_hubness.estimators import from_dict
+    from milvus_hubness.estimators.base import ESTIMATORS, names_in
+
+    _expect_parameters(values)
+    if names_in(values) <= ESTIMATORS.keys():
+        from_dict(values)
+    return values
+
+
+def _expect_parameters(values: dict[str, Any]) -> None:
+    """Check the number, the depth and the size of the values, whatever they mean. Raises InvalidParameter."""
+    rest: list[tuple[Any, int]] = [(values, 0)]
+    count = 0
+    while rest:
+        value, level = rest.pop()
+        count += 1
+        if count > MOST_PARAMETERS or level > MOST_LEVELS:
+            raise InvalidParameter(f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels")
+        if isinstance(value, dict | list):
+            rest += [(part, level + 1) for part in (value.values() if isinstance(value, dict) else value)]
+        elif isinstance(value, int | float) and value and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER:
+            raise InvalidParameter(
+                f"the numbers of an estimator are finite, from {SMALLEST_PARAMETER:g} to {LARGEST_PARAMETER:g} in size"
+            )
+
+
+StoredEstimator = Annotated[dict[str, Any], AfterValidator(_valid_estimator)]
+"""An estimator as `estimators.to_dict` describes it."""
 
 
 class BankReference(FrozenModel):
@@ -57,11 +122,11 @@ class BankReference(FrozenModel):
     rows that list the nearest items of each query and target, for a gate; empty without a gate.
     """
 
-    collection: str
-    generation: str = Field(pattern="^[0-9a-f]+$")
-    fingerprint: str
-    count: int = Field(ge=1)
-    nearest: str = ""
+    collection: CollectionName
+    generation: str = Field(pattern="^[0-9a-f]+$", max_length=64)
+    fingerprint: Fingerprint
+    count: int = Field(ge=1, le=MOST_ROWS)
+    nearest: str = Field(default="", max_length=512)
 
     @property
     def rows(self) -> tuple[str, str]:
@@ -72,11 +137,11 @@ class BankReference(FrozenModel):
 class Former(FrozenModel):
     """The former source of a profile's biases, from which a refresh that goes back computes them again."""
 
-    estimator: dict[str, Any]
-    mean_bias: float
-    strength: float
-    gate: int | None = Field(default=None, ge=1)
-    gate_targets: int | None = Field(default=None, ge=1)
+    estimator: StoredEstimator
+    mean_bias: Number
+    strength: Strength
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
     bank: BankReference
 
 
@@ -91,17 +156,23 @@ class Profile(FrozenModel):
     nearest of some item of the target bank. former: the source of the biases before the last full refresh.
     """
 
-    estimator: dict[str, Any]
+    estimator: StoredEstimator
     slot: int = Field(ge=0)
     standby: int = Field(ge=0)
-    mean_bias: float
-    strength: float = 1.0
-    gate: int | None = Field(default=None, ge=1)
-    gate_targets: int | None = Field(default=None, ge=1)
+    mean_bias: Number
+    strength: Strength = 1.0
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
     bank: BankReference
-    epoch: int = Field(ge=1)
-    refreshed_at: datetime
+    epoch: int = Field(ge=1, le=MOST_ROWS)
+    refreshed_at: Moment
     former: Former | None = None
+
+    @model_validator(mode="after")
+    def _expect_two_slots(self) -> Profile:
+        if self.slot == self.standby:
+            raise InvalidParameter(f"slot and standby are both {self.slot}")
+        return self
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
@@ -118,11 +189,11 @@ class CandidateReranking(FrozenModel):
     averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
     """
 
-    side: str | None
-    candidates: int = Field(ge=1)
+    side: CollectionName | None
+    candidates: int = Field(ge=1, le=MOST_CANDIDATES)
     missed: float = Field(ge=0, le=1)
     allowed: float = Field(gt=0, lt=1)
-    queries: int = Field(ge=1)
+    queries: int = Field(ge=1, le=MOST_ROWS)
 
 
 class Incoming(FrozenModel):
@@ -132,7 +203,7 @@ class Incoming(FrozenModel):
     meanwhile get both biases: the old one in the old slot, the new one in the new slot.
     """
 
-    name: str
+    name: Name
     profile: Profile
 
 
@@ -152,19 +223,69 @@ class CollectionState(FrozenModel):
     """
 
     version: Literal[1] = VERSION
-    field: str
-    suffix: str = ""
+    field: Name
+    suffix: Name = ""
     layout: Layout
     dtype: Dtype = "float32"
-    source: str
+    source: CollectionName
     phase: Literal["copying", "ready"] = "ready"
-    profiles: dict[str, Profile]
-    active: str = "default"
+    profiles: dict[Name, Profile]
+    active: Name = "default"
     reranking: CandidateReranking | None = None
-    second_vector: str | None = None
+    second_vector: Name | None = None
     incoming: Incoming | None = None
     outgoing: Incoming | None = None
-    migration: str = ""
+    migration: Name = ""
+
+    @model_validator(mode="after")
+    def _expect_parts_that_fit(self) -> CollectionState:
+        """Check what concerns several fields. Raises InvalidParameter, which names the place."""
+        if self.active not in self.profiles:
+            raise InvalidParameter(f"active is {self.active!r}, which is none of the profiles")
+        if self.suffix not in ("", f"_{self.field}"):
+            raise InvalidParameter(f"suffix is {self.suffix!r}, not '' or the field's {f'_{self.field}'!r}")
+        self._expect_location()
+        self._expect_slots()
+        # It raises if the field would be wider than Milvus allows.
+        _ = self.codec.form
+        return self
+
+    def _expect_location(self) -> None:
+        if self.second_vector is not None and self.reranking is not None:
+            raise InvalidParameter("second_vector and reranking are both set: a field has one bias location")
+        if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
+            raise InvalidParameter(
+                f"second_vector is {self.second_vector!r}, not {SECOND_VECTOR_FIELD + self.suffix!r}"
+            )
+        if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
+            raise InvalidParameter(
+                f"layout.slots is {self.slots}: fields and side collections have {SLOTS_PER_PROFILE} slots"
+            )
+
+    def _expect_slots(self) -> None:
+        """Check that each slot exists and belongs to one profile."""
+        owners: dict[int, str] = {}
+        for name, profile in self.profiles.items():
+            self._claim_slots(owners, f"profiles.{name}", name, profile)
+        for place, change in (("incoming", self.incoming), ("outgoing", self.outgoing)):
+            if change is None:
+                continue
+            if place == "outgoing" and change.name not in self.profiles:
+                raise InvalidParameter(f"outgoing.name is {change.name!r}, which is none of the profiles")
+            current = self.profiles.get(change.name)
+            if current is not None and change.profile.slot != current.standby:
+                raise InvalidParameter(
+                    f"{place}.profile.slot is {change.profile.slot}, not {current.standby}, the standby slot of "
+                    f"{change.name!r}"
+                )
+            self._claim_slots(owners, f"{place}.profile", change.name, change.profile)
+
+    def _claim_slots(self, owners: dict[int, str], place: str, name: str, profile: Profile) -> None:
+        for key, slot in (("slot", profile.slot), ("standby", profile.standby)):
+            if slot >= self.slots:
+                raise InvalidParameter(f"{place}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}")
+            if owners.setdefault(slot, name) != name:
+                raise InvalidParameter(f"{place}.{key} is {slot}, a slot of {owners[slot]!r}")
 
     @property
     def dim(self) -> int:
@@ -271,32 +392,30 @@ class CollectionState(FrozenModel):
         """Return this state with the named profile (the active one for None) replaced or added."""
         return self.model_copy(update={"profiles": {**self.profiles, name or self.active: profile}})
 
-    def to_json(self) -> str:
-        return self.model_dump_json()
-
     @classmethod
-    def from_json(cls, text: str) -> CollectionState:
-        """Parse a state. Raises UnknownStateVersion for another version, StateError for a broken state."""
-        try:
-            version = json.loads(text)["version"]
-        except (ValueError, KeyError, TypeError):
-            raise StateError(f"the collection property {PROPERTY!r} is not a state: {text[:80]!r}") from None
+    def from_json(cls, text: str, collection: str, property_name: str = PROPERTY) -> CollectionState:
+        """Parse the state in a property of a collection. Raises UnknownStateVersion for another version, StateError for
+        a broken state."""
+        what = described_property(property_name, collection)
+        value = read_value(text, what, REMEDY)
+        version = value.get("version") if isinstance(value, dict) else None
+        if version is None:
+            raise StateError(f"{what} is not a state: {REMEDY}")
         if version != VERSION:
             raise UnknownStateVersion(
-                f"the collection's state has version {version}, this package reads {VERSION}: update it"
+                f"{what} has version {shown(version)}, this package reads {VERSION}: update milvus-hubness"
             )
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise StateError(f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}") from None
+        state = read_record(cls.model_validate_json, text, what, REMEDY)
+        if state.property_name != property_name:
+            raise StateError(f"{what} is the state of {state.property_name!r}: {REMEDY}")
+        return state
 
 
-def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
-    """Return the states among a collection's properties, by vector field."""
+def read_states(properties: Mapping[str, str], collection: str) -> dict[str, CollectionState]:
+    """Return the states among the properties of a collection, which messages name, by vector field. Raises as
+    `CollectionState.from_json` does."""
     states = [
-        CollectionState.from_json(text)
+        CollectionState.from_json(text, collection, name)
         for name, text in sorted(properties.items())
         if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
     ]
@@ -305,8 +424,12 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
 
 def slots_for(profiles: int) -> int:
     """Return how many slots that many profiles need. Raises InvalidParameter."""
-    if profiles < 1:
-        raise InvalidParameter(f"profiles start at 1, got {profiles}")
+    most = MAX_WIDTH // SLOTS_PER_PROFILE
+    if not 1 <= profiles <= most:
+        raise InvalidParameter(
+            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, "
+            f"which have at most {MAX_WIDTH}"
+        )
     return SLOTS_PER_PROFILE * profiles
 
 

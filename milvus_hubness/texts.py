@@ -1,13 +1,50 @@
-"""Numbers, times, gains and estimators as texts, for the command line, pages and reports."""
+"""Numbers, times, gains and estimators as texts, and characters that cannot be seen as escapes, for the command line,
+pages, logs and reports."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None, "discount": 0.5, "finds": 10}
 """Parameters of estimators that are not shown at these values."""
+
+_INVISIBLE = (
+    "\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # Controls of terminals, except the line feed and the tab.
+    "\\u061c\\u200e\\u200f\\u202a-\\u202e\\u2066-\\u206f"  # Directions: what follows is shown elsewhere.
+    "\\u2028\\u2029"  # Separators of lines and paragraphs.
+    "\\xad\\u180e\\u200b\\u2060-\\u2065\\ufeff\\ufff9-\\ufffb"  # No width: two keys look the same.
+    "\\U00013430-\\U0001345f\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a\\U000e0000-\\U000e007f"
+    "\\ud800-\\udfff"  # Halves of pairs, which no encoding of a terminal or a page has.
+)
+"""The characters that change how a text is shown and are not seen themselves, as the inside of a regular expression."""
+_JOINERS = r"(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
+"""Zero-width joiners that join nothing; scripts and emoji need those between two letters beyond ASCII."""
+_HIDDEN = re.compile(rf"[{_INVISIBLE}]|{_JOINERS}")
+_HIDDEN_IN_LINE = re.compile(rf"[{_INVISIBLE}\n\t]|{_JOINERS}")
+
+
+def visible(text: str) -> str:
+    """Return `text` with escapes, such as \\x1b and \\u202e, in place of the characters that would steer a terminal or
+    change the order of what is shown. Line feeds and tabs stay."""
+    return _HIDDEN.sub(_escape, text)
+
+
+def visible_line(text: str) -> str:
+    """Return `text` as `visible` does, with escapes in place of line feeds and tabs too."""
+    return _HIDDEN_IN_LINE.sub(_escape, text)
+
+
+def visible_json(text: str) -> str:
+    """Return a JSON text, on one line, with JSON's own escapes in place of the same characters: its values stay."""
+    return _HIDDEN_IN_LINE.sub(lambda hidden: json.dumps(hidden[0])[1:-1], text)
+
+
+def _escape(hidden: re.Match[str]) -> str:
+    return hidden[0].encode("unicode_escape").decode()
 
 
 def describe(estimator: dict[str, Any]) -> str:

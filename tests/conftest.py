@@ -142,6 +142,14 @@ def pytest_xdist_node_collection_finished(node, ids):
         server.start()
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print the counts that tests recorded as a property, whatever process they ran in."""
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        for name, value in report.user_properties:
+            if name == "counts" and report.when == "call":
+                terminalreporter.write_line(value)
+
+
 def pytest_unconfigure(config):
     if server := config.stash.get(SHARED, None):
         server.stop()

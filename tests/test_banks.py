@@ -178,7 +178,7 @@ class TestArrays:
         np.save(tmp_path / "b.npy", objects)
         np.savez(tmp_path / "b.npz", only=objects)
         for name in ("b.npy", "b.npz"):
-            with pytest.raises(UnreadableFile, match="Object arrays cannot be loaded"):
+            with pytest.raises(UnreadableFile, match="holds Python objects: save it with a dtype"):
                 QueryBank.load(tmp_path / name)
 
     def test_contents_are_checked(self, tmp_path):
@@ -283,7 +283,7 @@ class TestUnreadableFiles:
             WRITERS[path.name](lists(rows), path)
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        with pytest.raises(UnreadableFile, match="cannot be read"):
+        with pytest.raises(UnreadableFile, match=r"cannot be read|cut off or damaged; create it again"):
             QueryBank.load(path)
 
     def test_a_damaged_archive(self, tmp_path):

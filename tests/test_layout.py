@@ -155,7 +155,7 @@ def test_the_link_column_takes_what_the_width_has_to_spare():
     assert measured_on(Layout(29, "IP"), items, graph_hint=False) == Layout(29, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
         Layout(30, "IP", anchor=1.0)
-    with pytest.raises(InvalidParameter, match="finite anchor"):
+    with pytest.raises(InvalidParameter, match="needs an anchor"):
         Layout(29, "IP", pull=0.5)
 
 
@@ -203,7 +203,7 @@ def test_only_l2_has_an_offset_and_a_scale(metric):
 
 @pytest.mark.parametrize(("offset", "scale"), [(0.0, 3.0), (0.0, 0.0), (0.0, -2.0), (math.nan, 1.0)])
 def test_constants_that_would_lose_biases_are_refused(offset, scale):
-    with pytest.raises(InvalidParameter, match="power of two"):
+    with pytest.raises(InvalidParameter, match="finite number" if math.isnan(offset) else "power of two"):
         Layout(4, "L2", offset=offset, scale=scale)
 
 

@@ -26,7 +26,7 @@ def state():
 
 
 def test_it_reads_what_it_wrote(state):
-    assert read_states({"hubness": state.to_json()}) == {state.field: state}
+    assert read_states({"hubness": state.to_json()}, "products") == {state.field: state}
     assert state.layout.width == 400
     assert state.profile.epoch == 4
 
@@ -36,13 +36,13 @@ def test_a_state_from_before_gates_had_two_sets_is_read(state):
     text = gated.to_json().replace(',"gate_targets":null', "").replace(',"nearest":""', "")
     assert "gate_targets" not in text
     assert '"nearest"' not in text
-    assert read_states({"hubness": text}) == {state.field: gated}
+    assert read_states({"hubness": text}, "products") == {state.field: gated}
 
 
 def test_a_state_from_before_second_fields_is_read(state):
     text = state.to_json().replace(',"second_vector":null', "")
     assert "second_vector" not in text
-    assert read_states({"hubness": text}) == {state.field: state}
+    assert read_states({"hubness": text}, "products") == {state.field: state}
 
 
 def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
@@ -58,36 +58,36 @@ def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(sta
     plain = state.model_copy(update={"layout": Layout(384, "L2")})
     text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "")
     assert "scale" not in text
-    assert read_states({"hubness": text}) == {state.field: plain}
+    assert read_states({"hubness": text}, "products") == {state.field: plain}
     assert plain.layout == Layout(384, "L2")
     measured = plain.model_copy(update={"layout": Layout(384, "L2", offset=1234.5678901234, scale=16.0)})
-    assert read_states({"hubness": measured.to_json()})[state.field].layout == measured.layout
+    assert read_states({"hubness": measured.to_json()}, "products")[state.field].layout == measured.layout
 
 
 def test_no_property_is_no_state():
-    assert read_states({"something": "else", "hubness": ""}) == {}
+    assert read_states({"something": "else", "hubness": ""}, "products") == {}
     with pytest.raises(NotCorrected, match="products"):
         require_state(None, "products")
 
 
 def test_another_version_is_not_guessed_at(state):
     with pytest.raises(UnknownStateVersion, match="version 2"):
-        read_states({"hubness": state.to_json().replace('"version":1', '"version":2')})
+        read_states({"hubness": state.to_json().replace('"version":1', '"version":2')}, "products")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("not json", "not a state"), ("[1]", "not a state"), ('{"version": 1}', "broken at"), ("{}", "not a state")],
+    [("not json", "is broken: "), ("[1]", "not a state"), ('{"version": 1}', "broken at"), ("{}", "not a state")],
 )
 def test_a_broken_state_says_where(text, said):
     with pytest.raises(StateError, match=said):
-        CollectionState.from_json(text)
+        CollectionState.from_json(text, "products")
 
 
 def test_a_broken_layout_is_a_broken_state(state):
     for part, broken in (('"dim":384', '"dim":0'), ('"metric":"COSINE"', '"metric":"JACCARD"'), ("scale", "size")):
         with pytest.raises(StateError, match="broken at layout"):
-            CollectionState.from_json(state.to_json().replace(part, broken))
+            CollectionState.from_json(state.to_json().replace(part, broken), "products")
 
 
 def test_each_field_has_its_own_property_and_columns(state):
@@ -95,7 +95,7 @@ def test_each_field_has_its_own_property_and_columns(state):
     assert second.suffix == "_image"
     assert not set(second.codec.hidden_fields) & set(state.codec.hidden_fields)
     properties = {each.property_name: each.to_json() for each in (state, second)}
-    assert read_states(properties) == {state.field: state, "image": second}
+    assert read_states(properties, "products") == {state.field: state, "image": second}
     assert suffix_for(state.field, [second]) == ""
     assert suffix_for("image", [state, second]) == "_image"
 
@@ -114,11 +114,11 @@ def test_norms_are_hidden_only_where_they_are_kept(state):
 def test_a_state_from_before_half_precision_is_of_float32(state):
     text = state.to_json().replace('"dtype":"float32",', "")
     assert "dtype" not in text
-    assert read_states({"hubness": text}) == {state.field: state}
+    assert read_states({"hubness": text}, "products") == {state.field: state}
     assert state.codec.form.width == state.layout.width
 
 
 def test_a_field_of_half_precision_gives_each_number_three_columns(state):
     halves = state.model_copy(update={"dtype": "bfloat16", "layout": Layout(380, "COSINE")})
     assert (halves.layout.width, halves.codec.form.width) == (384, 400)
-    assert read_states({"hubness": halves.to_json()})[state.field].codec.form == halves.codec.form
+    assert read_states({"hubness": halves.to_json()}, "products")[state.field].codec.form == halves.codec.form

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +23,8 @@ from milvus_hubness.errors import (
     UnreadableFile,
     name_some,
 )
+from milvus_hubness.files.arrays import Header, open_archive, read_npy
+from milvus_hubness.files.tables import TABLES, open_table
 from milvus_hubness.kernels.primitives import is_tensor
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
@@ -84,6 +83,8 @@ class QueryBank:
 
     def __post_init__(self) -> None:
         rows: Any = self.vectors
+        if isinstance(rows, np.ndarray) and not rows.ndim:
+            raise InvalidInput(f"the bank from {self.source} must be 2-D, one vector a row, but is one number")
         if (isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)) and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
         vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
@@ -108,9 +109,7 @@ class QueryBank:
         read = _READERS.get(path.suffix.lower())
         if read is None:
             raise UnreadableFile(f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file")
-        with _readable(path):
-            vectors = read(path, column)
-        return cls(vectors, str(path))
+        return cls(read(path, column), str(path))
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -181,57 +180,32 @@ def _check_widths(widths: npt.ArrayLike, what: str) -> None:
         raise DimensionMismatch(f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0")
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Convert the errors of NumPy and pyarrow about a file to UnreadableFile."""
-    try:
-        yield
-    except InvalidInput:
-        raise
-    except FileNotFoundError:
-        raise UnreadableFile(f"{path}: no such file; check the path") from None
-    except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        reason = str(error).splitlines()[0]
-        raise UnreadableFile(f"{path}: cannot be read as {path.suffix} ({reason}); create it again") from error
-
-
 def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
     if column is not None:
         raise InvalidInput(f"{path}: a .npy file has one array and no column {column!r}")
-    with path.open("rb") as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
+    return read_npy(path, lambda header: _expect_vectors(path, header))
 
 
 def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
-    with path.open("rb") as file:
-        if not zipfile.is_zipfile(file):
-            raise zipfile.BadZipFile("not an archive of arrays")
-        file.seek(0)
-        arrays = np.load(file, allow_pickle=False)
-        names = arrays.files
+    with open_archive(path) as archive:
+        names = archive.names
         if column is None and len(names) > 1:  # The others are texts or keys.
-            names = [name for name in names if arrays[name].ndim == 2] or names
-        array: npt.NDArray[Any] = arrays[_choose(path, column, names, "array")]
-        return array
+            names = [name for name in names if len(archive.header(name).shape) == 2] or names
+        name = _choose(path, column, names, "array")
+        _expect_vectors(path, archive.header(name))
+        return archive.read(name)
 
 
-def _read_parquet(path: Path, column: str | None) -> npt.NDArray[Any]:
-    import pyarrow.parquet
+def _expect_vectors(path: Path, header: Header) -> None:
+    """Raise InvalidInput for an array that has no vectors, before it is read."""
+    if header.dtype.kind not in "fiu" and 0 not in header.shape:
+        raise InvalidInput(f"the bank from {path} must hold real numbers, not {header.dtype}")
+    if len(header.shape) != 2:
+        raise InvalidInput(f"the bank from {path} must be 2-D, one vector a row, but has shape {header.shape}")
 
-    with pyarrow.parquet.ParquetFile(path) as file:
-        column = _choose_vectors(path, column, file.schema_arrow)
-        return _stack(path, column, file.read(columns=[column]).column(column))
 
-
-def _read_arrow(path: Path, column: str | None) -> npt.NDArray[Any]:
-    import pyarrow as pa
-
-    with pa.memory_map(str(path)) as file:
-        try:
-            table = pa.ipc.open_file(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            table = pa.ipc.open_stream(file).read_all()
+def _read_table(path: Path, column: str | None) -> npt.NDArray[Any]:
+    with open_table(path) as table:
         column = _choose_vectors(path, column, table.schema)
         return _stack(path, column, table.column(column))
 
@@ -239,8 +213,7 @@ def _read_arrow(path: Path, column: str | None) -> npt.NDArray[Any]:
 _READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
     ".npy": _read_npy,
     ".npz": _read_npz,
-    ".parquet": _read_parquet,
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), _read_arrow),
+    **dict.fromkeys(TABLES, _read_table),
 }
 
 

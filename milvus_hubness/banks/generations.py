@@ -19,10 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import Origins, QueryBank
+from milvus_hubness.bounds import shown
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.base import with_columns
-from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, StateError, StoreError
-from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, HubnessError, StateError, StoreError
+from milvus_hubness.logs import log
+from milvus_hubness.state import BankReference, read_states
 
 Key = int | str
 """A primary key."""
@@ -124,7 +126,20 @@ def parts_of(reference: BankReference) -> list[str]:
 
 
 def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries."""
+    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries, and
+    StateError for rows that are none of a bank."""
+    try:
+        return _bank_of_rows(reference, database, vectors, rows)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, HubnessError):
+            raise
+        raise StateError(
+            f"bank {reference.collection!r} has rows that no version of milvus-hubness writes "
+            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace them"
+        ) from None
+
+
+def _bank_of_rows(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
     ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
     of_part = {part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)}
     queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
@@ -140,10 +155,25 @@ def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: 
     origins = Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64))
     return StoredBank(
         QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
-        np.asarray(potentials if are_whole else [[]] * len(queries), np.float32),
+        _finite_matrix(potentials if are_whole else [[]] * len(queries)),
         QueryBank(vectors[targets], source=source) if targets else None,
-        [rows[i].get("nearest", []) for i in of_part.get(reference.nearest, [])],
+        [_keys_in(rows[i].get("nearest", [])) for i in of_part.get(reference.nearest, [])],
     )
+
+
+def _finite_matrix(potentials: Sequence[Any]) -> Floats:
+    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite numbers."""
+    with np.errstate(over="ignore"):
+        matrix = np.asarray(potentials, np.float32)
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise ValueError("potentials are not rows of finite numbers")
+    return matrix
+
+
+def _keys_in(value: Any) -> list[Key]:
+    if not isinstance(value, list) or not all(isinstance(key, int | str) for key in value):
+        raise ValueError("nearest items are not a list of keys")
+    return value
 
 
 class BankGenerations(ABC):
@@ -156,6 +186,9 @@ class BankGenerations(ABC):
 
     database: str
     bank_field: str
+
+    _warned: set[str]
+    """Problems of collections that are in the log already: a long job asks many times."""
 
     # Methods of `stores.protocols.Collections` and `Rows`.
     exists: Callable[[str], bool]
@@ -187,7 +220,8 @@ class BankGenerations(ABC):
         """Delete the rows of one part of a generation, or of all parts, in one request."""
 
     @abstractmethod
-    def _all_states(self) -> Iterable[CollectionState]: ...
+    def _all_properties(self) -> Iterable[tuple[str, Mapping[str, str]]]:
+        """Yield the name and the properties of each collection."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         created = self._ensure_bank(collection, bank.queries.dim, metric)
@@ -226,20 +260,22 @@ class BankGenerations(ABC):
         self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
         return reference.model_copy(update={"nearest": part})
 
-    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
         collections = {collection for collection in {bank.collection for bank in references} if self.exists(collection)}
         for collection in collections:
             self._expect_bank(collection)
-        spare = self._unused([bank for bank in references if bank.collection in collections])
+        existing = [bank for bank in references if bank.collection in collections]
+        spare, undecided = self._unused(existing)
         before = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
         # A job may have named a generation in a collection state between the check and the deletion. A job that does so
         # later finds that the rows are gone.
-        unused = self._unused(spare)
+        unused, undecided_now = self._unused(spare)
         for bank, rows in zip(spare, before, strict=True):
             if bank not in unused:
                 self._write_rows(bank.collection, rows)
+        return undecided + undecided_now
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
         """Create the bank collection if it does not exist, and return whether it was created."""
@@ -273,12 +309,23 @@ class BankGenerations(ABC):
         except EmptyBank:
             return False
 
-    def _unused(self, references: list[BankReference]) -> list[BankReference]:
-        """Return the references to generations that no collection state names; the search describes each collection."""
+    def _unused(self, references: list[BankReference]) -> tuple[list[BankReference], list[BankReference]]:
+        """Return the references to generations that no collection state names, and those that a state which cannot be
+        read may name. The search describes each collection."""
         if not references:
-            return []
-        used = {bank.rows for state in self._all_states() for bank in state.banks}
-        return [bank for bank in references if bank.rows not in used]
+            return [], []
+        used: set[tuple[str, str]] = set()
+        is_certain = True
+        for name, properties in self._all_properties():
+            try:
+                used.update(bank.rows for state in read_states(properties, name).values() for bank in state.banks)
+            except StateError as error:
+                is_certain = False
+                if str(error) not in self._warned:
+                    self._warned.add(str(error))
+                    log.warning("no bank generation is dropped, as a collection may use any of them: %s", error)
+        others = [bank for bank in references if bank.rows not in used]
+        return (others, []) if is_certain else ([], others)
 
     def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
         """Write the queries and targets, and delete the other `stored` rows."""

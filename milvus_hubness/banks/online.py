@@ -23,6 +23,10 @@ Flags = npt.NDArray[np.bool_]
 
 BLOCK = 256
 
+LARGEST_SIZE = 10_000_000
+SHORTEST_HALF_LIFE, LONGEST_HALF_LIFE = 1e-3, 1e12
+"""Between them, the weights of queries of this century are finite."""
+
 
 class Terms(FrozenModel):
     """Settings of the reservoir.
@@ -32,9 +36,9 @@ class Terms(FrozenModel):
     above it are duplicates. seed: of the random draws; it is not stored.
     """
 
-    size: int = Field(ge=1)
+    size: int = Field(ge=1, le=LARGEST_SIZE)
     seed_share: float = Field(ge=0, le=1)
-    half_life_seconds: float = Field(gt=0, allow_inf_nan=False)
+    half_life_seconds: float = Field(ge=SHORTEST_HALF_LIFE, le=LONGEST_HALF_LIFE)
     duplicate_cosine: float = Field(gt=0, le=1)
     seed: int = Field(default=0, exclude=True)
 

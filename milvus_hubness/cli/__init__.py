@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from milvus_hubness import __version__
 from milvus_hubness.cli.command_line import Group, command_line
-from milvus_hubness.cli.console import TERMINATED, run
+from milvus_hubness.cli.console import TERMINATED, run, say
 
 MODULES = {
     "demo": "demo",
@@ -63,7 +63,7 @@ app = command_line(
 
 def _show_version(is_requested: bool) -> None:
     if is_requested:
-        typer.echo(f"milvus-hubness {__version__}")
+        say(f"milvus-hubness {__version__}")
         raise typer.Exit
 
 

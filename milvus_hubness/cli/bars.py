@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
+from milvus_hubness.texts import visible_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -43,7 +45,7 @@ class Bar:
             # Clients may write meanwhile, so that a job finds more rows than it has counted before.
             total = max(done, total)
             if self._task is None:
-                self._task = self._bars.add_task(doing, total=total or None)
+                self._task = self._bars.add_task(visible_line(doing), total=total or None)
             self._bars.update(self._task, completed=done, total=total or None)
 
     def __enter__(self) -> Bar:

@@ -22,10 +22,10 @@ PANELS = {
     "epochs candidates limit with_bank one_to_one correction",
     "Copy": "target alias rename profiles index_type index_param rebuild_share rebuild_rows restart drop keep",
     "Load": "rows_per_second bytes_per_second chunk_seconds max_load critical_load load_every engine "
-    "max_calls workers max_message_mib drain",
+    "max_calls workers max_message_mib max_in_flight_mib drain",
     "Control": "plan yes force revert repair resume once check postpone_cutover control http on host port "
     "tls_cert tls_key no_writers client_ttl state_ttl max_skewness min_gain",
-    "Output": "output out metrics_file measure top slice_by group_by image_field as_csv as_json",
+    "Output": "output out metrics_file measure top slice_by group_by image_field image_folder as_csv as_json",
 }
 """The parameters of commands, by the panel of the help that shows their options; the order of the panels."""
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}

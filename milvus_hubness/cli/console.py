@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import logging
 import os
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from milvus_hubness.cli.extras import with_all_extras
 from milvus_hubness.defaults import URI_VARIABLES
@@ -31,7 +33,7 @@ from milvus_hubness.errors import (
     redacted,
 )
 from milvus_hubness.requirements import unsupported_libraries
-from milvus_hubness.texts import agreement_sentence, describe
+from milvus_hubness.texts import agreement_sentence, describe, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Progress as Report
@@ -46,8 +48,21 @@ PAGE_BYTES = 64 * 1024
 _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 """Click's ClickException, which typer keeps under a private name."""
 
-out = Console()
-err = Console(stderr=True)
+
+class _Terminal(Console):
+    """A console for texts that others wrote: it shows their control characters as escapes, and takes neither markup
+    nor the names of emoji in them for its own."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as rich prints it. All strings that are printed or stand in tables come here."""
+        return super().render_str(visible(text), **options)
+
+
+out = _Terminal()
+err = _Terminal(stderr=True)
 
 
 @contextmanager
@@ -63,8 +78,35 @@ def progress_bars() -> Iterator[Report]:
         yield bar
 
 
+def say(text: str, *, to_stderr: bool = False) -> None:
+    """Print a text of the program, with what others wrote in it shown as escapes where it would not be seen."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    stream.write(f"{visible(text)}\n")
+    stream.flush()
+
+
+def show_styled(*parts: str | tuple[str, str]) -> None:
+    """Print parts of a text, each alone or with a style of rich, such as ("now", "green")."""
+    shown = [visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts]
+    out.print(Text.assemble(*shown))
+
+
 def show_json(data: Mapping[str, Any]) -> None:
-    sys.stdout.write(redacted(json.dumps(data, ensure_ascii=False, default=str)) + "\n")
+    """Print one line of JSON. Its values are exact: what a terminal would obey is escaped as JSON escapes."""
+    sys.stdout.write(visible_json(redacted(json.dumps(data, ensure_ascii=False, default=str))) + "\n")
+
+
+def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print comma-separated values: exact for a file or another program, and visible on a terminal, as `ls` does."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    text = lines.getvalue()
+    if sys.stdout.isatty():
+        text = visible(text)
+    # Halves of surrogate pairs, which JSON may hold, have no bytes in UTF-8.
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode())
 
 
 def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], object]) -> None:
@@ -76,24 +118,33 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print one fact per line, without the empty ones."""
-    texts = {name: redacted(str(value)) for name, value in facts.items() if value not in (None, "", [], ())}
-    table = Table(title=escape(title), title_justify="left", title_style="bold", show_header=False, box=None)
+    """Print one fact per line, without the empty ones. A fact may have several lines; a title may begin with one."""
+    texts = {
+        visible_line(name): redacted(str(value)) for name, value in facts.items() if value not in (None, "", [], ())
+    }
+    table = Table(title=_title(title), title_justify="left", title_style="bold", show_header=False, box=None)
     table.add_column(style="cyan", width=max(map(len, texts), default=1))
     table.add_column(overflow="fold")
     for row in texts.items():
-        table.add_row(*map(escape, row))
+        table.add_row(*row)
     out.print(table)
 
 
 def show_table(title: str | None, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
     """Print rows of texts and numbers. texts: number of columns with texts, which come first."""
-    table = Table(box=None, title=title and escape(title), title_justify="left")
+    table = Table(box=None, title=title and _title(title), title_justify="left")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < texts else "right", overflow="fold")
+        table.add_column(visible_line(heading), justify="left" if number < texts else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        # A cell is one line, so that no key can look like a row.
+        table.add_row(*map(visible_line, row))
     out.print(table)
+
+
+def _title(title: str) -> str:
+    """Return a title as one line; an empty line before it stays."""
+    text = title.removeprefix("\n")
+    return title[: len(title) - len(text)] + visible_line(text)
 
 
 def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
@@ -133,7 +184,7 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             report_error(error, as_json=AS_JSON in sys.argv, unexpected=True)
         except OSError as problem:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The buffered output is dropped.
-            sys.stderr.write(f"{program}: cannot write the output: {problem.strerror or problem}\n")
+            say(f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True)
     sys.exit(code)
 
 
@@ -146,8 +197,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = " ".join(redacted(record.getMessage()).split())
-        sys.stderr.write(f"{self._program}: {message}\n")
-        sys.stderr.flush()
+        say(f"{self._program}: {message}", to_stderr=True)
 
 
 @contextmanager
@@ -169,10 +219,12 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except _UsageError as error:
         if as_json:
             show_json({"error": {"type": type(error).__name__, "message": error.format_message()}})
-        error.show()
+        usage = io.StringIO()
+        error.show(file=usage)
+        say(redacted(usage.getvalue().rstrip("\n")), to_stderr=True)
         return int(error.exit_code)
     except typer.Abort:
-        sys.stderr.write("Aborted!\n")
+        say("Aborted!", to_stderr=True)
         return FAILURE
     except HubnessError as error:
         if isinstance(error, MissingExtra):
@@ -201,11 +253,18 @@ def _uri() -> str:
     return next(filter(None, map(os.environ.get, URI_VARIABLES)), "")
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file for writing: a pipe that nobody reads is an error, and no reason to wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 def check_writable(path: Path) -> None:
     """Check that there is room for a page in this file, whose content stays. Raises UnreadableFile."""
     existed = path.exists()
     try:
-        with path.open("ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=_open_without_waiting) as file:
             if path.is_file():
                 size = file.tell()
                 try:
@@ -224,7 +283,8 @@ def check_writable(path: Path) -> None:
 def write_page(path: Path, page: str) -> None:
     """Write a page. Raises UnreadableFile."""
     try:
-        path.write_text(page, encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=_open_without_waiting) as file:
+            file.write(page)
     except OSError as error:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
@@ -235,6 +295,6 @@ def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubn
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
     if unexpected:
-        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
+        say(redacted("".join(traceback.format_exception(error))).rstrip("\n"), to_stderr=True)
     else:
-        sys.stderr.write(f"{program}: {message}\n")
+        say(f"{program}: {message}", to_stderr=True)

@@ -37,8 +37,8 @@ def demo(
 
 def _show(result: dict[str, Any]) -> None:
     sizes = "{queries:,} queries over {gallery:,} functions of the standard library, {dim}-d, on {server}"
-    console.out.print("\n[bold]Docstring -> function[/bold], " + sizes.format(**result))
-    console.out.print("{estimator} from a bank of {bank:,} other docstrings\n".format(**result))
+    console.show_styled(("\nDocstring -> function", "bold"), ", ", sizes.format(**result))
+    console.say("{estimator} from a bank of {bank:,} other docstrings\n".format(**result))
     measures = {"as it was": result["raw"], "corrected": result["corrected"]}
     rows = [
         (name, *"{r1:.1f} {r5:.1f} {r10:.1f} {skewness:.2f}".format(**measure).split())
@@ -46,11 +46,11 @@ def _show(result: dict[str, Any]) -> None:
     ]
     console.show_table(None, ("", "R@1", "R@5", "R@10", "skewness of N_10"), rows)
     if result["examples"]:
-        console.out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
+        console.show_styled(("\nAnswered wrongly before, rightly now", "bold"))
     for example in result["examples"]:
-        typer.echo(f"\n  {example['question']}")
-        answers = "    [red]was[/red] {before}\n    [green]now[/green] {after}".format(**example)
-        console.out.print(answers, highlight=False)
+        console.say(f"\n  {example['question']}")
+        before, after = example["before"], example["after"]
+        console.show_styled("    ", ("was", "red"), f" {before}\n    ", ("now", "green"), f" {after}")
     if result["kept"]:
-        typer.echo("\nKept: {collection}, {corrected_collection}".format(**result))
-    typer.echo(f"\n{result['seconds']} s in all")
+        console.say("\nKept: {collection}, {corrected_collection}".format(**result))
+    console.say(f"\n{result['seconds']} s in all")

@@ -72,7 +72,7 @@ def enable(
     if as_json:
         console.show_json(data)
     elif plan:
-        typer.echo("\nNothing was written. The same command without --plan does it.")
+        console.say("\nNothing was written. The same command without --plan does it.")
     else:
         _show_result(data["enable"])
 

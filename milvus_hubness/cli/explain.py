@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.texts import visible_line
 
 if TYPE_CHECKING:
     from milvus_hubness.estimators import Estimator
@@ -85,7 +84,7 @@ def _show_row(row: RowExplanation, top: int) -> None:
     }
     console.show_facts(f"Row {row.key}, without and with correction", facts)
     if not row.queries:
-        typer.echo("\nIt is in the results of no bank query, before or after correction.")
+        console.say("\nIt is in the results of no bank query, before or after correction.")
         return
     lines = [
         (f"{number}: {text}" if text else str(number), f"{raw:.4f}", f"{corrected:.4f}", f"{before:,}", f"{after:,}")
@@ -99,7 +98,7 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
     sign = "+ 2 x" if explanation.metric == "L2" else "-"
     gate = "not corrected: its raw best item is not among those that the gate lets through"
     facts = {
-        "text": explanation.text,
+        "text": explanation.text and visible_line(explanation.text),
         "gate": gate if explanation.gated else None,
         "scores": f"{explanation.metric}: raw score {sign} {explanation.strength:g} x bias = corrected score",
     }
@@ -140,9 +139,7 @@ def hubs(
     biased = _read(store, collection, bank, estimator, field)
     listed = explain.list_hubs(biased, counted, top=top)
     if as_csv:
-        lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(explain.Occurrence._fields)
-        lines.writerows(listed.rows)
+        console.show_csv(explain.Occurrence._fields, listed.rows)
     else:
         result = {"hubs": {"collection": biased.info.name, **as_plain(listed)}}
         console.show_result(as_json, result, lambda: _show_hubs(biased.info.name, listed))

@@ -92,4 +92,4 @@ def _show(matches: Matches, collection: str, out: Path) -> None:
     }
     console.show_facts(f"Matched with {collection}", facts)
     for warning in matches.warnings:
-        typer.echo(f"milvus-hubness: warning: {warning}", err=True)
+        console.say(f"milvus-hubness: warning: {warning}", to_stderr=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, URI_VARIABLES, WHERE_FROM, Engine
-from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
+from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
+from milvus_hubness.files.opening import read_token as read_token_file
 from milvus_hubness.texts import describe
 
 if TYPE_CHECKING:
@@ -80,13 +81,7 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
 
 def read_token(token_file: Path | None) -> str:
     """Return the token from a file or the environment. An argument would be readable in the process list."""
-    if token_file is None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
-    else:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
+    token = read_token_file(token_file) if token_file else os.environ.get(TOKEN_VARIABLE, "")
     remember_secrets(token)
     return token
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.cli.console import check_writable, progress_bars, show_facts, show_result, show_table, write_page
+from milvus_hubness.cli.console import (
+    check_writable,
+    progress_bars,
+    say,
+    show_facts,
+    show_result,
+    show_table,
+    write_page,
+)
 from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
 from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
 from milvus_hubness.errors import InvalidParameter
@@ -177,8 +185,8 @@ def _show_evaluation(result: dict[str, Any]) -> None:
     ]
     show_table(f"{result['queries']} queries", ("", *result["raw"]), rows)
     for name, gain in result["gain"].items():
-        typer.echo(f"R@1 against {name}: {points(tuple(gain.values()))}")
-    typer.echo("{milliseconds:.1f} ms a query for {candidates} candidates".format(**result))
+        say(f"R@1 against {name}: {points(tuple(gain.values()))}")
+    say("{milliseconds:.1f} ms a query for {candidates} candidates".format(**result))
 
 
 app = command_line(

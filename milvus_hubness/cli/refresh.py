@@ -147,7 +147,7 @@ def bank(
         stopped = online_bank.stop_online_bank(store, collection, field=field, profile=profile)
         result: dict[str, Any] = {"online_banks": [], "stopped": stopped.model_dump() if stopped else None}
         text = "Turned off." if stopped else f"{collection!r} has no online bank."
-        console.show_result(as_json, result, lambda: typer.echo(text))
+        console.show_result(as_json, result, lambda: console.say(text))
         return
     if terms:
         online_bank.start_online_bank(store, collection, field=field, profile=profile, **terms)
@@ -170,4 +170,4 @@ def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) ->
         }
         console.show_facts(collection, facts)
     if not statuses:
-        typer.echo(f"{collection!r} has no online bank: turn one on with --rate.")
+        console.say(f"{collection!r} has no online bank: turn one on with --rate.")

@@ -9,7 +9,7 @@ import typer
 
 from milvus_hubness.cli import console, options
 from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span
+from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span, visible_line
 
 if TYPE_CHECKING:
     from milvus_hubness.quality.report import Diagnosis
@@ -89,16 +89,16 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
             rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, f"{trial['unevenness']:.3f}", share))
     headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
     console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
-    console.out.print(f"\n[bold]{collection}: {tuning['verdict']}[/bold]")
+    console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
     if choice:
         mixed = "the mean of the methods with a share, " if len(parts) > 1 else ""
-        typer.echo(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
+        console.say(f"{mixed}{describe(choice)} at strength {tuning['strength']:.2f}")
     if tuning["gate"]:
         over = (" or target", " --gate-targets 1") if tuning["gate_targets"] else ("", "")
-        typer.echo(GATED.format(*over))
+        console.say(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
-    typer.echo("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
+    console.say("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
 
 
 def diagnose(
@@ -112,7 +112,10 @@ def diagnose(
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
-        str | None, "Scalar field with the path or URL of an image of the row; the page embeds small local ones."
+        str | None, "Scalar field with the URL of an image of the row, or with its path below --image-folder."
+    ] = None,
+    image_folder: Annotated[
+        Path | None, "Folder of the images that the page embeds; files elsewhere are not read."
     ] = None,
     slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
     group_by: Annotated[
@@ -133,7 +136,13 @@ def diagnose(
     """
     from milvus_hubness.operations.inputs import read_bank, read_pairs, read_texts
     from milvus_hubness.quality import collections
+    from milvus_hubness.quality.images import Images
 
+    if image_folder is not None:
+        if image_field is None:
+            raise typer.BadParameter("--image-folder needs --image-field, the field that names the images")
+        if not image_folder.is_dir():
+            raise typer.BadParameter(f"--image-folder {str(image_folder)!r} is no folder: name one")
     if min_gain is not None and not pairs:
         raise typer.BadParameter("--min-gain needs right answers: pass --pairs")
     if bool(queries) == bool(pairs):
@@ -157,12 +166,20 @@ def diagnose(
             group_by=group_by,
             progress=progress,
         )
-    console.write_page(output, collections.render(diagnosis, image_field))
+    images = Images(image_folder)
+    console.write_page(output, collections.render(diagnosis, image_field, images))
     crossed = _crossed(diagnosis, max_skewness, min_gain)
-    result = {"diagnosis": diagnosis.to_dict(), "page": str(output), "crossed": crossed}
+    result = {
+        "diagnosis": diagnosis.to_dict(),
+        "page": str(output),
+        "crossed": crossed,
+        "images_left_out": images.left_out,
+    }
     console.show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
+    if images.remark:
+        console.say(f"milvus-hubness: warning: {images.remark}", to_stderr=True)
     for message in crossed:
-        typer.echo(f"milvus-hubness: {message}", err=True)
+        console.say(f"milvus-hubness: {message}", to_stderr=True)
     if crossed:
         raise typer.Exit(console.REFUSED)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json, show_result
+from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, AsJson, open_store
 from milvus_hubness.defaults import (
@@ -39,7 +38,7 @@ def print_event(event: Event) -> None:
         return
     facts = {name: round(fact, 2) if isinstance(fact, float) else fact for name, fact in event.facts.items()}
     words = (f"{name}={' '.join(str(fact).split())}" for name, fact in facts.items() if fact not in (None, "", 0, {}))
-    typer.echo(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {' '.join((event.name, *words))}"))
+    say(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {' '.join((event.name, *words))}"))
 
 
 def serve(
@@ -75,11 +74,11 @@ def serve(
         lines = redacted(str(error)).splitlines()
         if as_json:
             show_json({"error": {"type": type(error).__name__, "message": lines[0], "faults": lines}})
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        say("\n".join(lines), to_stderr=True)
         raise typer.Exit(USAGE) from None
     labels = [table.label for table in file.config.collection]
     result = {"check": {"config": str(file.path), "collections": labels}}
-    show_result(as_json, result, lambda: typer.echo(f"{file.path}: valid, for {', '.join(labels)}"))
+    show_result(as_json, result, lambda: say(f"{file.path}: valid, for {', '.join(labels)}"))
 
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
@@ -147,8 +146,12 @@ def proxy(
     upstream_ca: Annotated[
         Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
     ] = None,
-    max_message_mib: Annotated[int, "Maximum size of a message in either direction, in MiB.", {"min": 1}] = MAX_MESSAGE
-    // MIB,
+    max_message_mib: Annotated[int, "Maximum size of a request, in MiB.", {"min": 1}] = MAX_MESSAGE // MIB,
+    max_in_flight_mib: Annotated[
+        int | None,
+        "Large messages in memory, in MiB, half of them for one user. [default: 4 × --max-message-mib]",
+        {"min": 1},
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search.
@@ -165,19 +168,20 @@ def proxy(
         upstream_ca=str(upstream_ca) if upstream_ca else None,
         tls=_tls(tls_cert, tls_key),
         max_message=max_message_mib * MIB,
+        max_in_flight=max_in_flight_mib * MIB if max_in_flight_mib else None,
     )
 
     def listening(port: int) -> None:
         address = f"{options.host}:{port}"
         result = {"event": "listening", "address": address, "upstream": options.upstream}
-        show_result(as_json, result, lambda: typer.echo(f"listening on {address}, for Milvus at {options.upstream}"))
+        show_result(as_json, result, lambda: say(f"listening on {address}, for Milvus at {options.upstream}"))
 
     run(options, listening)
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
-    from milvus_hubness.proxy import Tls, read_pem
+    from milvus_hubness.proxy import Tls
 
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
-    return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
+    return Tls.read(str(key), str(certificate)) if certificate and key else None

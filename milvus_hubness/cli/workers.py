@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +16,7 @@ from multiprocessing.context import SpawnProcess
 
 from milvus_hubness.cli.console import on_signals
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.logs import log
 from milvus_hubness.proxy import Proxy, ProxyOptions
 
 GRACE_SECONDS = 10.0
@@ -23,7 +24,9 @@ GRACE_SECONDS = 10.0
 RESTART_SECONDS = 2.0
 """Pause before another worker takes the place of one that ended."""
 
-log = logging.getLogger("milvus_hubness")
+SWITCH_SECONDS = 0.001
+"""Python's threads take turns so often: a search has some ten turns, and threads that work on large
+messages of others would hold up each of them for the usual 5 ms."""
 
 
 def run(options: ProxyOptions, listening: Callable[[int], object]) -> None:
@@ -56,6 +59,7 @@ def _interrupt(number: int) -> None:
 
 async def serve(options: ProxyOptions, listening: Callable[[int], object]) -> None:
     """Run a proxy in this process until SIGTERM or SIGINT, a worker also until the process ends that started it."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     loop, stopped, parent = asyncio.get_running_loop(), asyncio.Event(), parent_process()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)

@@ -269,7 +269,10 @@ class Biases:
                 biases[rows] = result.biases
                 uncertain.append(rows[result.errors > tolerance])
             open_rows = np.concatenate(uncertain)
-        return (biases - profile.mean_bias).astype(np.float32)
+        centred = (biases - profile.mean_bias).astype(np.float32)
+        if not np.isfinite(centred).all():
+            raise InvalidInput(f"{estimator!r} gives biases that are not finite in float32: refresh with another one")
+        return centred
 
     def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:
         return BankTooLarge(

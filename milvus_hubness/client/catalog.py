@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from milvus_hubness.banks.generations import BANK_PROPERTY
 from milvus_hubness.client.state_cache import CachedState, StateCache, id_in, migrations_to
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
+from milvus_hubness.logs import log
 from milvus_hubness.state import PROPERTY, CollectionState, read_states
 from milvus_hubness.stores.helpers import complete_rename, expect_helpers, list_helpers
 from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY
@@ -41,9 +41,6 @@ from milvus_hubness.stores.records import (
 
 if TYPE_CHECKING:
     from milvus_hubness.stores.milvus import MilvusStore
-
-
-_log = logging.getLogger("milvus_hubness")
 
 
 class Reads:
@@ -81,7 +78,7 @@ class Reads:
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
-        states = read_states(description.get("properties", {}))
+        states = read_states(description.get("properties", {}), collection)
         return description_out(states.values(), description) if states else description
 
     def describe_index(
@@ -262,12 +259,12 @@ class Catalog:
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
         owner = id_in(description, collection)
-        states = tuple(read_states(properties).values())
-        online_banks = (OnlineBanks.read(properties) or OnlineBanks()).banks
+        states = tuple(read_states(properties, name).values())
+        online_banks = (OnlineBanks.read(properties, name) or OnlineBanks()).banks
         sides = [side for state in states if (side := side_helper(state))]
         samples = [bank.helper for bank in online_banks]
         helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
-        dual_write = DualWrite.read(properties)
+        dual_write = DualWrite.read(properties, name)
         if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
             dual_write = None
         return Whole(
@@ -276,7 +273,7 @@ class Catalog:
             states,
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
-            WriteIntentLog.read(properties),
+            WriteIntentLog.read(properties, name),
             helpers,
         )
 
@@ -288,7 +285,7 @@ def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
     try:
         expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
     except StateError as error:
-        _log.warning("%s", error)
+        log.warning("%s", error)
         return False
     return True
 
@@ -301,7 +298,7 @@ def _own_helpers(helpers: Iterable[Helper], owner: CollectionId, store: MilvusSt
             expect_helpers(store, [helper], owner)
             own.append(helper)
         except StateError as error:
-            _log.warning("%s", error)
+            log.warning("%s", error)
     return tuple(own)
 
 

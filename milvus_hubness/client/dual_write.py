@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,13 +17,12 @@ from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.client.write_intents import KEYS_PER_REQUEST, ROWS_PER_REQUEST, STRONG, Key, Row, WriteIntents
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
+from milvus_hubness.logs import log
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import in_parts, is_one_of
 from milvus_hubness.stores.records import DualWrite
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
-
-_log = logging.getLogger("milvus_hubness")
 
 
 class DualWrites:
@@ -133,7 +131,7 @@ class DualWrites:
         except _FAILURES as error:
             if not dual_write.required:
                 message = "a write reached %r, but not its unfinished copy %r, which a later pass repairs: %s"
-                _log.warning(message, collection, dual_write.collection, error)
+                log.warning(message, collection, dual_write.collection, error)
                 return
         self._states.forget(dual_write.collection)
         try:

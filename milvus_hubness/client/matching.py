@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,8 @@ from milvus_hubness.codec.arrays import Floats, as_metric, decode, encode
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile, naming_extras
 from milvus_hubness.estimators.matching import Pairs, balanced, moments, one_to_one, spread_of
+from milvus_hubness.files.arrays import open_archive
+from milvus_hubness.files.opening import read_text
 from milvus_hubness.kernels.primitives import topk, whole_number
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ class Candidates:
         if folder is None or not (folder / INPUTS).exists():
             return
         try:
-            of_parts = json.loads((folder / INPUTS).read_text())
+            of_parts = json.loads(read_text(folder / INPUTS))
             for path in sorted(folder.glob("[0-9]*.npz")) if of_parts == inputs else ():
-                with np.load(path, allow_pickle=False) as part:
-                    self._take(part)
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+                with open_archive(path) as archive:
+                    self._take(archive.read_all())
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
             raise UnreadableFile(f"cannot use the parts in {folder} ({error}): remove the folder") from None
         if of_parts != inputs:
             raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import threading
@@ -15,6 +14,7 @@ import numpy as np
 
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import StateError
+from milvus_hubness.logs import log
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample, SamplesOf
 from milvus_hubness.stores.ownership import CollectionId
@@ -32,8 +32,6 @@ NUMBER_BITS = 52
 
 Write = Callable[[SamplesOf, Sequence[Sample]], None]
 """Writes samples of a collection."""
-
-_log = logging.getLogger("milvus_hubness")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Sampler:
             self._gaps[name] = gap - count
         except Exception as error:
             self._dropped += 1
-            _log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
+            log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
 
     @property
     def counts(self) -> Sampled:
@@ -153,19 +151,19 @@ class Sampler:
                 self._dropped += len(samples)
                 self._resting[target] = time.monotonic() + REST_SECONDS
             message = "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
-            _log.warning(message, len(samples), target.helper.collection, REST_SECONDS, error)
+            log.warning(message, len(samples), target.helper.collection, REST_SECONDS, error)
         else:
             with self._changed:
                 self._stored += len(samples)
 
 
-def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
+def online_banks_in(properties: Mapping[str, str], collection: str) -> dict[tuple[str, str], OnlineBank]:
     """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
     try:
-        online = OnlineBanks.read(properties) or OnlineBanks()
+        online = OnlineBanks.read(properties, collection) or OnlineBanks()
         return {(bank.field, bank.profile): bank for bank in online.banks}
     except StateError as error:
-        _log.warning("no queries are sampled: %s", error)
+        log.warning("no queries are sampled: %s", error)
         return {}
 
 

@@ -21,6 +21,7 @@ from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, ClientPolicy, InStore, LearnSchema, Operation, Pause
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
+from milvus_hubness.logs import log
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
 from milvus_hubness.stores.ownership import LEDGER, CollectionId, Helper, expect_copy, expect_helper, side_helper
@@ -158,7 +159,7 @@ class CachedState:
 
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
-_pymilvus, _log = logging.getLogger("pymilvus.decorators"), logging.getLogger("milvus_hubness")
+_pymilvus = logging.getLogger("pymilvus.decorators")
 
 
 class _Hold(logging.Filter):
@@ -201,7 +202,7 @@ class HeldErrors:
         if recovered:
             reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
             message = "collection %r changed while a request was on its way (%s): the request was sent again"
-            _log.info(message, self._collection, reason)
+            log.info(message, self._collection, reason)
 
 
 NOTHING = CachedState("", {})
@@ -269,11 +270,11 @@ class StateCache:
         properties = description.get("properties", {})
         cached = CachedState(
             key_field,
-            read_states(properties),
+            read_states(properties, collection),
             id_in(description, collection),
-            dual_write=DualWrite.read(properties),
-            online_banks=online_banks_in(properties),
-            intent_log=WriteIntentLog.read(properties),
+            dual_write=DualWrite.read(properties, collection),
+            online_banks=online_banks_in(properties, collection),
+            intent_log=WriteIntentLog.read(properties, collection),
         )
         if cached.states and self._last.get(collection, NOTHING).states != cached.states:
             yield LearnSchema(collection)

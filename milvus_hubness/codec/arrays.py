@@ -18,7 +18,6 @@ last h is divided by 16, so that a graph, built on the inner products of stored 
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import struct
 import sys
@@ -135,8 +134,8 @@ def mean_in(text: str, dim: int) -> Mean:
     if len(content) != 4 * dim + -(-dim // 8):
         raise InvalidParameter(f"{len(content)} bytes are no mean of {dim} dimensions")
     mean = np.frombuffer(content, "<f4", dim).astype(np.float32)
-    if not np.isfinite(mean).all():
-        raise InvalidParameter("the mean of a layout contains NaN or infinity")
+    if not half_squares(mean[None, :])[0] <= LARGEST_HALF_SQUARE:
+        raise InvalidParameter("the mean of a layout contains NaN or infinity, or is too long for float32")
     far = np.unpackbits(np.frombuffer(content, np.uint8, offset=4 * dim), count=dim).astype(np.bool_)
     return Mean(mean, np.where(far, mean, np.float32(0)))
 
@@ -144,13 +143,15 @@ def mean_in(text: str, dim: int) -> Mean:
 def _from_base64(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, or characters outside ASCII
         raise InvalidParameter(f"{what} is not base64: {error}") from None
 
 
 Metric = Literal["IP", "COSINE", "L2"]
 
 ALIGNMENT = 16
+LARGEST_HALF_SQUARE = 1e36
+"""Largest ½‖c‖² of a mean c, so that those of rows around it fit into float32."""
 MAX_WIDTH = 32_768
 UNIT_TOLERANCE = 2.5e-7
 

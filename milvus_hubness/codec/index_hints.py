@@ -31,7 +31,7 @@ from milvus_hubness.codec.arrays import (
     lengths_of,
     lost,
 )
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.layout import LARGEST_SCALE, Layout
 
 COLUMNS, FEWEST = 13, 8
 """Most and fewest locality hint columns: a layout has as many as its width has to spare, or none."""
@@ -150,7 +150,7 @@ def measured_on(
     low, middle, high = np.percentile(squares, [1, 50, 99]).tolist()
     least = middle + SPREADS * (high - low)
     if layout.metric == "L2" and least > 0:
-        scale = 2.0 ** math.ceil(math.log2(least) / 2)
+        scale = max(2.0 ** math.ceil(math.log2(least) / 2), 1 / LARGEST_SCALE)
         measured = replace(measured, offset=middle + scale**2, scale=scale)
     length = math.sqrt(2 * middle) or 1.0
     bank = layout.rows(queries) if locality_hints and queries is not None else rows[:0]

@@ -30,6 +30,12 @@ from milvus_hubness.codec.arrays import (
 )
 from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors, name_some
 
+LARGEST_CONSTANT = 1e38
+"""Largest size of a constant: float32 has numbers up to 3.4e38."""
+LARGEST_SCALE = 2.0**100
+MOST_SCALES = 2.0**20
+"""Largest offset, in units of scale². A measured one is at most 2."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -59,20 +65,27 @@ class Layout:
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
-        if self.dim < 1 or self.slots < 1 or self.multiple_of < 1:
-            raise InvalidParameter(
-                f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
-            )
-        valid = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
+        # Later arithmetic may rely on numbers of limited size.
+        for name in ("dim", "slots", "multiple_of"):
+            if not 1 <= getattr(self, name) <= MAX_WIDTH:
+                raise InvalidParameter(f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}")
+        for name in ("offset", "anchor", "pull", "reach"):
+            if not abs(getattr(self, name)) <= LARGEST_CONSTANT:
+                raise InvalidParameter(
+                    f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
+                )
+        is_power = 1 / LARGEST_SCALE <= self.scale <= LARGEST_SCALE and math.frexp(self.scale)[0] == 0.5
         others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
-        if not valid or (self.metric != "L2" and others):
+        if not is_power or (self.metric != "L2" and others):
             raise InvalidParameter(
-                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset} and "
-                f"{self.scale} for {self.metric}"
+                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset:g} and "
+                f"{self.scale:g} for {self.metric}"
             )
-        if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
-            raise InvalidParameter(f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}")
-        if bool(self.locality_hints) != (math.isfinite(self.reach) and self.reach > 0):
+        if abs(self.offset) > MOST_SCALES * self.scale**2:
+            raise InvalidParameter(f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}")
+        if self.pull and not self.anchor:
+            raise InvalidParameter(f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}")
+        if bool(self.locality_hints) != (self.reach > 0):
             raise InvalidParameter(f"locality hint columns need directions and a length above 0, got {self.reach}")
         if self.locality_hints and self.metric == "L2":
             raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
@@ -87,6 +100,7 @@ class Layout:
                 f"dimension {self.dim} leaves no room for {self.slots} bias columns: "
                 f"the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
             )
+        _ = self._mean  # It raises if the text is no mean of this dimension.
 
     @cached_property
     def first_slot(self) -> int:
@@ -299,6 +313,8 @@ class Layout:
 
     def _set_hints(self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True) -> Floats:
         """Set the graph hint column, from the slots, and the locality hint columns of stored vectors, in place."""
+        if not np.isfinite(stored[:, self._slot_columns]).all():
+            raise InvalidInput("biases must be finite numbers of float32, in units of the layout's scale")
         if self.anchor and graph_hint:
             mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
             stored[:, -1] = self.anchor - self.pull * mean

@@ -358,6 +358,18 @@ def _plain(value: Any) -> Any:
     return to_dict(value) if isinstance(value, Estimator) else value
 
 
+def names_in(values: Mapping[str, Any]) -> set[str]:
+    """Return the names of the estimators in a description: its own, and those of a Blend's estimators. Raises
+    InvalidParameter for a description without a name."""
+    name = values.get("name")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidParameter(f"an estimator has a name, not {name!r}")
+    parts = values.get("estimators", ())
+    if not isinstance(parts, list | tuple):
+        return {name}
+    return {name}.union(*(names_in(part) for part in parts if isinstance(part, Mapping)))
+
+
 def from_dict(values: Mapping[str, Any]) -> Estimator:
     """Return the estimator that `to_dict` described.
 
@@ -368,7 +380,7 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
     parameters = dict(values)
     name = parameters.pop("name", None)
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         raise InvalidParameter(f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}")
     allowed = _parameters(ESTIMATORS[name])
     unknown = [parameter for parameter in parameters if parameter not in allowed]

@@ -28,7 +28,10 @@ from milvus_hubness.estimators.nearest import (
 )
 from milvus_hubness.estimators.steps import AllScores, PairSteps, Potentials, Scores, Taus
 from milvus_hubness.kernels import logsumexp, topk
-from milvus_hubness.kernels.primitives import TopK
+from milvus_hubness.kernels.primitives import TopK, whole_number
+
+MOST_ITERATIONS = 10_000
+"""Most iterations of a fit: 10 suffice for the paper's results, and each reads all scores."""
 
 Step: TypeAlias = Callable[[Potentials, Taus], tuple[Potentials, Potentials]]
 
@@ -110,6 +113,7 @@ class Sinkhorn(Estimator, alias="sn"):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set_temperatures(temperature=0.5)
+        whole_number("iterations", self.iterations, at_most=MOST_ITERATIONS)
 
     @property
     def needs_gallery(self) -> bool:

@@ -70,9 +70,14 @@ def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | Non
 
 def finite_number(name: str, value: Any) -> float:
     """Return `value` as a float. Raises InvalidParameter if it is not a number, NaN or infinite."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # Python's integers have no largest one.
+        number = math.inf
+    if not math.isfinite(number):
         raise InvalidParameter(f"{name} must be a finite number, not {value!r}")
-    return float(value)
+    return number
 
 
 def positive_number(name: str, value: Any) -> float:

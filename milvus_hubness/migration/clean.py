@@ -61,8 +61,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
             store.drop_bank_generations([state.profile.bank])
-        others = [other for other in ledger.migrations() if other.target != target and other.bank_collection == bank]
-        unsaved = state is None and not others
+        unsaved = state is None and not ledger.may_use_bank(bank, but=target)
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
     ledger.forget(migration)

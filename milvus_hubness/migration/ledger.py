@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from datetime import datetime
-from typing import Any, Literal
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, model_validator
 
 from milvus_hubness.banks.generations import Key, Made
-from milvus_hubness.errors import CollectionExists, InvalidInput, NoMigration, ResumeRefused, StateError, WrongPhase
-from milvus_hubness.operations.lease_records import now
+from milvus_hubness.bounds import MOST_ROWS, CollectionName, Count, Moment, Name, Seconds, read_value
+from milvus_hubness.errors import (
+    CollectionExists,
+    InvalidInput,
+    InvalidParameter,
+    NoMigration,
+    ResumeRefused,
+    StateError,
+    WrongPhase,
+)
+from milvus_hubness.logs import log
+from milvus_hubness.operations.lease_records import described_record, now, read_ledger
 from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Renaming, Store
@@ -30,13 +40,13 @@ class Chunk(FrozenModel):
     """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
     None until it is done. invalid: number of rows without a usable vector."""
 
-    number: int = Field(ge=0)
-    partition: str | None
+    number: Count
+    partition: Name | None
     after: Key | None
     upto: Key
-    rows: int = Field(ge=1)
-    seconds: float | None = None
-    invalid: int = 0
+    rows: int = Field(ge=1, le=MOST_ROWS)
+    seconds: Seconds | None = None
+    invalid: Count = 0
     invalid_keys: tuple[Key, ...] = ()
 
 
@@ -44,10 +54,10 @@ class Switch(FrozenModel):
     """The move of the alias or of the source's own name to the copy. source_renamed: the new name of the source, if
     any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
 
-    name: str
-    source_renamed: str | None = None
-    window: float | None = None
-    at: datetime | None = None
+    name: CollectionName
+    source_renamed: CollectionName | None = None
+    window: Seconds | None = None
+    at: Moment | None = None
 
 
 class Migration(FrozenModel):
@@ -55,27 +65,38 @@ class Migration(FrozenModel):
     run must have the same. rebuilds: the former state of a corrected source whose copy gets other biases."""
 
     version: Literal[1] = 1
-    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    source: str
-    target: str
-    field: str
-    bank_collection: str
+    id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    source: CollectionName
+    target: CollectionName
+    field: Name
+    bank_collection: CollectionName
     arguments: dict[str, Any]
     phase: Phase
     state: CollectionState | None = None
     rebuilds: CollectionState | None = None
     made_bank: Made = "nothing"
-    rows: int = 0
-    chunks: int = 0
-    invalid: int = 0
+    rows: Count = 0
+    chunks: Count = 0
+    invalid: Count = 0
     invalid_keys: tuple[int | str, ...] = ()
-    passes: int = 0
-    announced_at: datetime | None = None
-    begun_at: datetime = Field(default_factory=now)
-    changed_at: datetime = Field(default_factory=now)
+    passes: Count = 0
+    announced_at: Moment | None = None
+    begun_at: Moment = Field(default_factory=now)
+    changed_at: Moment = Field(default_factory=now)
     verified: dict[str, Any] | None = None
     switch: Switch | None = None
-    source_identity: str = ""
+    source_identity: Name = ""
+
+    @model_validator(mode="after")
+    def _expect_arguments(self) -> Migration:
+        """Check the arguments that every further run reads."""
+        names = {"schema", "alias"} if self.rebuilds is not None else {"schema"}
+        if missing := sorted(names - self.arguments.keys()):
+            raise InvalidParameter(f"arguments has no {missing[0]!r}")
+        index = self.arguments.get("index")
+        if index is not None and (not isinstance(index, dict) or set(index) != {"index_type", "index_params"}):
+            raise InvalidParameter("arguments.index is not an index type with its parameters")
+        return self
 
     @property
     def source_now(self) -> str:
@@ -118,26 +139,63 @@ class Migration(FrozenModel):
             )
 
 
+class _Unreadable(NamedTuple):
+    """An entry that cannot be read. names: of the collections and aliases that it seems to be about."""
+
+    target: str
+    names: frozenset[str]
+    problem: StateError
+
+
+def _names_in(record: Record) -> frozenset[str]:
+    """Return the names in an entry that is no valid migration, as far as they can be found."""
+    names = {record.key}
+    with suppress(StateError):
+        value = read_value(record.body, described_record(record), "")
+        switch = value.get("switch") if isinstance(value, dict) else None
+        for part in (value, switch):
+            if isinstance(part, dict):
+                values = (part.get(key) for key in ("source", "target", "name", "source_renamed"))
+                names |= {text for text in values if isinstance(text, str)}
+    return frozenset(names)
+
+
 class Ledger:
     """The migrations of one database."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def migrations(self) -> list[Migration]:
-        """Return all migrations. Raises StateError if an entry is invalid or was written by another version."""
-        migrations = []
-        for record in self._store.records(LEDGER, MIGRATIONS):
-            try:
-                migrations.append(Migration.model_validate_json(record.body))
-            except ValidationError as error:
-                problem = error.errors()[0]["msg"]
-                raise StateError(f"the ledger {LEDGER!r} is broken at {record.key!r}: {problem}") from None
+    def migrations(self, about: str = "") -> list[Migration]:
+        """Return the migrations that can be read, and warn of the others. about: a collection or alias that the caller
+        works on. Raises StateError if an entry that names it cannot be read."""
+        migrations, unreadable = self._entries()
+        for entry in unreadable:
+            if about and about in entry.names:
+                raise entry.problem
+            log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
         return migrations
 
+    def may_use_bank(self, bank_collection: str, but: str) -> bool:
+        """Whether a migration other than the one to the copy `but` may use this bank collection: entries that cannot be
+        read count as such."""
+        migrations, unreadable = self._entries()
+        used = any(other.bank_collection == bank_collection for other in migrations if other.target != but)
+        return used or any(entry.target != but for entry in unreadable)
+
+    def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
+        migrations, unreadable = [], []
+        for record in self._store.records(LEDGER, MIGRATIONS):
+            try:
+                migrations.append(read_ledger(Migration.model_validate_json, record))
+            except StateError as error:
+                unreadable.append(_Unreadable(record.key, _names_in(record), error))
+        return migrations, unreadable
+
     def of_target(self, target: str) -> Migration | None:
-        """Return the migration to this collection, with the current state of the copy."""
-        migration = next((migration for migration in self.migrations() if migration.target == target), None)
+        """Return the migration to this collection, with the current state of the copy. Raises StateError if its entry
+        cannot be read."""
+        migration = next((migration for migration in self.migrations(target) if migration.target == target), None)
         return self._up_to_date(migration) if migration else None
 
     def reread(self, former: Migration) -> Migration:
@@ -150,7 +208,7 @@ class Ledger:
     def find(self, name: str, target: str | None = None) -> Migration:
         """Return the migration of this collection or alias. If there are several, prefer one to it, then one that is
         not over. target: select the migration to this copy. Raises NoMigration, and InvalidInput if several remain."""
-        migrations = self.migrations()
+        migrations = self.migrations(name)
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
         matching = matching or [m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}]
@@ -187,7 +245,8 @@ class Ledger:
 
     def chunks(self, migration: Migration) -> list[Chunk]:
         """Return the chunks of the migration in their original order."""
-        return [Chunk.model_validate_json(record.body) for record in self._store.records(LEDGER, migration.id)]
+        stored = self._store.records(LEDGER, migration.id)
+        return [read_ledger(Chunk.model_validate_json, record) for record in stored]
 
     def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
         key = f"{migration.id}/{{:010}}"

@@ -15,6 +15,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, write_to_textfile
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
+from milvus_hubness.files.opening import MissingFile, read_bytes
 from milvus_hubness.operations.progress import LIMITS, PHASES, Event, Events, Throttle, checked_limit, polling
 
 CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -197,17 +198,15 @@ def postpone_cutover(path: Path) -> None:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
-    except FileNotFoundError:
+        return read_bytes(path)
+    except MissingFile:
         return None
-    except OSError as error:
-        raise UnreadableFile(f"cannot read {path}: {error.strerror}") from None
 
 
 def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
         settings = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise UnreadableFile(f"{path} does not hold a JSON object")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from milvus_hubness.errors import InvalidParameter, redacted
+from milvus_hubness.logs import log
 from milvus_hubness.operations.control import Controls, MigrationMetrics
 from milvus_hubness.operations.http_connections import BACKLOG, MOST_CONNECTIONS, REQUEST_SECONDS, Connection, Waiting
 from milvus_hubness.operations.progress import LatestEvents
@@ -40,8 +40,6 @@ CLOSE_SECONDS = 1
 T = TypeVar("T")
 
 Json = dict[str, Any]
-
-log = logging.getLogger("milvus_hubness")
 
 
 class RedactedResponse(Response):

@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.feather as feather
-import pyarrow.parquet as parquet
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key
@@ -23,6 +20,8 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.defaults import KEY_COLUMN, QUERY_COLUMN
 from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
 from milvus_hubness.estimators import Estimator
+from milvus_hubness.files.arrays import open_archive
+from milvus_hubness.files.tables import TABLES, open_table
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, key_chunks, silent
 from milvus_hubness.stores.protocols import Schemas, Store
@@ -85,17 +84,25 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
 
 
 def _read_column(path: str, column: str) -> list[Any]:
-    """Return a column of an .npz, .parquet or .arrow file. Raises UnreadableFile, and InvalidInput without it."""
-    try:
-        if path.endswith(".npz"):
-            with np.load(path, allow_pickle=False) as arrays:
-                return list(arrays[column].tolist())
-        read = parquet.read_table if path.endswith(".parquet") else feather.read_table
-        return list(read(path, columns=[column]).column(column).to_pylist())
-    except (KeyError, pa.ArrowException):
-        raise InvalidInput(f"{Path(path).name} has no column {column!r}: add it, or name another one") from None
-    except (OSError, ValueError) as error:
-        raise UnreadableFile(f"cannot read {column!r} of {path}: {error}") from None
+    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no such column."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npz":
+        with open_archive(path) as archive:
+            _expect_column(path, column, archive.names)
+            shape = archive.header(column).shape
+            if len(shape) != 1:
+                raise InvalidInput(f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}")
+            return list(archive.read(column).tolist())
+    if suffix not in TABLES:
+        raise UnreadableFile(f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file")
+    with open_table(path) as table:
+        _expect_column(path, column, table.schema.names)
+        return list(table.column(column).to_pylist())
+
+
+def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise InvalidInput(f"{Path(path).name} has no column {column!r}: add it, or name another one")
 
 
 @dataclass(frozen=True, eq=False)

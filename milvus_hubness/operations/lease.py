@@ -26,10 +26,10 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError
-from milvus_hubness.operations.lease_records import LEASES, Entry, Fence, LeasePolicy, Owner, now
+from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost
+from milvus_hubness.operations.lease_records import LEASES, Entry, Fence, LeasePolicy, Owner, now, read_ledger
 from milvus_hubness.stores.ownership import LEDGER
 from milvus_hubness.stores.protocols import Ledger, Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
@@ -343,15 +343,8 @@ def read_entries(store: Store, *collections: str) -> list[Entry]:
 
 
 def _records(store: Ledger, *collections: str) -> list[Entry | Fence]:
-    records: list[Entry | Fence] = []
-    for record in store.records(LEDGER, *map(_group, collections)):
-        try:
-            records.append(_adapter().validate_json(record.body))
-        except ValidationError as error:
-            raise StateError(
-                f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from {LEDGER!r}"
-            ) from None
-    return records
+    stored = store.records(LEDGER, *map(_group, collections))
+    return [read_ledger(_adapter().validate_json, record) for record in stored]
 
 
 @cache

@@ -5,17 +5,34 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import Field
 
+from milvus_hubness.bounds import CollectionName, Moment, Name, Seconds, read_record, shown
 from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, LEASE_VARIABLE, STATE_TTL
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import FrozenModel
+from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.stores.records import Record
 
 LEASES = "leases"
+
+T = TypeVar("T")
+
+
+def read_ledger(validate: Callable[[str], T], record: Record) -> T:
+    """Return `validate(body)` of a record of the ledger. Raises StateError, which names the record."""
+    return read_record(validate, record.body, described_record(record), f"delete it from {LEDGER!r}")
+
+
+def described_record(record: Record) -> str:
+    """Return what messages call a record of the ledger."""
+    return f"the ledger record {shown(record.key)!r}"
 
 
 def now() -> datetime:
@@ -37,15 +54,18 @@ def process_start(pid: int) -> str:
     return fields[19] if fields else ""
 
 
+LARGEST_PID = 2**31 - 1
+
+
 class Owner(FrozenModel):
     """A process. started: its start time, in the kernel's ticks since boot. Process numbers are unique only within one
     boot and one PID namespace: two containers may share a host name."""
 
-    host: str
-    pid: int
-    started: str
-    boot_id: str
-    pid_namespace: str
+    host: Name
+    pid: int = Field(ge=0, le=LARGEST_PID)
+    started: Name
+    boot_id: Name
+    pid_namespace: Name
 
     @classmethod
     def here(cls) -> Owner:
@@ -107,10 +127,14 @@ class LeasePolicy:
         return cls(seconds, seconds / 6)
 
 
+LARGEST_TOKEN = 999_999_999_999
+"""The key of a record has twelve digits for its token, so that keys sort by token."""
+
+
 class _LeaseRecord(FrozenModel):
-    collection: str
-    token: int = Field(ge=1)
-    owner_id: str
+    collection: str = Field(max_length=1_024)
+    token: int = Field(ge=1, le=LARGEST_TOKEN)
+    owner_id: Name
 
     @property
     def key(self) -> str:
@@ -121,8 +145,8 @@ class Entry(_LeaseRecord):
     """The record of one acquisition of the lease. expires_at: None once the lease is released."""
 
     owner: Owner
-    skew: float
-    expires_at: datetime | None
+    skew: Seconds
+    expires_at: Moment | None
 
     @property
     def is_held(self) -> bool:
@@ -139,8 +163,8 @@ class Entry(_LeaseRecord):
 class Fence(_LeaseRecord):
     """The record of a fencing alias of `target`, which is the leased collection or the ledger."""
 
-    target: str
-    alias: str
+    target: CollectionName
+    alias: CollectionName
 
     @property
     def key(self) -> str:

@@ -30,6 +30,7 @@ from typing import Any
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import Cancelled, LeaseLost, NotCaughtUp, name_some
 from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import read_ledger
 from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.ownership import LEDGER, CollectionId
 from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
@@ -209,7 +210,9 @@ def _group(collection: str) -> str:
 
 
 def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
-    return [BatchRecord.model_validate_json(record.body) for record in store.records(LEDGER, _group(collection))]
+    """Return the batch records of a job that is running or was killed. Raises StateError for a broken one."""
+    stored = store.records(LEDGER, _group(collection))
+    return [read_ledger(BatchRecord.model_validate_json, record) for record in stored]
 
 
 @dataclass

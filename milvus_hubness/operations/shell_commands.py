@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from milvus_hubness.errors import SECRET_VARIABLES, CriticalLoad, HookFailed, InvalidParameter, all_secrets, redacted
+from milvus_hubness.logs import log
 from milvus_hubness.operations.progress import EVENT_NAMES, Event, Events, Throttle, polling
 
 POLL_SECONDS = 0.1
@@ -86,9 +86,6 @@ def _last_line(output: IO[bytes]) -> str:
     output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
     lines = redacted(output.read().decode(errors="replace")).strip().splitlines()
     return lines[-1].strip()[-LINE_LENGTH:] if lines else ""
-
-
-log = logging.getLogger("milvus_hubness")
 
 
 class Hooks:

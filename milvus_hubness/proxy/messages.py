@@ -18,7 +18,8 @@ from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
-from milvus_hubness.proxy.columns import column_named, put_all, put_vectors, vectors_in
+from milvus_hubness.proxy.columns import column_named, json_in, put_all, put_vectors, vectors_in
+from milvus_hubness.proxy.headers import PROFILE_HEADER, STRENGTH_HEADER, header
 from milvus_hubness.state import read_states
 
 
@@ -46,12 +47,25 @@ class Refused(MilvusException):  # type: ignore[misc]
 
 PARAMETER_INVALID, UNEXPECTED = 1100, 65535
 
+MOST_REASON = 2_000
+"""Characters of a refusal: some name what the caller sent, which may be megabytes."""
+
 _METHODS = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"].methods_by_name
+
+
+def may_stream(method: str) -> bool:
+    """Return whether a caller may send several messages to a method. An unknown method is not of this Milvus."""
+    return method not in _METHODS or bool(_METHODS[method].client_streaming)
+
+
+def request_type(method: str) -> Any:
+    """Return the descriptor of the request of a method."""
+    return _METHODS[method].input_type
 
 
 def request_of(method: str, message: bytes) -> Any:
     """Parse the request of a method. Raises DecodeError."""
-    return GetMessageClass(_METHODS[method].input_type).FromString(message)
+    return GetMessageClass(request_type(method)).FromString(message)
 
 
 def response_of(method: str, message: bytes) -> Any:
@@ -77,11 +91,14 @@ def refusal(method: str, error: Exception) -> Any:
         is_input_error = isinstance(error, InvalidInput)
         status.code = PARAMETER_INVALID if is_input_error else UNEXPECTED
         status.error_code = common_pb2.IllegalArgument if is_input_error else common_pb2.UnexpectedError
-        status.reason = f"{type(error).__name__}: {error}"
+        status.reason = f"{type(error).__name__}: {error}"[:MOST_REASON]
         if is_input_error:
             status.extra_info["is_input_error"] = "true"
     return response
 
+
+MOST_SHOWN = 80
+"""Characters of a value in a message."""
 
 STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
 """Parameters of a search for its correction."""
@@ -107,10 +124,7 @@ class SearchParameters:
         """Parse the request's pairs. default: settings where these have none. Raises InvalidParameter."""
         self.request, self._pairs = request, dict(pairs_of(request.search_params))
         text = self._pairs.get(_PARAMS)
-        try:
-            self._inner = json.loads(text) if text else {}
-        except ValueError:
-            self._inner = None
+        self._inner = json_in(text, "params of search_params") if text else {}
         if not isinstance(self._inner, dict):
             raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
         inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
@@ -126,7 +140,7 @@ class SearchParameters:
         try:
             return default if value in (None, "", "None") else int(str(value))
         except ValueError:
-            raise InvalidParameter(f"{name} must be a whole number, got {value!r}") from None
+            raise InvalidParameter(f"{name} must be a whole number, got {_short(value)}") from None
 
     def put(self, name: str, value: object) -> None:
         """Set a parameter, and remove it from the inner parameters."""
@@ -162,28 +176,14 @@ class SearchParameters:
 def _number(name: str, value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise InvalidParameter(f"{name} must be a number, got {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(f"{name} must be a number, got {_short(value)}") from None
 
 
-Metadata = tuple[tuple[str, str | bytes], ...]
-STRENGTH_HEADER, PROFILE_HEADER = "hubness-strength", "hubness-profile"
-_OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER})
-
-
-def passed_on(metadata: Iterable[Any] | None) -> Metadata:
-    """Return the metadata without entries of the incoming connection and entries for this package."""
-    return tuple(
-        (name, value)
-        for name, value in metadata or ()
-        if name not in _OF_CONNECTION and not name.startswith(("grpc-", ":"))
-    )
-
-
-def header(headers: Mapping[str, str | bytes], name: str) -> str:
-    """Return the value of that name; empty if there is none."""
-    value = headers.get(name, "")
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+def _short(value: Any) -> str:
+    """Return a value as a message shows it: a caller may send megabytes."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
 
 
 def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
@@ -224,7 +224,7 @@ def index_out(cached: CachedState, indexes: Any) -> None:
 
 def description_out(description: Any) -> None:
     """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises StateError."""
-    states = read_states(pairs_of(description.properties))
+    states = read_states(pairs_of(description.properties), description.collection_name)
     hidden = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields
     if states:

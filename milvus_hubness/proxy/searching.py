@@ -23,7 +23,7 @@ from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
-from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
+from milvus_hubness.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
 from milvus_hubness.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
 from milvus_hubness.state import CollectionState
 
@@ -321,7 +321,10 @@ def _ranker(request: Any) -> ranking.Ranker:
             [function] = request.function_score.functions
             return ranking.Ranker.of(SimpleNamespace(params=_parsed(function.params)))
         pairs = pairs_of(request.rank_params)
-        params, strategy = json.loads(pairs.get("params") or "{}"), str(_plain(pairs.get("strategy", "rrf"))).lower()
+        params, strategy = (
+            json_in(pairs.get("params") or "{}", "params of the ranker"),
+            str(_plain(pairs.get("strategy", "rrf"))).lower(),
+        )
         return ranking.Ranker.of(SimpleNamespace(dict=lambda: {"strategy": strategy, "params": params}))
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(f"the ranker of a hybrid search cannot be read: {error}") from None
@@ -333,7 +336,9 @@ def _parsed(pairs: Any) -> dict[str, Any]:
 
 def _plain(text: str) -> Any:
     """Parse a value that clients write as JSON or as Python does; other values stay text."""
+    if len(text) > MOST_JSON:
+        return text
     try:
         return json.loads(_PYTHON_LITERALS.get(text, text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +22,8 @@ from milvus_hubness.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampler
 from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.proxy.endings import CallEnded
+from milvus_hubness.proxy.headers import Metadata
 from milvus_hubness.proxy.messages import Send
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.stores.milvus import MilvusStore
@@ -35,16 +34,6 @@ T = TypeVar("T")
 
 THREADS = 8
 """Threads in the pool of one collection. They start when there is work for them."""
-
-
-class CallEnded(grpc.aio.AioRpcError):  # type: ignore[misc]
-    """Ends a call before anything is sent, with a status code that pymilvus does not retry."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-
-    def result(self, timeout: float | None = None) -> Any:
-        raise self  # gRPC's interceptors call this method of a failed call.
 
 
 class Caller:
@@ -85,25 +74,31 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread: pymilvus itself applies a
-    timeout to every attempt of a request, so an operation may take many times as long."""
+    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread and have its identity.
 
-    def __init__(self, channel: grpc.Channel) -> None:
+    pymilvus itself applies a timeout to every attempt of a request, so an operation may take many
+    times as long. identity: the entries of the metadata by which Milvus knows the caller.
+    """
+
+    def __init__(self, channel: grpc.Channel, identity: Metadata) -> None:
         self._channel = channel
+        self._identity = identity
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
     def unary_unary(self, *args: Any, **options: Any) -> _CallerCallable:
-        return _CallerCallable(self._channel.unary_unary(*args, **options))
+        return _CallerCallable(self._channel.unary_unary(*args, **options), self._identity)
 
 
 class _CallerCallable:
-    def __init__(self, method: grpc.UnaryUnaryMultiCallable) -> None:
+    def __init__(self, method: grpc.UnaryUnaryMultiCallable, identity: Metadata) -> None:
         self._method = method
+        self._identity = identity
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
         caller = _caller.get() or Caller(None)
+        options["metadata"] = (*(options.get("metadata") or ()), *self._identity)
         return caller.start(self._method.future, request, timeout, options)
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
@@ -179,8 +174,10 @@ Sending = Callable[..., Awaitable[Any]]
 class Session:
     """One user of one database. Its caches are never shared with another user."""
 
-    def __init__(self, options: ProxyOptions, token: str, database: str) -> None:
-        self._options, self._token, self._database = options, token, database
+    def __init__(self, options: ProxyOptions, identity: Metadata, database: str) -> None:
+        self._options = options
+        self._identity = identity
+        self._database = database
         self._lock = Lock()
         self._client: MilvusClient | None = None
         self._sampler = Sampler(self._put_samples)
@@ -219,14 +216,14 @@ class Session:
             if self._client is None:
                 scheme = "https" if self._options.upstream_tls else "http"
                 own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
-                client = connect(f"{scheme}://{self._options.upstream}", self._token, self._database, **own)
+                client = connect(f"{scheme}://{self._options.upstream}", db_name=self._database, **own)
                 # pymilvus opens another channel after the upstream was unreachable.
                 client._get_connection()._create_grpc_channel = self._channel
                 self._client = client
             return self._client
 
     def _channel(self, address: str | None = None) -> CallerChannel:
-        return CallerChannel(self._options.open_channel(grpc))
+        return CallerChannel(self._options.open_channel(grpc), self._identity)
 
     def _learn_schema(self, collection: str) -> None:
         if self._client is not None:
@@ -242,13 +239,13 @@ class Sessions:
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
-        self.recent: OrderedDict[tuple[str, str], Session] = OrderedDict()
+        self.recent: OrderedDict[tuple[Metadata, str], Session] = OrderedDict()
 
-    def of(self, authorization: str, database: str) -> Session:
-        """Return the session of a user of a database. Raises InvalidInput if the header is not in base64."""
-        name = (authorization, database)
+    def of(self, identity: Metadata, database: str) -> Session:
+        """Return the session of a user of a database. identity: as in `headers.identity_in`."""
+        name = (identity, database)
         if name not in self.recent:
-            self.recent[name] = Session(self._options, _token(authorization), database)
+            self.recent[name] = Session(self._options, identity, database)
             idle = [other for other, session in self.recent.items() if not session.pools and other != name]
             for other in idle[: max(0, len(self.recent) - MAX_SESSIONS)]:
                 asyncio.get_running_loop().run_in_executor(None, self.recent.pop(other).close)
@@ -264,11 +261,3 @@ class Sessions:
         for session in self.recent.values():
             session.close()
         self.recent.clear()
-
-
-def _token(authorization: str) -> str:
-    """Decode the authorization header that pymilvus sends."""
-    try:
-        return base64.b64decode(authorization, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        raise InvalidInput("the authorization header is not base64: encode the token, or USER:PASSWORD") from None

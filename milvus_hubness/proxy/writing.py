@@ -16,7 +16,7 @@ from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
-from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
+from milvus_hubness.proxy.columns import column_named, json_in, keys_of, put_keys, put_vectors, rows_of, vectors_in
 from milvus_hubness.proxy.messages import Send, method_of
 from milvus_hubness.state import CollectionState
 
@@ -157,5 +157,5 @@ def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:
         quoted = json.dumps(name).encode()
         for values in dynamic:
             for i, value in enumerate(values):
-                if quoted in value and name in json.loads(value):
+                if quoted in value and name in json_in(value, f"the dynamic fields of row {i}"):
                     raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank: leave it out")

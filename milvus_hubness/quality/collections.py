@@ -20,7 +20,7 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict
 from milvus_hubness.operations.inputs import Gallery, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
-from milvus_hubness.quality.images import picture
+from milvus_hubness.quality.images import Images
 from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.quality.trials import activated_by
 from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
@@ -30,11 +30,12 @@ from milvus_hubness.stores.records import TUNING_PROPERTY, CollectionInfo, Tunin
 LONGEST = 160
 
 
-def render(diagnosis: Diagnosis, image_field: str | None = None) -> str:
+def render(diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None) -> str:
     """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
-    of an image, which the page shows."""
-    template = charts.page_template(__package__, "report.html", LONGEST, picture=picture)
-    facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE}
+    of an image, which the page shows. images: says of which folder files are embedded; by default of none."""
+    images = images or Images()
+    template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
+    facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE, "images": images}
     return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
+from milvus_hubness.files.arrays import ENCRYPTED
+from milvus_hubness.files.opening import open_file
+from milvus_hubness.quari.hypernetwork import INSIDE
 from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
 
@@ -91,6 +94,13 @@ class Checkpoint:
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
         """Return the network with the best weights, in evaluation mode. Raises UnreadableFile for other sizes."""
+        for name, shape in _large_weights(self.config):
+            present = tuple(self.weights[name].shape) if name in self.weights else None
+            if present != shape:
+                raise UnreadableFile(
+                    "the weights are not those of a network of these sizes: "
+                    f"{name} must have the shape {shape}, and has {present}"
+                )
         with torch.random.fork_rng([]):
             network = Quari(self.config)
         try:
@@ -143,7 +153,7 @@ class Checkpoint:
                 _part(tensors, WEIGHTS),
                 {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)} or None,
             )
-        except (json.JSONDecodeError, KeyError, TypeError, InvalidParameter) as error:
+        except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError, InvalidParameter) as error:
             raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
         checkpoint.network()
         return checkpoint
@@ -173,24 +183,61 @@ class Checkpoint:
         return checkpoint
 
 
+def _large_weights(config: QuariConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and the shapes of the largest weights. The sizes are claims of a file: a network is made for them
+    only if these weights are present, so that a small file cannot take much memory."""
+    if config.form == "linear":
+        yield "query_map", (config.dim, config.dim)
+        yield "memory.queries", (config.memory, config.dim)
+        return
+    yield f"{HYPERNETWORK}query_encoder.0.weight", (config.width, config.dim)
+    yield f"{HYPERNETWORK}pos_emb", (2 * config.rank + 1, config.width)
+    for layer in range(config.layers):
+        inside = f"{HYPERNETWORK}transformer.layers.{layer}.linear1.weight"
+        yield inside, (INSIDE * config.width, config.width)
+
+
 def _read(path: str | os.PathLike[str]) -> tuple[Tensors, str | None]:
     """Return the tensors of a safetensors file, and our header if there is one."""
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
+        with open_file(path), safe_open(os.fspath(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, (file.metadata() or {}).get(HEADER)
-    except (OSError, SafetensorError, ValueError) as error:
+    except UnreadableFile:
+        raise
+    except (OSError, SafetensorError, ValueError, MemoryError) as error:
         raise UnreadableFile(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def _read_torch(path: str | os.PathLike[str]) -> Tensors:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with open_file(path) as file:
+            _expect_torch_archive(path, file)
+            content = torch.load(file, map_location="cpu", weights_only=True)
         content = content.get("state_dict", content)
-        return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
-    except (OSError, EOFError, RuntimeError, ValueError, AttributeError, pickle.UnpicklingError) as error:
+        tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+    except UnreadableFile:
+        raise
+    except Exception as error:  # A file may raise anything in torch's reader.
         reason = str(error).partition("\n")[0]
         raise UnreadableFile(f"{path} is not a file of weights that torch can read safely: {reason}") from None
+    for name, tensor in tensors.items():
+        # A tensor may repeat one number without end, and a copy of it would then take all memory.
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise UnreadableFile(f"{path}: {name!r} has the shape {tuple(tensor.shape)} and fewer numbers")
+    return tensors
+
+
+def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
+    """Raise UnreadableFile unless the file has the form of torch since 1.6, an archive that is not compressed."""
+    if not zipfile.is_zipfile(file):
+        raise UnreadableFile(
+            f"{path} is not a file of weights that torch can read safely: no archive; save it with torch.save again"
+        )
+    members = zipfile.ZipFile(file).infolist()
+    if any(member.compress_type or member.flag_bits & ENCRYPTED for member in members):
+        raise UnreadableFile(f"{path} is compressed or encrypted: save it with torch.save again")
+    file.seek(0)
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:

@@ -10,6 +10,8 @@ from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
 
+MOST_STEPS = 1_024
+"""Maximum number of layers, and of steps."""
 Form = Literal["linear", "published"]
 MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight_decay": 0.0}
 
@@ -51,7 +53,8 @@ class QuariConfig:
         return cls(dim, form="published", **changed)
 
     def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "directions")
+        convert_fields(self, whole_number, "dim", "rank", "width", "heads", "directions")
+        convert_fields(self, whole_number, "layers", "steps", at_most=MOST_STEPS)
         convert_fields(self, whole_number, "memory", at_least=0)
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")

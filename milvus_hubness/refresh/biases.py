@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key
+from milvus_hubness.bounds import Count
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.layout import Layout
@@ -233,10 +234,10 @@ class _Reached(FrozenModel):
     """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
 
     bank: BankReference
-    slot: int
+    slot: Count
     after: tuple[tuple[str | None, Key], ...] = ()
-    scanned: int = 0
-    written: int = 0
+    scanned: Count = 0
+    written: Count = 0
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_to
@@ -39,7 +40,7 @@ from milvus_hubness.migration.plan import MigrationOptions, checked_gates
 from milvus_hubness.migration.survey import scan_chunk, survey
 from milvus_hubness.operations.inputs import read_pairs
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import default_client_ttl
+from milvus_hubness.operations.lease_records import default_client_ttl, read_ledger
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.ownership import LEDGER
@@ -115,6 +116,7 @@ class RefreshOptions:
 
 
 SPARE_BANKS = "spare banks"
+_NOTED = TypeAdapter(list[BankReference])
 
 
 class SpareBanks:
@@ -127,13 +129,16 @@ class SpareBanks:
         """Add these generations to the note."""
         spare = list(dict.fromkeys([*self.noted(), *banks]))
         if spare:
-            body = json.dumps([bank.model_dump() for bank in spare])
-            self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
+            self._put(spare)
+
+    def _put(self, banks: Sequence[BankReference]) -> None:
+        body = json.dumps([bank.model_dump() for bank in banks])
+        self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
 
     def noted(self) -> list[BankReference]:
         """Return the noted generations that are not yet dropped."""
         record = self._store.record(LEDGER, self._key)
-        return [BankReference.model_validate(bank) for bank in json.loads(record.body)] if record else []
+        return list(read_ledger(_NOTED.validate_json, record)) if record else []
 
     def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
         """Save a bank, and return the reference to it, or to the current generation if they are equal. Until a
@@ -151,8 +156,11 @@ class SpareBanks:
         if not noted:
             return
         named = {bank.rows for bank in state.banks} if state else set()
-        self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
-        self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
+        undecided = self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
+        if undecided:  # A later refresh drops them, once the states of all collections can be read.
+            self._put(undecided)
+        else:
+            self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
 
 
 @dataclass(frozen=True)
@@ -361,9 +369,10 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
     return measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
 
 
-def rebuildings(store: Store) -> list[Migration]:
-    """Return all rebuilds in the ledger, finished or not."""
-    return [migration for migration in Ledger(store).migrations() if migration.rebuilds is not None]
+def rebuildings(store: Store, collection: str) -> list[Migration]:
+    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the entry of a
+    migration from or to this collection cannot be read."""
+    return [migration for migration in Ledger(store).migrations(collection) if migration.rebuilds is not None]
 
 
 def unfinished(rebuilds: Sequence[Migration], collection: str) -> Migration | None:

@@ -157,7 +157,7 @@ def _refreshed(
     with ThreadPoolExecutor(5, "reading") as executor:
         # A strongly consistent read mostly waits, so these reads run in parallel.
         counting = executor.submit(store.count, info.name)
-        finding = executor.submit(rebuildings, store)
+        finding = executor.submit(rebuildings, store, info.name)
         noting = executor.submit(spare.noted)
         pending = executor.submit(BiasBackend(store, info, state).count_pending)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
@@ -266,7 +266,7 @@ class Refreshing:
             return self._result(action, reason, written=self.info.rows, judged=judged)
         self.lease.check()
         fresh = self._fresh(plan, correction, mean_bias)
-        if left := unfinished(rebuildings(self.store), self.info.name):
+        if left := unfinished(rebuildings(self.store, self.info.name), self.info.name):
             self.lease.include(left.target)
             drop_copy(self.lease, Ledger(self.store), left)
         if rebuilds:

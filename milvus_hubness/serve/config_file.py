@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import partial
@@ -22,9 +22,12 @@ from milvus_hubness.errors import (
     InvalidConfig,
     InvalidInput,
     ServerUnavailable,
+    StateError,
     StoreError,
+    UnreadableFile,
 )
 from milvus_hubness.estimators.base import is_same, to_dict
+from milvus_hubness.files.opening import read_text, read_token
 from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank, read_pairs
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
 from milvus_hubness.stores.protocols import Store
@@ -36,6 +39,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+LARGEST = 4 << 20
+"""Maximum size of a configuration, in bytes: enough for some ten thousand collections."""
+DEEPEST = 50
+"""Maximum number of tables and lists inside each other."""
 KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
@@ -58,12 +65,13 @@ class ConfigFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._text = path.read_text("utf-8")
+            self._text = read_text(path, LARGEST)
             data = tomllib.loads(self._text)
-        except OSError as error:
-            raise InvalidConfig(f"{path}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InvalidConfig(f"{path}: is not UTF-8") from None
+            _expect_flat(data)
+        except UnreadableFile as error:
+            raise InvalidConfig(str(error)) from None
+        except RecursionError:
+            raise InvalidConfig(f"{path}:1: is nested too deeply: write tables as the reference shows them") from None
         except tomllib.TOMLDecodeError as error:
             place = _AT_LINE.search(str(error))
             line = place[1] if place and place[1] else self._text.rstrip("\n").count("\n") + 1
@@ -91,38 +99,89 @@ class ConfigFile:
 
     def refusal(self, faults: Iterable[Fault]) -> InvalidConfig:
         """Return an error with a line for each fault, in the order of the file."""
-        statements = list(_statements(self._text))
-        lines = sorted(((_line(statements, fault.path), fault) for fault in faults), key=lambda pair: pair[0])
+        places = _lines(self._text)
+        lines = sorted(((_line(places, fault.path), fault) for fault in faults), key=lambda pair: pair[0])
         return InvalidConfig(
             "\n".join(f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in lines)
         )
 
 
-def _statements(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first line of each statement, and the data up to its end: the first line at which the file parses."""
-    lines, first = text.split("\n"), 1
-    for end in range(1, len(lines) + 1):
-        with suppress(tomllib.TOMLDecodeError):
-            yield first, tomllib.loads("\n".join(lines[:end]))
-            first = end + 1
+def _expect_flat(data: dict[str, Any]) -> None:
+    """Raise RecursionError for tables and lists inside each other that no configuration has."""
+    level: list[Any] = [data]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise RecursionError
 
 
-def _line(statements: Sequence[tuple[int, dict[str, Any]]], path: KeyPath) -> int:
-    """Return the line of the statement with the last existing part of the path; 1 if no part exists."""
-    for end in range(len(path), 0, -1):
-        for first, data in statements:
-            if _has(data, path[:end]):
-                return first
-    return 1
+_PARTS = re.compile(
+    r'"""(?:\\.|[^\\])*?"""(?!")'
+    r"|'''.*?'''(?!')"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'|#[^\n]*|[\[{]|[\]}]|\n",
+    re.DOTALL,
+)
+"""Texts, comments, brackets and ends of lines: what decides where a statement of TOML ends."""
 
 
-def _has(value: Any, path: KeyPath) -> bool:
-    try:
-        for part in path:
-            value = value[part]
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line of each statement and its text. A text that is no valid TOML has no statements."""
+    line, first, start, depth = 1, 1, 0, 0
+    for part in _PARTS.finditer(text + "\n"):
+        token = part[0]
+        line += token.count("\n")
+        if token in ("[", "{"):
+            depth += 1
+        elif token in ("]", "}"):
+            depth -= 1
+        elif token == "\n" and depth == 0:
+            yield first, text[start : part.end()]
+            first, start = line, part.end()
+
+
+def _lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Return the first line of each table, key and value, by its path from the top of the file."""
+    lines: dict[tuple[str | int, ...], int] = {}
+    counts: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+
+    def note(path: tuple[str | int, ...], value: Any, line: int) -> None:
+        lines.setdefault(path, line)
+        if isinstance(value, dict | list):
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                note((*path, key), inner, line)
+
+    for line, statement in _statements(text):
+        data = tomllib.loads(statement)
+        if not statement.lstrip().startswith("["):
+            for key, value in data.items():
+                note((*table, key), value, line)
+            continue
+        table, value = (), data
+        while isinstance(value, dict) and value:
+            [(key, value)] = value.items()
+            table = (*table, key)
+            lines.setdefault(table, line)
+            if isinstance(value, list):  # A header in double brackets begins the next element.
+                counts[table] = counts.get(table, 0) + 1
+                value = None
+            if table in counts:  # A header in single brackets continues the last one.
+                table = (*table, counts[table] - 1)
+                lines.setdefault(table, line)
+    return lines
+
+
+def _line(lines: Mapping[tuple[str | int, ...], int], path: KeyPath) -> int:
+    """Return the line of the last existing part of the path; 1 if no part exists."""
+    parts = tuple(path)
+    return next((lines[parts[:end]] for end in range(len(parts), 0, -1) if parts[:end] in lines), 1)
 
 
 def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
@@ -159,7 +218,7 @@ def _message(error: ErrorDetails) -> str:
     if "error" in context:
         return str(context["error"])
     message = error["msg"].replace("Input should be", "must be")
-    return message if isinstance(value, Mapping) else f"{message}, not {value!r}"
+    return message if isinstance(value, Mapping) else f"{message}, not {reprlib.repr(value)}"
 
 
 def _unknown(path: KeyPath) -> str:
@@ -179,10 +238,14 @@ def file_faults(file: ConfigFile) -> list[Fault]:
     """Return faults for files that do not exist or cannot be read: the token, banks and labelled pairs."""
     faults = []
     token = file.config.server.token_file
-    if token is not None and not Path(token).is_file():
-        faults.append(Fault(("server", "token_file"), f"file {token} does not exist"))
+    if token is not None:
+        try:
+            read_token(token)
+        except UnreadableFile as error:
+            faults.append(Fault(("server", "token_file"), str(error)))
+    problems: dict[tuple[str, ...], str | None] = {}
     for number, table in enumerate(file.config.collection):
-        readers: dict[str, Callable[[], object]] = {
+        readers: dict[str, partial[Any]] = {
             key: partial(QueryBank.load, bank, column)
             for key, bank, column in _banks(table)
             if not bank.startswith(COLLECTION_PREFIX)
@@ -190,11 +253,22 @@ def file_faults(file: ConfigFile) -> list[Fault]:
         if table.pairs is not None:
             readers["pairs"] = partial(read_pairs, table.pairs)
         for key, read in readers.items():
-            try:
-                read()
-            except InvalidInput as error:
-                faults.append(Fault(("collection", number, key), str(error)))
+            # Many collections may share a file, which is read once.
+            place = (key if key == "pairs" else "bank", *map(str, read.args))
+            if place not in problems:
+                problems[place] = _problem(read)
+            if problem := problems[place]:
+                faults.append(Fault(("collection", number, key), problem))
     return faults
+
+
+def _problem(read: Callable[[], object]) -> str | None:
+    """Return what is wrong with a file; None if nothing is."""
+    try:
+        read()
+    except InvalidInput as error:
+        return str(error)
+    return None
 
 
 def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
@@ -205,14 +279,23 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
         yield "target_bank", table.target_bank, None
 
 
-def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
-    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable."""
-    return [
-        Fault(("collection", number, key), message)
-        for number, table in enumerate(file.config.collection)
-        if table.name != UNNAMED
-        for key, message in _faults_of(table, store)
-    ]
+def database_faults(file: ConfigFile, store: Store, *, of_states: bool = True) -> list[Fault]:
+    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable.
+
+    of_states: also for collections and banks that cannot be read, which are no faults of the file: a service goes on
+    with the other collections.
+    """
+    faults = []
+    for number, table in enumerate(file.config.collection):
+        if table.name == UNNAMED:
+            continue
+        try:
+            for key, message in _faults_of(table, store):
+                faults.append(Fault(("collection", number, key), message))
+        except StateError as error:
+            if of_states:
+                faults.append(Fault(("collection", number, "name"), str(error)))
+    return faults
 
 
 def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]]:

@@ -112,7 +112,7 @@ class Service:
                 self._stop.wait(self._policy.connect_seconds)
 
     def _check(self, store: Store) -> None:
-        if faults := database_faults(self._file, store):
+        if faults := database_faults(self._file, store, of_states=False):
             raise self._file.refusal(faults)
 
     def _heard(self, event: Event) -> None:

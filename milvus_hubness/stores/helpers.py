@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from milvus_hubness.errors import StateError
+from milvus_hubness.logs import log
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.ownership import (
     LEDGER,
@@ -21,8 +21,6 @@ from milvus_hubness.stores.ownership import (
 )
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import OnlineBank, Record
-
-_log = logging.getLogger("milvus_hubness")
 
 
 class HelperReads(Protocol):
@@ -57,7 +55,7 @@ def own_online_banks(
         try:
             expect_helpers(store, [online_bank.helper], owner)
         except StateError as error:
-            _log.warning("no queries are sampled: %s", error)
+            log.warning("no queries are sampled: %s", error)
         else:
             own.append(online_bank)
     return tuple(own)

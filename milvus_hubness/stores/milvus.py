@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
+from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StateError, StoreError, redacted
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.helpers import expect_helpers, own_online_banks
@@ -62,13 +63,13 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             rows=self.count(name) if counted else 0,
             partitions=partitions,
             aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
-            states=read_states(properties),
-            tuning=TuningRecord.read(properties),
+            states=read_states(properties, name),
+            tuning=TuningRecord.read(properties, name),
             is_bank=BANK_PROPERTY in properties,
             schema=schema,
-            dual_write=DualWrite.read(properties),
-            intent_log=WriteIntentLog.read(properties),
-            online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
             identity=str(schema["collection_id"] or ""),
         )
         return self._with_own_helpers(info) if checked else info
@@ -150,7 +151,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                     **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
                 )
             else:
-                before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
+                properties = self.client.describe_collection(target)["properties"]
+                before = read_states(properties, target).get(state.field)
                 if before is None or (before.migration, before.phase) != (state.migration, "copying"):
                     raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
             for partition in source.partitions:
@@ -189,7 +191,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
         if side_of is None or not side_of.is_same(source.collection_id):
             return False
-        return all(state.codec.side_collection != side for state in self._all_states())
+        return not any(self._may_use_side(name, properties, side) for name, properties in self._all_properties())
+
+    @staticmethod
+    def _may_use_side(collection: str, properties: Mapping[str, str], side: str) -> bool:
+        """Whether a collection has its biases in a side collection; one that cannot be read may have them in any."""
+        try:
+            states = read_states(properties, collection)
+        except StateError:
+            return True
+        return any(state.codec.side_collection == side for state in states.values())
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         with translated(side):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import BANK_PROPERTY, LONGEST_SOURCE, BankGenerations, Batch, Key, Row
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
-from milvus_hubness.state import BankReference, CollectionState, read_states
+from milvus_hubness.state import BankReference
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.helpers import HelperLists, expect_helpers
 from milvus_hubness.stores.milvus_requests import MilvusRequests
@@ -112,7 +112,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         self.client.delete(reference.collection, filter=bank_rows(reference, [part] if part else []))
 
-    def _all_states(self) -> Iterator[CollectionState]:
+    def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for name in self.client.list_collections():
             try:
                 properties = self.client.describe_collection(name)["properties"]
@@ -120,7 +120,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
                 if not is_missing(error):  # Some may be dropped meanwhile.
                     raise
             else:
-                yield from read_states(properties).values()
+                yield name, properties
 
 
 @dataclass(frozen=True, eq=False)

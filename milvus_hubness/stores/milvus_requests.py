@@ -64,6 +64,7 @@ class MilvusRequests:
         if self.is_lite:
             keep_alive_as_lite_allows(client)
         self._ready_ledgers: set[str] = set()
+        self._warned: set[str] = set()
         self._fences: Fences | None = None
 
     def fenced(self: Self, fences: Fences) -> Self:
@@ -345,7 +346,7 @@ class MilvusRequests:
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
         # Milvus 2.3 cannot drop a property; an empty one means the same.
-        self._alter_properties(collection, {name: record.model_dump_json() if record else ""})
+        self._alter_properties(collection, {name: record.to_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
         # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.

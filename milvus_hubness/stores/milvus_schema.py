@@ -76,7 +76,7 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     """Return the storage format of a vector field; that of its augmented vectors if it is corrected."""
-    for state in read_states(schema["properties"]).values():
+    for state in read_states(schema["properties"], schema["collection_name"]).values():
         if field == state.searched_field:
             return state.codec.form
     described = fields_by_name(schema)[field]

@@ -24,7 +24,8 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.generations import Batch, Key, Row
-from milvus_hubness.errors import CollectionExists
+from milvus_hubness.bounds import read_value
+from milvus_hubness.errors import CollectionExists, StateError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, in_parts, is_one_of, literal, translated
@@ -252,7 +253,12 @@ def _digest(source: CollectionInfo) -> str:
 
 def changed_in(line: Row) -> tuple[str, ...]:
     """Return the fields that a partial update changes, from a note as stored."""
-    return tuple(json.loads(line["changed"])) if line["changed"] else ()
+    if not line["changed"]:
+        return ()
+    fields = read_value(line["changed"], f"the note {line['place']!r} of a write", "run refresh again")
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        raise StateError(f"the note {line['place']!r} of a write names no fields: run refresh again")
+    return tuple(fields)
 
 
 def names_in(

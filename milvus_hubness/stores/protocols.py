@@ -237,9 +237,10 @@ class Banks(Protocol):
         """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
         The rows that `reference` names stay as they are."""
 
-    def drop_bank_generations(self, references: Sequence[BankReference]) -> None:
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
         """Delete the rows of generations that no collection state names. If a job does so meanwhile, the rows come
-        back, or the job finds them missing when it loads the bank."""
+        back, or the job finds them missing when it loads the bank. Return the generations that stay because the state
+        of some collection cannot be read; a warning names that collection."""
 
 
 class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):

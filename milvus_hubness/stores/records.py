@@ -6,7 +6,6 @@ import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
@@ -14,10 +13,11 @@ from pydantic import Field
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.banks.online import Terms
+from milvus_hubness.bounds import CollectionName, Depth, Fingerprint, Moment, Name, Strength, Text, shown
 from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.errors import InvalidInput
-from milvus_hubness.state import CollectionState, PropertyModel
+from milvus_hubness.errors import InvalidInput, StateError
+from milvus_hubness.state import REMEDY, CollectionState, PropertyModel, StoredEstimator, described_property
 from milvus_hubness.stores.ownership import LONGEST_STEM, CollectionId, Helper, log_helpers, samples_helper, side_helper
 
 
@@ -53,14 +53,14 @@ class TuningRecord(PropertyModel):
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     verdict: Literal["apply", "apply weakly", "leave it alone"]
-    choice: dict[str, Any] | None
-    strength: float
-    gate: int | None = None
-    gate_targets: int | None = None
-    reason: str
+    choice: StoredEstimator | None
+    strength: Strength
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
+    reason: Text
     labelled: bool
-    bank_fingerprint: str
-    tuned_at: datetime
+    bank_fingerprint: Fingerprint
+    tuned_at: Moment
 
 
 class DualWrite(PropertyModel):
@@ -68,7 +68,7 @@ class DualWrite(PropertyModel):
     required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it."""
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
-    collection: str
+    collection: CollectionName
     required: bool = False
 
 
@@ -81,8 +81,8 @@ class WriteIntentLog(PropertyModel):
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
-    collection: str
-    made: str
+    collection: CollectionName
+    made: str = Field(max_length=64)
     auto_id: bool = False
     by_partition: bool = False
 
@@ -96,14 +96,18 @@ class WriteIntentLog(PropertyModel):
         return log_helpers([self.collection, self.rows], WRITE_INTENTS_PROPERTY)
 
 
+SMALLEST_RATE = 1e-9
+MOST_ONLINE_BANKS = 1_000
+
+
 class OnlineBank(Terms):
     """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
     from which a job takes them into the bank."""
 
-    field: str
-    profile: str
-    samples_collection: str
-    rate: float = Field(gt=0, le=1)
+    field: Name
+    profile: Name
+    samples_collection: CollectionName
+    rate: float = Field(ge=SMALLEST_RATE, le=1)
 
     @property
     def capacity(self) -> int:
@@ -118,7 +122,7 @@ class OnlineBank(Terms):
 
 class OnlineBanks(PropertyModel):
     property_name: ClassVar[str] = ONLINE_BANKS_PROPERTY
-    banks: tuple[OnlineBank, ...] = ()
+    banks: tuple[OnlineBank, ...] = Field(default=(), max_length=MOST_ONLINE_BANKS)
 
 
 class Fences(Protocol):
@@ -167,6 +171,14 @@ class CollectionInfo:
     intent_log: WriteIntentLog | None = None
     online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
+
+    def __post_init__(self) -> None:
+        for state in self.states.values():
+            for missing in {state.field, state.searched_field} - self.vector_fields.keys():
+                what = described_property(state.property_name, self.name)
+                raise StateError(
+                    f"{what} is about the vector field {shown(missing)!r}, which the collection does not have: {REMEDY}"
+                )
 
     @property
     def collection_id(self) -> CollectionId:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails
@@ -50,6 +51,37 @@ def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, 
     assert done.returncode == 0, done.stderr
     hubs = json.loads(done.stdout)["diagnosis"]["hubs"]
     assert all("who sells" in query["text"] for hub in hubs for query in hub["swallows"])
+
+
+def test_only_images_of_the_named_folder_are_embedded(pairs, files, run):
+    (files / "images").mkdir()
+    for path in ("images/a.png", "outside.png"):
+        Image.new("RGB", (4, 4), "red").save(files / path)
+    client = connect("shop.db")
+    rows = client.query("products", filter="id >= 0", output_fields=["*"], limit=100)
+    names = ("a.png", "../outside.png", str(files / "outside.png"), "/proc/kmsg")
+    client.upsert("products", [{**row, "photo": names[row["id"] % 4]} for row in rows])
+    field = ("--image-field", "photo")
+    done = run(*PAIRS, *field, "--image-folder", "images")
+    page = (files / "hubness.html").read_text()
+    assert done.returncode == 0, done.stderr
+    shown, [line] = page.count("<img"), done.stderr.splitlines()
+    assert shown > 0
+    left_out = json.loads(run(*PAIRS, *field, "--image-folder", "images", "--json").stdout)["images_left_out"]
+    assert left_out > 0
+    assert line.startswith(f"milvus-hubness: warning: {left_out} images left out: not a PNG")
+    assert f"{left_out} images left out" in page
+    done = run(*PAIRS, *field)
+    assert done.returncode == 0, done.stderr
+    assert "<img" not in (files / "hubness.html").read_text()
+    assert f"{left_out + shown} images left out: files are shown only with --image-folder" in done.stderr
+    for wrong, words in (
+        (("--image-folder", "images"), "--image-folder needs --image-field"),
+        ((*field, "--image-folder", "outside.png"), "is no folder: name one"),
+    ):
+        done = run(*PAIRS, *wrong)
+        assert done.returncode == 2
+        assert words in done.stderr
 
 
 def test_texts_and_slices_that_are_missing_are_named(pairs, run):

@@ -141,6 +141,7 @@ def test_a_gate_that_leaves_a_query_uncorrected_is_shown(files, run):
 
 
 def test_what_is_wrong_is_said_in_one_line(files, run):
+    np.savez("few.npz", queries=np.load("bank.npy"), text=np.array(["a", "b", "c"]))
     for arguments, code, *words in (
         (["explain", "products", "7"], 1, "'products' is not corrected", "--bank FILE"),
         (["hubs", "products"], 1, "'products' is not corrected", "--bank FILE"),
@@ -149,7 +150,9 @@ def test_what_is_wrong_is_said_in_one_line(files, run):
         (["explain", "products", "7", "--query-text", "text"], 1, "the stored bank has no texts", "--bank FILE"),
         (["explain", "products", "7", "--bank", "bank.parquet", "--query-text", "no"], 1, "bank.parquet", "'no'"),
         (["explain", "products", "7", "--bank", "bank.npz", "--bank-column", "queries", "--query-text", "other"], 1,
-         "'other' of bank.npz has 3 texts for 40 queries"),
+         "'other' of bank.npz must be 1-D, one value a query, but has shape (3, 8)"),
+        (["explain", "products", "7", "--bank", "few.npz", "--bank-column", "queries", "--query-text", "text"], 1,
+         "'text' of few.npz has 3 texts for 40 queries"),
         (["explain", "nowhere", "7"], 1, "no collection or alias 'nowhere'"),
     ):  # fmt: skip
         assert_fails(run(*arguments), code, *words)

@@ -24,7 +24,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 from tests.cli.conftest import DIM
-from tests.galleries import vectors
+from tests.galleries import plain_collection, vectors
 
 COLLECTION = '[[collection]]\nname = "products_hubness"\n'
 TOKEN = "sesame-0815"
@@ -42,6 +42,27 @@ def configured(text=COLLECTION, server=""):
     with open("hubness.toml", "w", encoding="utf-8") as file:
         file.write(f'[server]\nuri = "shop.db"\n{server}[http]\nlisten = "127.0.0.1:0"\n{text}')
     return "hubness.toml"
+
+
+@pytest.mark.parametrize("text", ['{"version": 1}', '{"version": 2}', "["])
+def test_a_collection_that_cannot_be_read_stops_no_other(corrected, run, text):
+    client = connect("shop.db")
+    plain_collection(client, "broken", vectors(np.random.default_rng(8), 9, DIM), "COSINE")
+    client.alter_collection_properties("broken", {"hubness": text})
+    config = configured('[[collection]]\nname = "broken"\n' + COLLECTION)
+    insert_pending(3)
+    done = run("serve", "--config", config, "--once", "--json")
+    outcomes = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
+    by_name = {outcome["collection"]: outcome for outcome in outcomes}
+    assert done.returncode == 1
+    assert by_name["broken"]["result"] == "failed"
+    assert "the collection property 'hubness' of 'broken' " in by_name["broken"]["message"]
+    assert by_name["products_hubness"]["result"] == "ok"
+    assert pending() == 0
+    checked = run("serve", "--config", config, "--check")
+    assert checked.returncode == 2
+    [fault] = checked.stderr.splitlines()
+    assert "the collection property 'hubness' of 'broken' " in fault
 
 
 def insert_pending(count, first=1_000):

@@ -100,7 +100,7 @@ class Database:
             properties = {WRITE_INTENTS_OF_PROPERTY: CollectionId(name=HERE).model_dump_json()}
         elif self.announced:
             properties = {WRITE_INTENTS_PROPERTY: self.intent_log.model_dump_json()}
-        return {"fields": fields, "properties": properties}
+        return {"fields": fields, "collection_name": name, "properties": properties}
 
     def _query(self, name, filter="", output_fields=None, *args, **options):
         if output_fields == ["count(*)"]:

@@ -43,6 +43,24 @@ HOSTILE = [
     "\t",
     *AWKWARD[5:-1],
 ]
+QUOTES = ["", "'", '"', "\\", "\\'", '\\"', "\\\\'", "''", "\u2019", "`"]
+ENDS = ["", "]", ")", "'] ", '"] ', "\n", "\0", "\u202e", "--", "/*"]
+CONDITIONS = [
+    "or true", "or sku not in ['y']", 'or sku != ""', "and false", "or 1 == 1", "or sku like '%'", "or exists sku",
+    "or sku >= ''", "; delete", "{filter}", "or array_contains(sku, 'a')", "|| true", "or not (sku in [])",
+]  # fmt: skip
+
+
+def made_keys(count):
+    """Return that many different keys, each of a quote, an end, a condition and a quote that opens again."""
+    rng = np.random.default_rng(17)
+    keys = {}
+    while len(keys) < count:
+        quote, end, condition, again = (rng.choice(part) for part in (QUOTES, ENDS, CONDITIONS, QUOTES))
+        keys[f"x{quote}{end} {condition} {again}"] = None
+    return list(keys)
+
+
 INNOCENT = [f"plain-{i}" for i in range(5)]
 """No hostile key is one of these, which is how it shows that a filter let more through."""
 
@@ -175,3 +193,18 @@ def test_clients_for_asyncio_and_those_of_jobs_escape_alike(filled, shared_backe
         plain.delete(name, ids=[key])
         expected.remove(key)
     assert all_keys(client, name) == expected == sorted(INNOCENT)
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("count", [20, pytest.param(284, marks=pytest.mark.long)])
+def test_made_keys_reach_one_row_in_every_call(shop, count, record_property):
+    client, name = shop
+    uses = 0
+    for key in made_keys(count):
+        client.upsert(name, rows_of([key]))
+        assert keys_of(client.get(name, key, output_fields=["sku"])) == [key]
+        assert keys_of(client.query(name, ids=[key], output_fields=["sku"])) == [key]
+        client.delete(name, ids=[key])
+        assert all_keys(client, name) == sorted(INNOCENT), key
+        uses += 4
+    record_property("counts", f"hostile keys: {uses:,} uses, each reached one row")

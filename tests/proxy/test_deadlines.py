@@ -14,8 +14,9 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
 from milvus_hubness.client.steps import Compute
 from milvus_hubness.proxy import ProxyOptions
+from milvus_hubness.proxy.endings import CallEnded
 from milvus_hubness.proxy.messages import Send
-from milvus_hubness.proxy.sessions import MAX_SESSIONS, THREADS, CallEnded, Caller, CollectionPools, Session
+from milvus_hubness.proxy.sessions import MAX_SESSIONS, THREADS, Caller, CollectionPools, Session
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import ProxyHere, eventually
@@ -214,7 +215,7 @@ async def test_nothing_is_sent_for_a_caller_that_is_gone(gone):
 
     with pytest.raises(CallEnded):
         gone().start(lambda *args, **options: sent.append(args), b"", None, {})
-    session, pools = Session(ProxyOptions("localhost:1"), "", ""), CollectionPools(1)
+    session, pools = Session(ProxyOptions("localhost:1"), (), ""), CollectionPools(1)
     with pools.entered("c") as pool:
         for step in (Send(milvus_pb2.UpsertRequest()), Compute(lambda: sent.append("computed"))):
             with pytest.raises(CallEnded):

@@ -127,14 +127,6 @@ def test_what_is_no_request_is_refused(channel):
     assert refused.value.code() == grpc.StatusCode.INTERNAL
 
 
-def test_a_header_that_is_no_token_is_refused(channel):
-    from pymilvus.grpc_gen import milvus_pb2
-
-    request = milvus_pb2.QueryRequest(collection_name="here").SerializeToString()
-    told = channel.unary_unary(SERVICE + "Query")(request, metadata=[("authorization", "?")], timeout=20)
-    assert "authorization" in milvus_pb2.QueryResults.FromString(told).status.reason
-
-
 def test_a_client_that_finds_nobody_hears_so_as_from_milvus(upstream):
     with ProxyHere(upstream.address) as proxy:
         upstream.stop()

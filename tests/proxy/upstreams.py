@@ -5,16 +5,20 @@ from concurrent import futures
 
 import grpc
 
+from milvus_hubness.proxy.admission import QUESTION
 from milvus_hubness.proxy.messages import request_of
 
 
 class FakeUpstream:
-    """calls: (path, metadata, seconds left) of each. A call of Slow, or of a method that is held, waits until it is
-    cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither listening. Others
-    are answered as `answers` says, by method, or echo, streams message by message."""
+    """calls: (path, metadata, seconds left) of each but those that ask whether a token is valid, whose metadata are in
+    `asked`. tokens: authorizations that it takes; None takes all. A call of Slow, or of a method that is held, waits
+    until it is cancelled, Fail ends with details and trailing metadata, Enough with a word of its own, neither
+    listening. Others are answered as `answers` says, by method, or echo, streams message by message."""
 
-    def __init__(self, answers=()):
+    def __init__(self, answers=(), tokens=None):
+        self.tokens = tokens
         self.calls, self.held, self.answers = [], {"Slow"}, dict(answers)
+        self.asked = []
         self.cancelled = threading.Event()
         self.server = grpc.server(futures.ThreadPoolExecutor(4), handlers=[Handler(self)])
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -31,6 +35,15 @@ class Handler(grpc.GenericRpcHandler):
     def service(self, details):
         def answer(messages, context):
             metadata = dict(context.invocation_metadata())
+            if details.method == QUESTION:
+                self.upstream.asked.append(metadata)
+            if self.upstream.tokens is not None and metadata.get("authorization") not in self.upstream.tokens:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
+            if details.method == QUESTION:
+                if "asking" in self.upstream.held:
+                    self.upstream.cancelled.wait(20)
+                yield from messages
+                return
             self.upstream.calls.append((details.method, metadata, context.time_remaining()))
             context.send_initial_metadata([("first", "1")])
             context.set_trailing_metadata([("last", "2"), ("last-bin", b"\x00\xff")])

@@ -1,6 +1,7 @@
 """qdrant-hubness as a user runs it, one process after the other on a folder of the local mode."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -101,3 +102,32 @@ def test_every_command_and_option_is_explained():
         assert command.help, name
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, lambda path: path.write_bytes(b"\x7fELF")], ids=["pipe", "program"])
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path, monkeypatch, capsys, place):
+    place(tmp_path / "data")
+    monkeypatch.setattr(sys, "argv", ["qdrant-hubness", "status", "items", "--uri", str(tmp_path / "data")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert line.endswith("data: is no folder of the local mode: name a folder, or a server as http://HOST:PORT")
+
+
+def test_a_name_that_steers_a_terminal_is_shown(folder, monkeypatch):
+    name = "it\x1b[2J\u202eems"
+    client = QdrantClient(path=str(folder / "data"))
+    client.create_collection(name, vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
+    client.close()
+    monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
+    opened = []
+    connect = cli.connect
+    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
+    for option in ([], ["--json"]):
+        done = CliRunner().invoke(cli.app, ["status", name, *option], catch_exceptions=False)
+        opened.pop().close()
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.output
+        assert "\u202e" not in done.output
+    assert json.loads(done.stdout)["status"]["collection"] == name

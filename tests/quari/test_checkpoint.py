@@ -61,11 +61,14 @@ def rewritten(kept, path, **changed):
 
 def test_a_file_that_is_damaged_is_refused(kept, tmp_path):
     path = tmp_path / "network"
-    with pytest.raises(UnreadableFile, match="not a readable"):
+    with pytest.raises(UnreadableFile, match="no such file; check the path"):
         Checkpoint.load(path)
     kept.save(path)
     whole = path.read_bytes()
-    for broken in (whole[:-5], whole[: len(whole) // 3], whole[:4], b"", b"\xff" * 100):
+    path.write_bytes(b"")
+    with pytest.raises(UnreadableFile, match="it is empty"):
+        Checkpoint.load(path)
+    for broken in (whole[:-5], whole[: len(whole) // 3], whole[:4], b"\xff" * 100):
         path.write_bytes(broken)
         with pytest.raises(UnreadableFile, match="not a readable"):
             Checkpoint.load(path)

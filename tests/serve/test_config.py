@@ -9,6 +9,7 @@ import pytest
 from milvus_hubness.errors import InvalidConfig
 from milvus_hubness.estimators import NNN
 from milvus_hubness.serve import ConfigFile, file_faults
+from milvus_hubness.serve import config_file as config_file_module
 from tests.serve.worlds import config_file
 
 ROOT = Path(__file__).parents[2]
@@ -168,8 +169,92 @@ def test_a_key_behind_a_value_of_several_lines(tmp_path):
     assert [line for line, _ in faults(tmp_path, text)] == [4, 5]
 
 
+AWKWARD = '''
+# [no.table] in a comment "and no text
+a = "[" # ]
+"b.c" = [ # a list
+  "]", \'[\', {d = 1, e = [2, {f = 3}]},
+]
+g.h.i = """
+[x]
+\\"""
+"""""
+j = """"a""""
+k = \'\'\'
+\\\'\'[[\'\'\'\'\'
+[server]
+uri = "u"
+[server.deep."er [1]"]
+x = 1
+[[collection]]
+name = "one"
+[collection.params]
+k = 1
+[[collection.part]]
+n = 1
+[[collection.part]]
+n = 2
+[collection.part.inner]
+o = { p.q = 1 }
+[[collection]]
+params.k = 2
+  [[collection.part]]
+  n = 3
+[ last ]
+x = -inf'''
+
+
+def paths_in(value, path=()):
+    if path:
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from paths_in(inner, (*path, key))
+
+
+@pytest.mark.parametrize("text", [RIGHT, AWKWARD, AWKWARD.replace("\n", "\r\n"), "", "# nothing"])
+def test_each_part_is_at_the_line_from_which_on_the_file_has_it(text):
+    """The oracle reads the beginning of the file again and again, up to each line."""
+    lines, first, expected = text.split("\n"), 1, {}
+    for end in range(1, len(lines) + 1):
+        try:
+            data = config_file_module.tomllib.loads("\n".join(lines[:end]).removesuffix("\r"))
+        except config_file_module.tomllib.TOMLDecodeError:
+            continue
+        for path in paths_in(data):
+            expected.setdefault(path, first)
+        first = end + 1
+    assert config_file_module._lines(text) == expected
+
+
+def test_the_time_for_faults_grows_with_their_number_and_not_with_its_square(tmp_path, monkeypatch):
+    loads, parsed = config_file_module.tomllib.loads, []
+    monkeypatch.setattr(config_file_module.tomllib, "loads", lambda text: parsed.append(len(text)) or loads(text))
+    text = "".join(f'[[collection]]\nname = "c{n}"\nshedule = "60s"\npending_share = 2\n' for n in range(1_200))
+    found = faults(tmp_path, text)
+    assert [line for line, _ in found] == [line for n in range(1_200) for line in (4 * n + 3, 4 * n + 4)]
+    assert sum(parsed) <= 3 * len(text)
+
+
+def test_many_collections_read_a_shared_file_once(tmp_path, monkeypatch):
+    np.save(tmp_path / "past.npy", np.ones((3, 4)))
+    reads = []
+    load = config_file_module.QueryBank.load
+    monkeypatch.setattr(config_file_module.QueryBank, "load", lambda *args: reads.append(args) or load(*args))
+    text = "".join(f'[[collection]]\nname = "c{n}"\nbank = "{("past", "none")[n % 2]}.npy"\n' for n in range(8))
+    assert [fault.path[1] for fault in file_faults(config_file(tmp_path, text))] == [1, 3, 5, 7]
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "a = " + "{a=" * 20_000, "a" + ".a" * 20_000 + " = 1"])
+def test_a_deep_file_is_one_line(tmp_path, text):
+    with pytest.raises(InvalidConfig) as refused:
+        config_file(tmp_path, text)
+    assert len(str(refused.value)) < 500
+    assert len(str(refused.value).splitlines()) <= 2
+
+
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InvalidConfig, match=r"none.toml: cannot be read"):
+    with pytest.raises(InvalidConfig, match=r"none.toml: no such file; check the path"):
         ConfigFile(tmp_path / "none.toml")
 
 

@@ -296,9 +296,9 @@ def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_a
     shared, scans = Shared(database, bank_of(1)), []
 
     class Watched(database.base):
-        def _all_states(self):
+        def _all_properties(self):
             scans.append(len(scans))
-            return super()._all_states()
+            return super()._all_properties()
 
     for seed, expected in ((7, 0), (8, 2), (9, 4)):
         assert refresh(database.store(Watched), shared.name, bank=bank_of(seed).queries, force=True).action == "full"

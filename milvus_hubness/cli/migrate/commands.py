@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import show_facts, show_json, show_result, show_table
+from milvus_hubness.cli.console import say, show_facts, show_json, show_result, show_table
 from milvus_hubness.cli.migrate import options, show
 from milvus_hubness.cli.options import AsJson, Connection
 
@@ -35,7 +35,7 @@ def plan(
     plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
     if not as_json:
-        typer.echo("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
+        say("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
 
 
 def verify(
@@ -107,7 +107,7 @@ def rollback(
     source, target = migration.source, migration.target
     if migration.phase == "rolled back":
         result = {"source": source, "target": target, "carried": 0}
-        show.show_last(as_json, result, lambda: typer.echo(f"{source} is rolled back already."))
+        show.show_last(as_json, result, lambda: say(f"{source} is rolled back already."))
         return
     with session.open(source, target) as settings:
         done = rollback(store, target, options=settings)
@@ -194,7 +194,7 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
 
 def _show_all(migrations: list[dict[str, Any]]) -> None:
     if not migrations:
-        typer.echo("There are no migrations in this database.")
+        say("There are no migrations in this database.")
         return
     rows = [
         (

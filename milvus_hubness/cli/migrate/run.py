@@ -6,9 +6,7 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from milvus_hubness.cli.console import show_facts
+from milvus_hubness.cli.console import say, show_facts
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
@@ -95,9 +93,9 @@ def _carry_out(
 def _show_outcome(migration: Migration) -> None:
     show_migration(migration)
     if migration.phase == "verified":
-        typer.echo(f"\nNext: milvus-hubness migrate cutover {migration.source}, with --alias or --rename")
+        say(f"\nNext: milvus-hubness migrate cutover {migration.source}, with --alias or --rename")
     elif migration.phase == "switched":
-        typer.echo(f"\nTo undo: milvus-hubness migrate rollback {migration.target}")
+        say(f"\nTo undo: milvus-hubness migrate rollback {migration.target}")
 
 
 def rehearse(
@@ -154,4 +152,4 @@ def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
         "to drop it": report["clean"],
     }
     show_facts("\nRehearsed: {source} -> {target}".format(**report), facts)
-    typer.echo("\nNo name was moved: the application reads the source.")
+    say("\nNo name was moved: the application reads the source.")

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import typer
-
-from milvus_hubness.cli.console import on_signals
+from milvus_hubness.cli.console import on_signals, say
 from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
@@ -45,7 +42,7 @@ def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
         try:
             yield
         except (Terminated, Interrupted):
-            sys.stderr.write("milvus-hubness: stopped; repeat the command to continue\n")
+            say("milvus-hubness: stopped; repeat the command to continue", to_stderr=True)
             raise
 
 
@@ -92,7 +89,7 @@ class Session:
 
                 controls = Controls("http", self._throttle, self._release, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
-                typer.echo(f"controlled at {server.url}", err=True)
+                say(f"controlled at {server.url}", to_stderr=True)
             limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
             stack.enter_context(watching_load(self._throttle, events, every=self._pace.load_every, **limits))
             yield replace(self._options, events=events)

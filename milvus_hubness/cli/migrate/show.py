@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from milvus_hubness.cli.console import bank_words, progress_bars, show_facts, show_json, show_result
+from milvus_hubness.cli.console import bank_words, progress_bars, say, show_facts, show_json, show_result
 
 if TYPE_CHECKING:
     from milvus_hubness.migration.ledger import Migration
@@ -114,9 +112,9 @@ def printed() -> Iterator[Listener]:
             bars.report(event.name, **event.facts)
             if event.name == "rate":
                 limits = (f"{name} {'free' if value is None else value}" for name, value in event.facts.items())
-                typer.echo(f"now at {', '.join(limits)}")
+                say(f"now at {', '.join(limits)}")
             elif event.name in LINES:
-                typer.echo(LINES[event.name].format(**event.facts))
+                say(LINES[event.name].format(**event.facts))
 
         yield listen
 

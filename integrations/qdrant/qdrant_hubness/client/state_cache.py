@@ -64,9 +64,9 @@ class StateCache:
         state = CachedState(
             name,
             {field: params.size for field, params in schema.dense(described).items() if _is_single(params)},
-            read_states(properties),
-            DualWrite.read(properties),
-            WriteIntentLog.read(properties),
+            read_states(properties, name),
+            DualWrite.read(properties, name),
+            WriteIntentLog.read(properties, name),
         )
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state
@@ -106,7 +106,7 @@ class StateCache:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             properties = of_metadata(described)
-            if not (DualWrite.read(properties) or WriteIntentLog.read(properties)):
+            if not (DualWrite.read(properties, collection) or WriteIntentLog.read(properties, collection)):
                 return collection, properties
             return (yield from self._real_name(collection)), properties
         name = yield from self._real_name(collection)

@@ -6,7 +6,6 @@ more. So the copy is right, whichever of two clients that write the same point c
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -19,6 +18,7 @@ from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import DimensionMismatch, DualWriteFailed, HubnessError, WriteIntentFailed, name_some
+from milvus_hubness.logs import named
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
@@ -33,7 +33,7 @@ IDS_PER_REQUEST = 1_000
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 
-_log = logging.getLogger("qdrant_hubness")
+_log = named("qdrant_hubness")
 
 
 class Writing(StateCache):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, BankGenerations, Batch, Key
-from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.state import BankReference
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
 from qdrant_hubness.store.points import KEYS_PER_PAGE, PARTITIONS, SURE
@@ -50,11 +50,11 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))
         self.ask("delete", reference.collection, points_selector=where, **SURE)
 
-    def _all_states(self) -> Iterator[CollectionState]:
+    def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for collection in self.client.get_collections().collections:
             # Another process may have dropped it meanwhile.
             if self.exists(collection.name):
-                yield from self._states(collection.name, self.ask("get_collection", collection.name)).values()
+                yield collection.name, self._properties(collection.name, self.ask("get_collection", collection.name))
 
 
 def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:

@@ -80,6 +80,7 @@ class QdrantPoints:
         self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
         self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
         self._fences: Fences | None = None
+        self._warned: set[str] = set()
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
         """Call a method of the client about a collection, and translate its errors."""
@@ -252,7 +253,7 @@ class QdrantPoints:
         return self.properties.of(name, described)
 
     def _states(self, collection: str, described: Any) -> dict[str, CollectionState]:
-        return read_states(self._properties(collection, described))
+        return read_states(self._properties(collection, described), collection)
 
     def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         records: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from qdrant_client.local.qdrant_local import QdrantLocal
 from milvus_hubness.errors import (
     CollectionNotFound,
     InvalidInput,
+    InvalidParameter,
     ServerUnavailable,
     StoreError,
     UnsupportedVersion,
@@ -43,8 +45,11 @@ _locks_lock = threading.Lock()
 def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
     """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or ":memory:".
 
-    Raises ServerUnavailable, which names no user, password and key.
+    Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file in place of a
+    folder.
     """
+    if "://" not in uri and uri != ":memory:" and os.path.exists(uri) and not os.path.isdir(uri):
+        raise InvalidParameter(f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT")
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)

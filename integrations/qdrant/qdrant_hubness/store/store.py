@@ -51,13 +51,13 @@ class QdrantStore(QdrantWriteIntents):
             rows=self.count(name) if counted else 0,
             partitions=PARTITIONS,
             aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
-            states=read_states(properties),
-            tuning=TuningRecord.read(properties),
+            states=read_states(properties, name),
+            tuning=TuningRecord.read(properties, name),
             is_bank=BANK_PROPERTY in properties,
             schema={"described": described},
-            dual_write=DualWrite.read(properties),
-            intent_log=WriteIntentLog.read(properties),
-            online_banks=(OnlineBanks.read(properties) or OnlineBanks()).banks,
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
         )
         if checked:
             expect_helpers(self, info.biases_and_notes, info.collection_id)
@@ -164,7 +164,7 @@ class QdrantStore(QdrantWriteIntents):
         return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
 
     def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
-        text = record.model_dump_json() if record else ""
+        text = record.to_json() if record else ""
         self.properties.alter(self._real_name(collection), {name: text})
 
     def drop(self, collection: str) -> None:

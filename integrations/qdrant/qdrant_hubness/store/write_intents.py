@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.errors import CollectionExists
-from milvus_hubness.state import CollectionState
+from milvus_hubness.bounds import read_value
+from milvus_hubness.errors import CollectionExists, StateError
+from milvus_hubness.state import REMEDY, CollectionState, described_property
 from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
 from milvus_hubness.stores.records import (
     WRITE_INTENTS_PROPERTY,
@@ -134,7 +135,7 @@ class QdrantWriteIntents(QdrantBanks):
         return done
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
-        fields = json.loads(self.properties_of(intent_log.collection)[FIELDS_PROPERTY])
+        fields = _noted_fields(self.properties_of(intent_log.collection), intent_log.collection)
         ids = [line_id(field, key) for key in keys for field in fields]
         lines: list[Any] = []
         for start in range(0, len(ids), _KEYS_PER_REQUEST):
@@ -169,3 +170,13 @@ class QdrantWriteIntents(QdrantBanks):
 def _note(noted: Any) -> Note:
     key = noted.payload["key"]
     return Note(key, partition_of(key), noted.payload["name"])
+
+
+def _noted_fields(properties: Mapping[str, str], collection: str) -> list[str]:
+    """Return the fields whose writes are noted in a write-intent log. Raises StateError."""
+    what = described_property(WRITE_INTENTS_OF_PROPERTY, collection)
+    value = read_value(properties.get(WRITE_INTENTS_OF_PROPERTY, ""), what, REMEDY)
+    fields = value.get("fields") if isinstance(value, dict) else None
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        raise StateError(f"{what} names no fields: {REMEDY}")
+    return fields

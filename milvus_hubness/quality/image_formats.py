@@ -1,0 +1,160 @@
+"""The images that browsers show: PNG, JPEG, GIF and WebP, followed from their first byte to their last.
+
+A file is taken for an image only if its structure holds to the end of the image. What follows the end is not part of
+it, and is cut off. Sources: PNG, third edition; ITU T.81 (JPEG), annex B; GIF89a; RFC 9649 (WebP).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+MOST_PIXELS = 50_000_000
+"""Maximum number of pixels: a small file may claim an image that fills the memory of a browser."""
+
+
+class Image(NamedTuple):
+    """An image. kind: as in image/KIND. content: its bytes, without what followed them."""
+
+    kind: str
+    content: bytes
+
+
+class _Span(NamedTuple):
+    """The size of an image in pixels, and the number of its bytes."""
+
+    width: int
+    height: int
+    end: int
+
+
+def image_in(content: bytes) -> Image | None:
+    """Return the image at the begin of `content`; None if there is none of the four formats, or too many pixels."""
+    for kind, follow in _FORMATS.items():
+        try:
+            span = follow(content)
+        except (IndexError, ValueError, struct.error):  # It ends before the image does.
+            span = None
+        if span and 0 < span.width * span.height <= MOST_PIXELS and span.end <= len(content):
+            return Image(kind, content[: span.end])
+    return None
+
+
+def _png(content: bytes) -> _Span | None:
+    if not content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None
+    at, size, has_data = 8, (0, 0), False
+    while True:
+        length, kind = struct.unpack_from(">I4s", content, at)
+        end = at + 12 + length
+        [check] = struct.unpack_from(">I", content, end - 4)
+        if end > len(content) or zlib.crc32(content[at + 4 : end - 4]) != check or (at == 8) != (kind == b"IHDR"):
+            return None
+        if kind == b"IHDR":
+            if length != 13:
+                return None
+            size = struct.unpack_from(">II", content, at + 8)
+        has_data |= kind == b"IDAT"
+        at = end
+        if kind == b"IEND":
+            return _Span(*size, at) if has_data else None
+
+
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+"""The markers of JPEG that begin a frame and have its size."""
+ALONE = {0x01, *range(0xD0, 0xD8)}
+"""The markers of JPEG that have no length."""
+
+
+def _jpeg(content: bytes) -> _Span | None:
+    if not content.startswith(b"\xff\xd8\xff"):
+        return None
+    at, size = 2, (0, 0)
+    while content[at] == 0xFF:
+        marker = content[at + 1]
+        if marker == 0xFF:  # Filling.
+            at += 1
+            continue
+        if marker == 0xD9:
+            return _Span(*size, at + 2)
+        at += 2
+        if marker in ALONE:
+            continue
+        [length] = struct.unpack_from(">H", content, at)
+        if length < 2 or marker in (0x00, 0xD8):
+            return None
+        if marker in FRAMES:
+            height, width = struct.unpack_from(">HH", content, at + 3)
+            size = width, height
+        at += length
+        if marker == 0xDA:
+            if not all(size):
+                return None
+            # The data of a scan: a byte of 255 in it is followed by 0, or by a marker to begin again.
+            at = content.index(0xFF, at)
+            while content[at + 1] == 0x00 or content[at + 1] in ALONE:
+                at = content.index(0xFF, at + 2)
+    return None
+
+
+def _gif(content: bytes) -> _Span | None:
+    if content[:6] not in (b"GIF87a", b"GIF89a"):
+        return None
+    width, height, flags = struct.unpack_from("<HHB", content, 6)
+    at, has_image = 13 + _colours(flags), False
+    while True:
+        block = content[at]
+        if block == 0x3B:
+            return _Span(width, height, at + 1) if has_image else None
+        if block == 0x21:
+            at += 2
+        elif block == 0x2C:
+            has_image = True
+            at += 11 + _colours(content[at + 9])
+        else:
+            return None
+        while content[at]:
+            at += 1 + content[at]
+        at += 1
+
+
+def _colours(flags: int) -> int:
+    """Return the size of a table of colours in bytes."""
+    return 3 << (1 + (flags & 7)) if flags & 0x80 else 0
+
+
+def _webp(content: bytes) -> _Span | None:
+    riff, length, form = struct.unpack_from("<4sI4s", content, 0)
+    end = 8 + length
+    if riff != b"RIFF" or form != b"WEBP" or end > len(content):
+        return None
+    at, size, has_image = 12, (0, 0), False
+    while at + 8 <= end:
+        kind, length = struct.unpack_from("<4sI", content, at)
+        at += 8
+        if at + length > end:
+            return None
+        if kind == b"VP8X":
+            size = _three(content, at + 4) + 1, _three(content, at + 7) + 1
+        elif kind == b"VP8 " and content[at + 3 : at + 6] == b"\x9d\x01\x2a":
+            width, height = struct.unpack_from("<HH", content, at + 6)
+            size, has_image = _larger(size, (width & 0x3FFF, height & 0x3FFF)), True
+        elif kind == b"VP8L" and content[at] == 0x2F:
+            [bits] = struct.unpack_from("<I", content, at + 1)
+            size, has_image = _larger(size, ((bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1)), True
+        has_image |= kind == b"ANMF" and all(size)
+        at += length + length % 2
+    return _Span(*size, end) if has_image and at == end else None
+
+
+def _larger(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
+    return max(first, second, key=lambda size: size[0] * size[1])
+
+
+def _three(content: bytes, at: int) -> int:
+    return int.from_bytes(content[at : at + 3], "little")
+
+
+_FORMATS: dict[str, Callable[[bytes], _Span | None]] = {"png": _png, "jpeg": _jpeg, "gif": _gif, "webp": _webp}

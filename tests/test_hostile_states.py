@@ -1,0 +1,334 @@
+"""Records that a stranger wrote: each call succeeds or is refused in one line, within seconds and bounded memory."""
+
+import json
+import math
+import resource
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    Sinkhorn,
+    StateError,
+    enable,
+    plan_enable,
+    refresh,
+    status,
+)
+from milvus_hubness.banks.generations import fitted_bank
+from milvus_hubness.bounds import MOST_CHARACTERS
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction import Correction, initial_state
+from milvus_hubness.estimators import from_dict
+from milvus_hubness.operations.lease_records import LEASES
+from milvus_hubness.operations.row_writer import BATCHES, open_batches
+from milvus_hubness.refresh.plan import SPARE_BANKS
+from milvus_hubness.state import BankReference, CollectionState, read_states
+from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.stores.records import DualWrite, OnlineBanks, Record, TuningRecord, WriteIntentLog
+from tests import hostile_states
+from tests.galleries import plain_collection, vectors
+from tests.hostile_states import PLACES, World
+
+MOST_MEMORY = 1 << 30
+"""Bytes by which the process may grow while hostile records are read."""
+FEW = 0.008
+"""Share of the mutations in `make test`."""
+MANY = 0.16
+"""Share of the mutations in `make test-long`."""
+
+
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def assert_no_faults(lite, place, share, record_property, per_mutation=1):
+    before = memory()
+    world = World(lite, place)
+    outcomes = hostile_states.run(world, share, per_mutation=per_mutation)
+    record_property("counts", f"{place}: {outcomes}")
+    assert not outcomes.faults, "\n".join(outcomes.faults)
+    assert outcomes.counts["StateError"] > 3
+    assert memory() - before < MOST_MEMORY
+
+
+@pytest.mark.lite_only
+@pytest.mark.parametrize("place", ["vector", "side_collection"])
+def test_no_hostile_record_ends_in_anything_but_one_line(lite, place, record_property):
+    assert_no_faults(lite, place, FEW, record_property, per_mutation=4)
+
+
+@pytest.mark.long
+@pytest.mark.lite_only
+@pytest.mark.parametrize("place", PLACES)
+def test_no_hostile_record_of_many_ends_in_anything_but_one_line(lite, place, record_property):
+    """About 2,500 calls in all."""
+    assert_no_faults(lite, place, MANY, record_property)
+
+
+# -- one problem each -------------------------------------------------------------------------------------------------
+
+PROFILE = {
+    "estimator": {"name": "NNN", "k": 3},
+    "slot": 0,
+    "standby": 1,
+    "mean_bias": 0.5,
+    "bank": {"collection": "b", "generation": "01", "fingerprint": "f", "count": 3},
+    "epoch": 1,
+    "refreshed_at": "2026-01-02T00:00:00Z",
+}
+STATE = {
+    "version": 1,
+    "field": "vector",
+    "layout": {"dim": 8, "metric": "IP", "slots": 4},
+    "source": "products",
+    "profiles": {"default": PROFILE},
+}
+OTHER = {**PROFILE, "slot": 2, "standby": 3}
+RERANKING = {"side": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "queries": 9}
+
+
+def read(state):
+    return read_states({"hubness": state if isinstance(state, str) else json.dumps(state)}, "products")["vector"]
+
+
+def with_profile(**fields):
+    return {**STATE, "profiles": {"default": {**PROFILE, **fields}}}
+
+
+def with_layout(**fields):
+    return {**STATE, "layout": {**STATE["layout"], **fields}}
+
+
+BROKEN = {
+    "an active profile that is none": ({**STATE, "active": "nobody"}, "active is 'nobody'"),
+    "no profile": ({**STATE, "profiles": {}}, "active is 'default'"),
+    "a slot beyond the layout": (with_profile(standby=4), "profiles.default.standby is 4: the layout has the slots 0"),
+    "one slot for both": (with_profile(standby=0), "profiles.default: slot and standby are both 0"),
+    "a slot of another profile": (
+        {**STATE, "profiles": {"default": PROFILE, "text": {**OTHER, "standby": 1}}},
+        "profiles.text.standby is 1, a slot of 'default'",
+    ),
+    "an incoming profile in the active slot": (
+        {**STATE, "incoming": {"name": "default", "profile": PROFILE}},
+        "incoming.profile.slot is 0, not 1",
+    ),
+    "an incoming profile in slots of another": (
+        {**STATE, "incoming": {"name": "text", "profile": PROFILE}},
+        "incoming.profile.slot is 0, a slot of 'default'",
+    ),
+    "an outgoing profile that is none": (
+        {**STATE, "outgoing": {"name": "text", "profile": OTHER}},
+        "outgoing.name is 'text'",
+    ),
+    "10^9 candidates": ({**STATE, "reranking": {**RERANKING, "candidates": 10**9}}, "reranking.candidates"),
+    "candidates and more than two slots": ({**STATE, "reranking": RERANKING}, "layout.slots is 4"),
+    "two bias locations": (
+        {**STATE, "reranking": RERANKING, "second_vector": "hubness_vector"},
+        "second_vector and reranking are both set",
+    ),
+    "another second field": ({**STATE, "second_vector": "price"}, "second_vector is 'price', not 'hubness_vector'"),
+    "a foreign suffix": ({**STATE, "suffix": "_image"}, "suffix is '_image'"),
+    "a mean bias of NaN": (json.dumps(with_profile(mean_bias=math.nan)), "profiles.default.mean_bias"),
+    "a mean bias beyond float32": (with_profile(mean_bias=1e300), "profiles.default.mean_bias"),
+    "an infinite strength": (json.dumps(with_profile(strength=math.inf)), "profiles.default.strength"),
+    "a gate of 10^9": (with_profile(gate=10**9), "profiles.default.gate"),
+    "an estimator without a name": (with_profile(estimator={"k": 3}), "an estimator has a name, not None"),
+    "an estimator with an odd name": (with_profile(estimator={"name": "No\nbody"}), "an estimator has a name, not"),
+    "an unknown parameter": (with_profile(estimator={"name": "NNN", "x": 1}), "NNN has no parameter 'x'"),
+    "a parameter beyond float32": (
+        with_profile(estimator={"name": "NNN", "alpha": 1e300}),
+        "profiles.default.estimator",
+    ),
+    "a billion iterations": (
+        with_profile(estimator={"name": "Sinkhorn", "tau": 0.1, "iterations": 10**9}),
+        "iterations must be a whole number",
+    ),
+    "a deep estimator": ('{"version": 1, "profiles": ' + "[" * 10_000, "recursion limit"),
+    "a dimension beyond Milvus": (with_layout(dim=10**9), "layout: dim is from 1 to 32768"),
+    "an endless dimension": (with_layout(dim=10**400), "layout: dim is from 1 to 32768"),
+    "a mean that is none": (with_layout(metric="L2", mean="AAAA"), "3 bytes are no mean of 8 dimensions"),
+    "a scale of 2^1000": (with_layout(metric="L2", scale=2.0**1000), "a power of two"),
+    "an offset beyond its scale": (with_layout(metric="L2", offset=1e30), "too large for a scale of 1"),
+    "a date without a zone": (with_profile(refreshed_at="2026-01-02T00:00:00"), "profiles.default.refreshed_at"),
+    "the last date": (with_profile(refreshed_at="9999-12-31T23:59:59Z"), "profiles.default.refreshed_at"),
+    "a long name": ({**STATE, "source": "x" * 256}, "at source"),
+    "a name with control characters": ({**STATE, "field": "a\x1b[31m"}, "at field"),
+    "a huge text": (json.dumps(STATE) + " " * MOST_CHARACTERS, "characters, at most"),
+    "a huge key": ({**STATE, "k\n" * 9_000: 1}, "Extra inputs"),
+}
+
+
+@pytest.mark.parametrize("problem", BROKEN)
+def test_a_broken_state_is_refused_in_one_line_that_names_the_place(problem):
+    text, place = BROKEN[problem]
+    with pytest.raises(StateError, match="the collection property 'hubness' of 'products' ") as refusal:
+        read(text)
+    message = str(refusal.value)
+    assert place in message
+    assert len(message) < 700
+    assert message.isprintable()
+
+
+def test_the_states_from_which_these_are_made_are_valid():
+    assert isinstance(read(STATE), CollectionState)
+    assert read({**STATE, "profiles": {"default": PROFILE, "text": OTHER}}).slots == 4
+    swapped = {**PROFILE, "slot": 1, "standby": 0}
+    assert read({**STATE, "incoming": {"name": "default", "profile": swapped}}).shown_slot == 1
+    assert read({**STATE, "incoming": {"name": "text", "profile": OTHER}}).incoming.name == "text"
+    two = with_layout(slots=2)
+    assert read({**two, "reranking": RERANKING}).codec.candidates == 50
+    assert read({**two, "second_vector": "hubness_vector"}).codec.leaves_vectors
+
+
+def test_an_estimator_of_another_package_is_no_reason_to_refuse_a_search():
+    """Its name and its numbers are bounded; it is known, or not, where biases are computed."""
+    unknown = {"name": "MeanShift", "bandwidth": 0.5}
+    profile = read(with_profile(estimator=unknown)).profile
+    assert profile.estimator == unknown
+    with pytest.raises(InvalidParameter, match="no estimator is named 'MeanShift'"):
+        from_dict(profile.estimator)
+
+
+def test_a_state_in_the_property_of_another_field_is_refused():
+    with pytest.raises(StateError, match=r"'hubness.image' of 'products' is the state of 'hubness'"):
+        read_states({"hubness.image": json.dumps(STATE)}, "products")
+
+
+TUNED = {
+    "verdict": "apply", "choice": {"name": "NNN"}, "strength": 1.0, "reason": "", "labelled": False,
+    "bank_fingerprint": "", "tuned_at": "2026-01-02T00:00:00Z",
+}  # fmt: skip
+ONLINE = {
+    "size": 9, "seed_share": 0.5, "half_life_seconds": 60.0, "duplicate_cosine": 0.9, "field": "vector",
+    "profile": "default", "samples_collection": "s", "rate": 0.5,
+}  # fmt: skip
+RECORDS = [
+    (TuningRecord, TUNED, {"choice": {"name": "NNN", "k": 0}}, "choice"),
+    (TuningRecord, TUNED, {"strength": math.nan}, "strength"),
+    (TuningRecord, TUNED, {"tuned_at": "2026-01-02"}, "tuned_at"),
+    (TuningRecord, TUNED, {"gate_targets": 2**31}, "gate_targets"),
+    (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
+    (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
+    (WriteIntentLog, {"collection": "c", "made": "1"}, {"made": "x" * 65}, "made"),
+    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "rate": 5e-324}]}, "banks.0.rate"),
+    (
+        OnlineBanks,
+        {"banks": [ONLINE]},
+        {"banks": [{**ONLINE, "half_life_seconds": 1e-300}]},
+        "banks.0.half_life_seconds",
+    ),
+    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [{**ONLINE, "size": 10**400}]}, "banks.0.size"),
+    (OnlineBanks, {"banks": [ONLINE]}, {"banks": [ONLINE] * 2_000}, "banks"),
+]
+
+
+@pytest.mark.parametrize(("model", "valid", "change", "place"), RECORDS)
+def test_the_other_properties_are_validated_alike(model, valid, change, place):
+    name = model.property_name
+    assert model.read({name: json.dumps(valid)}, "products") is not None
+    with pytest.raises(StateError, match=rf"property '{name}' of 'products' is broken at {place}: "):
+        model.read({name: json.dumps({**valid, **change})}, "products")
+
+
+# -- numbers that only a computation shows -------------------------------------------------------------------------
+
+
+def test_biases_that_are_not_finite_are_neither_returned_nor_stored():
+    rng = np.random.default_rng(0)
+    layout, bank = Layout(8, "IP"), QueryBank(vectors(rng, 20, 8))
+    items = vectors(rng, 5, 8)
+    with np.errstate(over="ignore"):
+        fitted = Correction.fit(layout, NNN(3, alpha=1e300), bank)
+        for biases in (fitted.centred, lambda rows: fitted.of_rows(rows, are_new=True)):
+            with pytest.raises(InvalidInput, match="not finite in float32"):
+                biases(items)
+    with pytest.raises(InvalidInput, match="finite numbers of float32"):
+        layout.augment(items, np.full(5, np.nan))
+
+
+def test_no_state_is_written_that_could_not_be_read():
+    """`model_copy` checks nothing."""
+    state = read(STATE)
+    broken = state.with_profile(state.profile.model_copy(update={"mean_bias": math.nan}))
+    with pytest.raises(StateError, match=r"the new CollectionState is broken at profiles\.default\.mean_bias"):
+        broken.to_json()
+    with pytest.raises(InvalidInput, match=r"these values at estimator: the numbers of an estimator are finite"):
+        initial_state(state.layout, NNN(3, alpha=1e300), state.profile.bank, field="vector", source="products")
+
+
+def test_an_estimator_that_would_iterate_for_years_is_refused():
+    with pytest.raises(InvalidInput, match="at most 10000"):
+        Sinkhorn(iterations=10**9)
+    with pytest.raises(InvalidInput, match="finite number"):
+        NNN(alpha=10**400)
+
+
+def test_jobs_refuse_a_state_of_a_field_that_is_not_there(lite):
+    client, name = lite.client(), lite.name()
+    plain_collection(client, name, vectors(np.random.default_rng(1), 9, 8), "IP")
+    client.alter_collection_properties(name, {"hubness": json.dumps({**STATE, "field": "image"})})
+    for call in (status, refresh):
+        with pytest.raises(StateError, match=rf"'hubness' of '{name}' is about the vector field 'image'"):
+            call(lite.store(), name)
+
+
+ROW = {"number": 0, "part": "queries", "added_at": 5, "potentials": [0.5]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": "x"}, {"added_at": None}, {"added_at": 10**40}, {"sample": [1]}, {"potentials": 3},
+        {"potentials": [math.nan]}, {"potentials": ["a"]}, {"potentials": [[1.0]]}, {"part": None}, {"number": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_that_are_none_of_a_bank_are_refused(change):
+    bank = BankReference(collection="b", generation="01", fingerprint="f", count=2)
+    rows = [ROW, {**ROW, "number": 1, **change}]
+    if change == {"part": None}:
+        del rows[1]["part"]
+    with pytest.raises(StateError, match="bank 'b' has rows that no version of milvus-hubness writes"):
+        fitted_bank(bank, "milvus", np.ones((2, 8), np.float32), rows)
+
+
+# -- the ledger ----------------------------------------------------------------------------------------------------
+
+BODIES = ["{", "[1]", "{}", '{"version": 2}', "[" * 30_000, "null", '"x"']
+
+
+@pytest.mark.parametrize("group", [LEASES, BATCHES, SPARE_BANKS])
+def test_a_broken_record_of_a_job_is_named(lite, group):
+    rng = np.random.default_rng(1)
+    client, store, name = lite.client(), lite.store(), lite.name()
+    plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
+    plan = plan_enable(store, name, QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), where="side", force=True)
+    enable(store, plan, client_ttl=0.0)
+    key = f"{group}/{name}"
+    for body in BODIES:
+        store.put_records(LEDGER, [Record(key, SPARE_BANKS if group == SPARE_BANKS else key, body)])
+        with pytest.raises(StateError, match=f"the ledger record '{key}' is broken.*: delete it from 'hubness_ledger'"):
+            open_batches(store, name) if group == BATCHES else refresh(store, name, client_ttl=0.0)
+    store.drop_records(LEDGER, SPARE_BANKS if group == SPARE_BANKS else key, [key])
+    assert refresh(store, name, client_ttl=0.0).action == "none"
+    assert status(store, name).corrected
+
+
+# -- speed ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_read_within_a_millisecond_or_so():
+    """A client reads it every few seconds."""
+    text = json.dumps(STATE)
+    read(text)
+    began = time.perf_counter()
+    for _ in range(50):
+        read(text)
+    assert (time.perf_counter() - began) / 50 < 0.005
