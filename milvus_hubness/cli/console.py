@@ -198,8 +198,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = " ".join(redacted(record.getMessage()).split())
-        sys.stderr.write(f"{self._program}: {message}\n")
-        sys.stderr.flush()
+        say(f"{self._program}: {message}", to_stderr=True)
 
 
 @contextmanager
