@@ -136,26 +136,25 @@ def test_the_service_has_the_same_option(lite):
 
 @pytest.mark.long
 def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(served):
-    """Milvus 2.3.5, a time to live of 40 s: a refresh in its middle, and a look when it is over."""
-    seconds = 40
-    began = time.monotonic()
+    """Milvus 2.3.5 removes expired rows of flushed segments about once a minute, when it compacts."""
+    seconds, client = 30, served.client()
     untouched = expiring(served, seconds)
     refused, store = corrected(served, seconds)
     allowed, _ = corrected(served, seconds)
     side, _ = corrected(served, seconds, "side")
-    written = time.monotonic()
-    time.sleep(seconds / 2)
+    for name in (untouched, refused, allowed, side):
+        client.flush(name)
     assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"
     assert refresh(store, side, bank=OTHER, force=True, client_ttl=0).action == "full"
     assert refresh(store, allowed, bank=OTHER, force=True, client_ttl=0, restart_ttl=True).action == "full"
-    refreshed = time.monotonic()
-    time.sleep(max(0.0, written + seconds + 5 - time.monotonic()))
-    if time.monotonic() > refreshed + seconds - 5:
-        pytest.skip(f"the machine is too busy: {time.monotonic() - began:.0f} s until the look")
-    assert stored(served, untouched) == {}
-    assert stored(served, refused) == {}
-    assert stored(served, side) == {}
-    assert len(stored(served, allowed)) > ITEMS / 2, "what the option is for"
+
+    expired, until = (untouched, refused, side), time.monotonic() + 240
+    while any(stored(served, name) for name in expired):
+        assert time.monotonic() < until, {name: len(stored(served, name)) for name in expired}
+        time.sleep(3)
+    assert len(stored(served, allowed)) > ITEMS / 2, "this is why it is refused by default"
+
     side_collection = store.info(side).state.codec.side_collection
+    assert store.count(side_collection) > ITEMS
     refresh(store, side, client_ttl=0)
-    assert store.count(side_collection) == 0, "biases of expired rows go with the next refresh"
+    assert store.count(side_collection) <= len(NEW), "biases of expired rows go with the next refresh"
