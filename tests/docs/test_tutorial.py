@@ -37,6 +37,18 @@ def plain(text):
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
+RECALL = re.compile(r"right function first: ([\d.]+)% of 1017 queries")
+
+
+def is_among(line, printed):
+    """Whether a line of the page was printed. A recall may differ by two queries of 1,017, as Milvus returns the five
+    functions with the vector of another in any order."""
+    if not (shown := RECALL.fullmatch(line)):
+        return line in printed
+    measured = [float(found[1]) for found in map(RECALL.fullmatch, printed) if found]
+    return any(abs(float(shown[1]) - recall) <= 200 / 1017 + 0.05 for recall in measured)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
@@ -76,7 +88,7 @@ def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
     if reason := reason_for_other_figures():
         pytest.skip(f"all commands ran; {reason}")
     assert len(compared) >= 12
-    assert [line for line, printed in compared if line not in printed] == []
+    assert [line for line, lines in compared if not is_among(line, lines)] == []
 
 
 @pytest.fixture(scope="module")
