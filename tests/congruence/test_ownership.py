@@ -104,7 +104,10 @@ class World:
 
     def arm(self, properties):
         """Give public these properties, however the last call left it."""
-        if not self.plain.has_collection(self.public.name):
+        whole = [self.public.name, self.public.bank, self.public.side, self.public.samples]
+        if not all(map(self.plain.has_collection, whole)):
+            if self.plain.has_collection(self.public.name):
+                self.plain.drop_collection(self.public.name)
             self.make_public()
         cleared = dict.fromkeys(self.plain.describe_collection(self.public.name)["properties"], "")
         ours = {name: text for name, text in cleared.items() if name.startswith("hubness")}

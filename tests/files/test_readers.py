@@ -23,7 +23,7 @@ from milvus_hubness.errors import HubnessError
 from milvus_hubness.files.opening import read_token
 from milvus_hubness.operations.control import postpone_cutover
 from milvus_hubness.operations.inputs import read_pairs, read_texts
-from milvus_hubness.proxy import read_pem
+from milvus_hubness.proxy.options import read_pem
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.reranker import read_labelled
 from milvus_hubness.refresh.plan import Labels

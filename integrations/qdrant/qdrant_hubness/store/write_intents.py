@@ -174,9 +174,8 @@ def _note(noted: Any) -> Note:
 
 def _noted_fields(properties: Mapping[str, str], collection: str) -> list[str]:
     """Return the fields whose writes are noted in a write-intent log. Raises StateError."""
-    what = described_property(WRITE_INTENTS_OF_PROPERTY, collection)
-    value = read_value(properties.get(WRITE_INTENTS_OF_PROPERTY, ""), what, REMEDY)
-    fields = value.get("fields") if isinstance(value, dict) else None
+    what = described_property(FIELDS_PROPERTY, collection)
+    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, REMEDY)
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
         raise StateError(f"{what} names no fields: {REMEDY}")
     return fields
