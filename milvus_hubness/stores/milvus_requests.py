@@ -19,6 +19,7 @@ from milvus_hubness.banks.generations import Batch, Key, Row
 from milvus_hubness.codec.arrays import unpacked
 from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import LeaseLost, StoreError
+from milvus_hubness.logs import log
 from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.keepalive import keep_alive_as_lite_allows
@@ -43,7 +44,7 @@ from milvus_hubness.stores.milvus_server import (
     translated,
 )
 from milvus_hubness.stores.records import Fences, is_fence
-from milvus_hubness.waiting import WaitPolicy, log, reported, wait_until
+from milvus_hubness.waiting import WaitPolicy, reported, wait_until
 
 DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"

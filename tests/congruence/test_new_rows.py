@@ -20,9 +20,9 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.enable import enable as enabling
 from milvus_hubness.migration import catch_up
 from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.operations.bias_backends import BiasBackend
 from tests.galleries import vectors
 
 DIM, ITEMS = 16, 300
@@ -161,14 +161,13 @@ def test_inserts_without_an_end_do_not_end_enable(lite, where, monkeypatch):
         name = with_bias_fields(lite, name)
     store, client, numbers = lite.store(), lite.hubness_client(), count()
     plan = plan_enable(store, name, bank, where=where)
-    fill = enabling._fill
+    wait_visible = BiasBackend.wait_visible
 
-    def filled_meanwhile(backend, *arguments):
-        if store.info(name).states:
-            client.insert(name, new_rows([f"AA-{next(numbers):04d}"], seed=next(numbers)))
-        return fill(backend, *arguments)
+    def visible_and_more(backend):
+        wait_visible(backend)
+        client.insert(name, new_rows([f"AA-{next(numbers):04d}"], seed=next(numbers)))
 
-    monkeypatch.setattr(enabling, "_fill", filled_meanwhile)
+    monkeypatch.setattr(BiasBackend, "wait_visible", visible_and_more)
     assert enable(store, plan).rows > ITEMS
 
 
