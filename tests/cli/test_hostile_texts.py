@@ -50,7 +50,7 @@ def folder(tmp_path_factory):
     folder, former = tmp_path_factory.mktemp("hostile"), os.getcwd()
     os.chdir(folder)
     rng = np.random.default_rng(3)
-    client = connect("shop.db")
+    client = connect("shop.db", create=True)
     schema = client.create_schema()
     schema.add_field("sku", DataType.VARCHAR, max_length=200, is_primary=True)
     schema.add_field("group", DataType.VARCHAR, max_length=200)

@@ -77,7 +77,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     assert switched.returncode == 0, switched.stderr
     lines = switched.lines()
     assert [line["name"] for line in lines if line["name"] != "catching-up"] == [
-        "plan", "before-cutover", "after-cutover", "result",
+        "plan", "continuing", "before-verify", "verified", "before-cutover", "after-cutover", "result",
     ]  # fmt: skip
     assert (lines[-1]["facts"]["phase"], lines[-1]["facts"]["verified"]["rows"]) == ("switched", 60)
     assert behind(live, "live") == "products_hubness"
