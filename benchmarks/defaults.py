@@ -363,7 +363,10 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         "expected_gain": expected_gain(rows),
     }
     seen = table(
-        ["bank", "two views", "ρ", "reach", "z", "Robin Hood before", "after", "by chance", "bank and gallery alike"],
+        [
+            "bank", "two views", "ρ", "reach", "z", "excess answers before", "after", "by chance",
+            "bank and gallery alike",
+        ],
         [
             [kind, *(extremes([row["figures"][key] for row in of[kind]])
                      for key in ("two_views", "agreement", "reach", "best_z", "before", "after", "by_chance", "alike"))]

@@ -44,10 +44,10 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.quari_parts import parts, parts_table, summary
 from benchmarks.quari_rivals import COMMON, LEARNED, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, WITH_MEMORY, speed
-from milvus_hubness.charts import learning_curves
 from milvus_hubness.demo.run import build, collect
 from milvus_hubness.quality.measures import PositiveRanks, hits, paired_difference, retrieval_summary
 from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.quari.pairs import Pairs
 from milvus_hubness.quari.settings import QuariConfig
 from milvus_hubness.quari.train import train
@@ -207,7 +207,8 @@ def main() -> int:
         world = WORLDS[name]()
         network = trained(world, given.again)
         results["worlds"][world.name] = judged(world, network)
-        (RESULTS / f"quari_{name}.html").write_text(learning_curves(network.history, network.best_epoch))
+        curves = learning_curves(network.history, network.best_epoch)
+        (RESULTS / f"quari_{name}.html").write_text(curves, encoding="utf-8")
         results["environment"][world.name] = environment(started)
     for name in PART_TASKS if given.parts or everything else ():
         task = {} if given.again else results["parts"].get(name, {})

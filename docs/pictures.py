@@ -1,7 +1,11 @@
-"""Draw the pictures of the concepts pages into docs/pictures: `python docs/pictures.py`."""
+"""Draw the pictures of the concepts pages into docs/pictures: `python docs/pictures.py`.
+
+They have a ground of their own and follow the reader's light or dark mode, so their texts can be read on any page.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
@@ -11,24 +15,54 @@ import numpy.typing as npt
 from milvus_hubness import NNN, QueryBank
 
 FOLDER = Path(__file__).parent / "pictures"
-STYLE = "text{font:13px sans-serif;fill:#555}.strong{font-weight:bold}"
-BLUE, RED, GREY, GREEN = "#4c78a8", "#e45756", "#bab0ac", "#54a24b"
+WIDTH = 460
+LINE = 15
+"""Distance of two lines of text."""
+
+STYLE = """
+svg { max-width: 100%; height: auto; font: 13px system-ui, sans-serif; }
+text { fill: #1c2430; }
+.strong { font-weight: bold; }
+.ground { fill: #fff; }
+.axis { stroke: #8b94a0; }
+.raw { stroke: #a94c1b; }
+.corrected { stroke: #12687a; }
+.vector { fill: #12687a; }
+.bias { fill: #a94c1b; }
+.new { fill: #1f7d4d; }
+.other { fill: #5d6876; }
+.inside { fill: #fff; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e8ebef; }
+  .ground { fill: #1a2029; }
+  .raw { stroke: #f0965f; }
+  .corrected { stroke: #54bccf; }
+}
+"""
 ITEMS, DIM, TOP = 400, 24, 10
 
 
-def svg(width: int, height: int, title: str, parts: list[str]) -> str:
-    size = f'viewBox="0 0 {width} {height}"'
+def svg(height: int, title: str, parts: list[str]) -> str:
+    """Return a drawing. Its rules hold for itself alone, also where a page contains it."""
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
-    return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *parts, "</svg>"]) + "\n"
+    ground = f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>'
+    title = f"<title>{escape(title)}</title>"
+    return "\n".join([head, title, f"<style>{STYLE}</style>", ground, *parts, "</svg>"]) + "\n"
 
 
-def text(x: float, y: float, words: str, **attributes: str) -> str:
-    extra = "".join(f' {name.rstrip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
-    return f'<text x="{x:g}" y="{y:g}"{extra}>{escape(words)}</text>'
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    name = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{name}>{escape(words)}</text>'
 
 
-def box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{colour}" rx="2"/>'
+def box(x: float, y: float, width: float, kind: str, *lines: str, height: float = 36) -> list[str]:
+    """Return a box with lines of text in its middle."""
+    first = y + height / 2 + 5 - (len(lines) - 1) * LINE / 2
+    shape = f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>'
+    middle = x + width / 2
+    texts = [text(middle, first + LINE * n, line, "inside", "middle") for n, line in enumerate(lines)]
+    return [shape, *texts]
 
 
 def counts(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.intp]:
@@ -40,92 +74,89 @@ def counts(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.intp]:
 def hubs() -> str:
     """N_10 of 400 items for 400 queries from elsewhere, before and after a correction from 400 other queries."""
     rng = np.random.default_rng(0)
-    items, asked = (
-        rng.standard_normal((ITEMS, DIM)),
-        rng.standard_normal((2 * ITEMS, DIM)) + 0.8 * rng.standard_normal(DIM),
-    )
+    items = rng.standard_normal((ITEMS, DIM))
+    asked = rng.standard_normal((2 * ITEMS, DIM)) + 0.8 * rng.standard_normal(DIM)
     items, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (items, asked))
     bank, queries = np.split(asked.astype(np.float32), 2)
     raw = queries @ items.T
     bias = np.asarray(NNN(k=16, alpha=0.75).fit(QueryBank(bank)).bias(items.astype(np.float32)))
-    parts = [text(10, 18, "Answers that hold each item, of 400 items and 400 queries, most first", class_="strong")]
-    for row, (label, values, colour) in enumerate((("raw", counts(raw), RED), ("corrected", counts(raw - bias), BLUE))):
-        base = 150 + 125 * row
-        bars = "".join(f"M{10 + 1.4 * i:g} {base}v-{value * 0.65:g}" for i, value in enumerate(values) if value)
-        parts.append(f'<path d="{bars}" stroke="{colour}" stroke-width="1.2"/>')
+
+    parts = [text(14, 26, "Answers that hold each item, most first", "strong")]
+    parts += [text(14, 44, "400 items, 400 queries of ten answers each")]
+    for row, (kind, values) in enumerate((("raw", counts(raw)), ("corrected", counts(raw - bias)))):
+        base = 170 + 125 * row
+        bars = "".join(f"M{14 + 1.08 * i:g} {base}v-{value * 0.65:g}" for i, value in enumerate(values) if value)
+        parts.append(f'<path class="{kind}" d="{bars}" stroke-width="1"/>')
+        parts.append(f'<line class="axis" x1="14" y1="{base}" x2="446" y2="{base}"/>')
+
         never = int((values == 0).sum())
-        parts.append(text(200, base - 60, f"{label}: the first is in {values[0]} answers, {never} items are in none"))
-        parts.append(f'<line x1="10" y1="{base}" x2="570" y2="{base}" stroke="{GREY}"/>')
-    return svg(580, 290, "A few items take most answers in the raw ranking; the corrected ranking spreads them", parts)
+        parts.append(text(446, base - 66, f"{kind}: the first is in {values[0]} answers,", anchor="end"))
+        parts.append(text(446, base - 66 + LINE, f"{never} items are in none", anchor="end"))
+    return svg(310, "A few items take most answers in the raw ranking; the corrected ranking spreads them", parts)
 
 
-def columns(y: float, cells: list[tuple[str, int, str]]) -> list[str]:
-    """A row of labelled boxes."""
-    parts, x = [], 120.0
-    for label, width, colour in cells:
-        parts += [
-            box(x, y, width - 3, 34, colour),
-            text(x + width / 2, y + 21, label, text_anchor="middle", fill="#fff", style="fill:#fff"),
-        ]
+def columns(y: float, cells: Sequence[tuple[str, int, str]]) -> list[str]:
+    """Return a row of labelled boxes."""
+    parts: list[str] = []
+    x = 66.0
+    for label, width, kind in cells:
+        parts += box(x, y, width - 3, kind, label)
         x += width
     return parts
 
 
 def augmented() -> str:
     stored = [
-        ("r, the vector", 200, BLUE),
-        ("b", 45, RED),
-        ("b", 45, RED),
-        ("index hints", 100, GREY),
-        ("0 … 0", 60, GREY),
+        ("r, the vector", 150, "vector"),
+        ("b", 40, "bias"),
+        ("b", 40, "bias"),
+        ("index hints", 94, "other"),
+        ("0 … 0", 58, "other"),
     ]
-    sent = [("q, the query", 200, BLUE), ("−w", 45, RED), ("0", 45, GREY), ("0", 100, GREY), ("0 … 0", 60, GREY)]
-    parts = [
-        text(10, 42, "stored", class_="strong"),
-        *columns(20, stored),
-        text(10, 102, "sent", class_="strong"),
-        *columns(80, sent),
+    sent = [
+        ("q, the query", 150, "vector"),
+        ("−w", 40, "bias"),
+        ("0", 40, "other"),
+        ("0", 94, "other"),
+        ("0 … 0", 58, "other"),
     ]
-    parts.append(text(120, 140, "inner product = s(q, r) − w · b(r)"))
-    return svg(580, 155, "The stored vector carries the bias, the query carries minus the strength", parts)
+    parts = [text(14, 39, "stored", "strong"), *columns(16, stored)]
+    parts += [text(14, 99, "sent", "strong"), *columns(76, sent)]
+    parts.append(text(66, 140, "inner product = s(q, r) − w · b(r)"))
+    return svg(156, "The stored vector carries the bias, the query carries minus the strength", parts)
 
 
 def slots() -> str:
     stages = [
-        ("searches read slot 0", ("b, active", RED), ("empty", GREY), "−w, 0"),
-        ("a refresh writes slot 1", ("b, active", RED), ("new b, standby", GREEN), "−w, 0"),
-        ("the state names slot 1", ("old b, standby", GREY), ("new b, active", RED), "0, −w"),
+        ("searches read slot 0", ("b, active", "bias"), ("empty", "other"), "−w, 0"),
+        ("a refresh writes slot 1", ("b, active", "bias"), ("new b, standby", "new"), "−w, 0"),
+        ("the state names slot 1", ("old b, standby", "other"), ("new b, active", "bias"), "0, −w"),
     ]
-    parts = []
+    parts: list[str] = []
     for row, (label, first, second, query) in enumerate(stages):
-        y = 20 + 55 * row
-        parts += [text(10, y + 21, label), box(180, y, 130, 34, first[1]), box(315, y, 130, 34, second[1])]
-        for x, (name, _) in ((245, first), (380, second)):
-            parts.append(text(x, y + 21, name, text_anchor="middle", style="fill:#fff"))
-        parts.append(text(460, y + 21, f"query: {query}"))
-    return svg(
-        580, 185, "A refresh fills the standby slot, then one change of the state makes it the active one", parts
-    )
+        y = 14 + 66 * row
+        parts.append(text(14, y + 12, label, "strong"))
+        for x, (name, kind) in ((14, first), (154, second)):
+            parts += box(x, y + 20, 134, kind, name, height=30)
+        parts.append(text(306, y + 40, f"query: {query}"))
+    return svg(212, "A refresh fills the standby slot, then one change of the state makes it the active one", parts)
 
 
 def writes() -> str:
-    steps = ["record the batch", "read rows", "write rows by the alias", "replay write intents", "drop the record"]
-    parts = [text(10, 20, "job", class_="strong"), text(10, 120, "client", class_="strong")]
-    for number, step in enumerate(steps):
-        x = 10 + 114 * number
-        parts += [
-            box(x, 32, 108, 40, BLUE),
-            text(x + 54, 56, step, text_anchor="middle", style="fill:#fff;font-size:10px"),
-        ]
-    for number, step in enumerate(["note the write", "write the row", "confirm the note"]):
-        x = 124 + 114 * number
-        parts += [
-            box(x, 102, 108, 40, GREEN),
-            text(x + 54, 126, step, text_anchor="middle", style="fill:#fff;font-size:10px"),
-        ]
-    return svg(
-        580, 155, "A client notes a write before it makes it; the job replays what its own write has undone", parts
-    )
+    job = [
+        ("record", "the batch"),
+        ("read rows",),
+        ("write rows", "by alias"),
+        ("replay", "intents"),
+        ("drop", "the record"),
+    ]
+    client = [("note", "the write"), ("write", "the row"), ("confirm", "the note")]
+    parts = [text(14, 26, "job", "strong"), text(14, 112, "client", "strong")]
+    for number, lines in enumerate(job):
+        parts += box(14 + 87 * number, 36, 83, "vector", *lines, height=44)
+    for number, lines in enumerate(client):
+        parts += box(101 + 87 * number, 96, 83, "new", *lines, height=44)
+    return svg(156, "A client notes a write before it makes it; the job replays what its own write has undone", parts)
 
 
 def main() -> None:

@@ -18,20 +18,18 @@ from milvus_hubness.texts import number, points, span, visible
 
 WIDTH = 440
 TIMELINE_SIZE = (440, 200)
+CURVE_TOP = 50
+"""Room for two lines above a curve: its title, and the name of the mark, which may be anywhere."""
 LABEL_HEIGHT = 15
+LABEL_GAP = 6
+LETTER = 9.5
+"""Width of a letter of a label, on narrow screens, where labels are drawn larger."""
 MOST_DOTS = 80
-_CURVES_STYLE = Markup("""<style>
-svg { display: block; max-width: 640px; font: 13px system-ui, sans-serif; } .grid { stroke: #e3e3e3; }
-.line { fill: none; stroke: #1a6fb4; stroke-width: 2; } circle { fill: #1a6fb4; }
-.now { stroke: #222; stroke-dasharray: 4 3; } .soft { fill: #666; }
-</style>""")
 
 Box = tuple[float, float, float, float]
 Label = Callable[[float], str]
 Interval = tuple[float, float, float]
 """An estimate and the bounds of its confidence interval."""
-Epoch = tuple[int, float | None, float, float]
-"""Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as shares."""
 
 
 class Line(NamedTuple):
@@ -86,12 +84,15 @@ class _Plot:
         self, drawing: _Drawing, box: Box, ends: tuple[float, float], values: Sequence[float], label: Label
     ) -> None:
         self._drawing, (self._first, self._last) = drawing, ends
-        self.left, self.right, self.top, self.bottom = box
+        left, self.right, self.top, self.bottom = box
         ticks = round_ticks(min(values), max(values))
+        # Labels end before the plot: long ones, such as 0.05%, need more room than `box` leaves.
+        longest = max(len(label(tick)) for tick in ticks)
+        self.left = max(left, LETTER * longest + LABEL_GAP)
         self._low, self._high = min(*values, ticks[0]), max(*values, ticks[-1])
         for tick in ticks:
             drawing.line("grid", self.left, self.right, self.y(tick), self.y(tick))
-            drawing.text(self.left - 6, self.y(tick) + 4, label(tick), "end")
+            drawing.text(self.left - LABEL_GAP, self.y(tick) + 4, label(tick), "end")
 
     def x(self, value: float) -> float:
         return self.left + (self.right - self.left) * (value - self._first) / (self._last - self._first)
@@ -129,7 +130,7 @@ def curve(
     of: the name of the strength, in short and in full, and that of the mark."""
     name, against, marked = of
     drawing = _Drawing(f"{title} against {against}", WIDTH, height)
-    box, bounds = (44, WIDTH - 14, 30, height - 22), [bound for _, *bounds in band for bound in bounds]
+    box, bounds = (44, WIDTH - 14, CURVE_TOP, height - 22), [bound for _, *bounds in band for bound in bounds]
     ends, label = (0, max(strengths) or 1.0), lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}"
     plot = _Plot(drawing, box, ends, [*values, *bounds], label)
     last_label = -math.inf
@@ -156,7 +157,7 @@ def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement:
     drawing = _Drawing("Gain of a correction against the two-view agreement of its bank", WIDTH, height)
     bounds = [bound for _, *values in curve for bound in values]
     last = max(agreement, curve[-1][0])
-    plot = _Plot(drawing, (44, WIDTH - 14, 50, height - 22), (0, last), bounds, lambda tick: f"{tick:+.4g}")
+    plot = _Plot(drawing, (44, WIDTH - 14, CURVE_TOP, height - 22), (0, last), bounds, lambda tick: f"{tick:+.4g}")
     for tick in (tick for tick in round_ticks(0, last) if tick <= last):
         drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
     plot.draw_band([(at, low, high) for at, _, low, high in curve])
@@ -218,17 +219,6 @@ def round_ticks(low: float, high: float) -> list[float]:
     step = next(size * factor for factor in (1, 2, 5, 10) if span / (size * factor) <= 4)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [step * nth for nth in range(first, max(last, first + 1) + 1)]
-
-
-def learning_curves(history: Sequence[Epoch], best: int) -> str:
-    """Return an HTML page with the training loss, and MRR and R@1 of the validation pairs. best: an epoch."""
-    page = f"<!DOCTYPE html><meta charset=utf-8><title>Learning curves</title>{_CURVES_STYLE}"
-    for title, place in (("training loss", 1), ("validation MRR", 3), ("validation R@1", 2)):
-        points = [(epoch[0], value) for epoch in history if (value := epoch[place]) is not None]
-        if points:
-            epochs, values = zip(*points, strict=True)
-            page += curve(title, epochs, values, best, 200, percent=place > 1, of=("epoch", "the epoch", "best"))
-    return page + "\n"
 
 
 def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:

@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.client.steps import ClientPolicy
 from tests import servers, tiers
+from tests.browser import Browser
 
 pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
 settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
@@ -230,3 +231,11 @@ def served(served_uri):
     here = Backend("server-2.3.5", served_uri)
     yield here
     here.clean()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """One Chromium for all pages of a worker: most of the time of a test in a browser is its start."""
+    started = Browser(tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()

@@ -45,7 +45,7 @@ MAY_IMPORT = {
         "banks", "charts", "codec", "correction", "errors", "estimators", "kernels",
         "operations", "rerank", "state", "stores",
     },
-    "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
+    "quari": {"banks", "charts", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
         "banks", "bounds", "codec", "correction", "errors", "estimators", "operations", "quality",
         "rerank", "state", "stores",

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -173,6 +174,61 @@ def test_targets_of_make_and_files_that_are_named_exist(path):
         files = re.findall(r"`((?:milvus_hubness|integrations|tests|benchmarks|docker)/[\w./-]*)", text)
         files += re.findall(r"\]\(([\w./-]+)\)", text)
         assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+PLACES_OF_THE_ADDRESS = [*(f"{folder}/pyproject.toml" for folder in package_folders()), "README.md", "mkdocs.yml"]
+
+
+@pytest.mark.parametrize("missing", [None, *PLACES_OF_THE_ADDRESS])
+def test_a_release_names_its_repository(tmp_path, missing):
+    [script] = [
+        step["run"]
+        for step in workflow("release.yml")["jobs"]["version"]["steps"]
+        if step.get("name") == "Look for the address of this repository"
+    ]
+    for place in PLACES_OF_THE_ADDRESS:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        address = "https://git.test/shop/hubness"
+        (tmp_path / place).write_text("nothing" if place == missing else f'Repository = "{address}"')
+
+    github = {"GITHUB_SERVER_URL": "https://git.test", "GITHUB_REPOSITORY": "shop/hubness"}
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=tmp_path, env={**os.environ, **github}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (0 if missing is None else 1)
+    assert missing is None or Path(missing).as_posix().removeprefix("./") in done.stdout
+
+
+CONDITIONS = {
+    "Chromium is there": ({"chromium": "exit 0"}, [], False),
+    "Chrome is there": ({"google-chrome": "exit 0"}, [], False),
+    "Debian, as root": ({"apt-get": "exit 0"}, ["update -qq", "install"], False),
+    "no network": ({"apt-get": "exit 100"}, ["update -qq"], True),
+    "no such package": ({"apt-get": '[ "$1" = update ]'}, ["update -qq", "install"], True),
+    "not root": ({"apt-get": "exit 0", "id": "echo 1000"}, [], False),
+    "not Debian": ({}, [], False),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_chromium_is_installed_where_it_can_be_and_the_tests_run_anyway(tmp_path, condition):
+    programs, expected, is_missed = CONDITIONS[condition]
+    for name in ("bash", "dirname", "env", "timeout"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    calls = tmp_path / "calls"
+    for name, body in {"id": "echo 0", "make": "exit 0", **programs}.items():
+        script = f'#!/bin/bash\necho "{name} $*" >> {calls}\n{body}\n'
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+
+    command = [ROOT / ".ci" / "run"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    made = calls.read_text().splitlines()
+    assert [call for call in made if call.startswith("make ")] == ["make lint", "make test"]
+    installed = [call.removeprefix("apt-get ") for call in made if call.startswith("apt-get ")]
+    assert len(installed) == len(expected)
+    assert all(call.startswith(start) for call, start in zip(installed, expected, strict=True))
+    assert done.stderr == ("Chromium was not installed: tests of pages in a browser are skipped\n" if is_missed else "")
 
 
 def test_what_contributors_read_is_short_and_the_changelog_names_what_comes_next():

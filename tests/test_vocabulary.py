@@ -27,6 +27,7 @@ REPLACED = {
     "mean bias": "centre",
     "graph hint column": "link column, link columns, takes_link",
     "locality hint columns": "cell column, cell columns, takes_cells, axes",
+    "excess answers taken by hubs": "unevenness, Robin Hood, robin_hood",
     "bias location": "stored_in, keeps_vectors, placement, Placed",
     "candidate re-ranking": "beside",
     "online bank": "living, bank that lives, banks that live",
@@ -57,6 +58,7 @@ REPLACED = {
 }
 """Words of the glossary, and what they replace."""
 
+REPLACED_BY = {word: name for name, words in REPLACED.items() for word in words.split(", ")}
 WORDS = sorted({word for words in REPLACED.values() for word in words.split(", ")})
 
 PLAIN = {
@@ -65,8 +67,9 @@ PLAIN = {
 }  # fmt: skip
 """Words that plain English needs in sentences, and that say nothing in a name: refused in identifiers alone."""
 
-ELSEWHERE = {"axes": ("charts.py",), "written": ("refresh/", "serve/")}
-"""Where a word has its ordinary meaning: charts have axes, and a refresh counts the rows it has written."""
+ELSEWHERE = {"axes": ("charts.py",), "written": ("refresh/", "serve/"), "Robin Hood": ("quality/measures.py",)}
+"""Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, and a formula
+names its paper."""
 
 LIBRARIES = re.compile(r"(text)?wraps?|wrap_future|r?l?strip|append(_row)?|repeat(_interleave)?|tell|isfinite")
 """Methods of Python, NumPy, torch and pymilvus."""
@@ -141,3 +144,13 @@ def test_a_replaced_word_is_used_nowhere(uses, word):
 def test_a_word_that_comes_back_is_noticed(tmp_path, text, word):
     (tmp_path / "module.py").write_text(text)
     assert _uses(tmp_path)[word] == ["module.py:1"]
+
+
+def test_a_measure_has_one_name_on_every_page():
+    """The pages of diagnose and of the documentation; the glossary says what papers call it."""
+    pages = [*ROOT.glob("milvus_hubness/**/*.html"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    other = re.compile(r"robin.?hood|unevenness", re.IGNORECASE)
+    assert [page.name for page in pages if other.search(page.read_text("utf-8"))] == ["glossary.md"]
+    name = REPLACED_BY["unevenness"]
+    for page in ("milvus_hubness/quality/report.html", "docs/concepts/hubness.md", "docs/reference/glossary.md"):
+        assert name in (ROOT / page).read_text("utf-8").lower()

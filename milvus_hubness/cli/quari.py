@@ -61,7 +61,7 @@ def train(
 
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
-    from milvus_hubness.charts import learning_curves
+    from milvus_hubness.quari.curves import learning_curves
     from milvus_hubness.quari.pairs import Pairs
     from milvus_hubness.quari.reranker import read_labelled
     from milvus_hubness.quari.settings import QuariConfig, TrainingSettings

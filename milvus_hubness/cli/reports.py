@@ -86,8 +86,9 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
             gate = f", gate {trial['gate']}" if trial["gate"] else ""
             method += gate + (" over targets too" if trial["gate_targets"] else "")
             recall = "" if r1 is None else f"{100 * r1:.1f}"
-            rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, f"{trial['unevenness']:.3f}", share))
-    headings = ("method", "strength", "R@1", "gain, 95%", "unevenness", "share")
+            excess = f"{trial['excess_answers']:.1%}"
+            rows.append((method, f"{trial['strength']:.2f}", recall, gain_text, excess, share))
+    headings = ("method", "strength", "R@1", "gain, 95%", "excess answers", "share")
     console.show_table(f"The best of {len(tuning['rows']) - 1} trials", headings, rows)
     console.show_styled((f"\n{visible_line(collection)}: {tuning['verdict']}", "bold"))
     if choice:
@@ -208,7 +209,7 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
         f"answers from hubs, N_{diagnosis.k} ≥ {2 * diagnosis.k}": (
             f"{before.hub_occurrence:.1%} -> {after.hub_occurrence:.1%}"
         ),
-        "excess answers taken by hubs": f"{before.robin_hood:.1%} -> {after.robin_hood:.1%}",
+        "excess answers taken by hubs": f"{before.excess_answers:.1%} -> {after.excess_answers:.1%}",
         "items never found": f"{diagnosis.antihubs.before:,} -> {diagnosis.antihubs.after:,}",
         "R@1": recall,
         "page": page,

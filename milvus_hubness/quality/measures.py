@@ -113,7 +113,7 @@ class HubnessSummary(NamedTuple):
 
     skewness: float
     kurtosis: float
-    robin_hood: float
+    excess_answers: float
     largest: int
     antihubs: float
     hub_occurrence: float
@@ -140,8 +140,9 @@ def skewness(counts: npt.ArrayLike) -> float:
     return float(np.mean(_standardised(counts) ** 3))
 
 
-def robin_hood(counts: npt.ArrayLike) -> float:
-    """Return ½ Σ|N_k − μ| / Σ N_k, the share of answers to move for equal counts (Feldbauer et al., 2018)."""
+def excess_answers(counts: npt.ArrayLike) -> float:
+    """Return ½ Σ|N_k − μ| / Σ N_k, the excess answers taken by hubs, as a share: those to move for
+    equal counts (the Robin Hood index of Feldbauer et al., 2018)."""
     values = _counts(counts)
     return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
 
@@ -155,7 +156,7 @@ def hubness_summary(counts: npt.ArrayLike, k: int = DEPTH) -> HubnessSummary:
     return HubnessSummary(
         skewness=skewness(values),
         kurtosis=0.0 if is_even else float(np.mean(_standardised(values) ** 4)) - 3,
-        robin_hood=robin_hood(values),
+        excess_answers=excess_answers(values),
         largest=int(values.max()),
         antihubs=float((values == 0).mean()),
         hub_occurrence=float(shares[np.sort(values) >= 2 * k].sum()),
@@ -322,9 +323,9 @@ def _assess_together(
     return first, torch.stack(ranks).cpu().numpy()
 
 
-def unevenness(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
-    """Return (n_biases,) the Robin Hood index of N_10: the excess answers taken by hubs, as a share."""
-    return np.array([robin_hood(k_occurrence(items, n_items, items.shape[1])) for items in outcome.retrieved])
+def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
+    """Return (n_biases,) the share of excess answers taken by hubs among the answers to all queries."""
+    return np.array([excess_answers(k_occurrence(items, n_items, items.shape[1])) for items in outcome.retrieved])
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -21,7 +21,7 @@ from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 from milvus_hubness.texts import points
 
 MEMBERS = 8
-UNEVENNESS_WEIGHT = 0.3
+EXCESS_WEIGHT = 0.3
 GATE_MARGIN = 0.01
 FOLDS = 5
 PRIOR_GAIN = 0.04
@@ -41,13 +41,14 @@ class Judgement(NamedTuple):
     interval: measures.Interval | None
 
 
-def pick(trials: Sequence[Trial], uneven: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
+def pick(trials: Sequence[Trial], excess: Values, ranks: npt.NDArray[np.int32]) -> list[Trial]:
     """Return the `MEMBERS` best trials by mean reciprocal rank, which follows R@1 with less noise, less
-    `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, which keeps few labels from deciding by chance. They all have the
-    same gate, or none. A gate has to be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal rank,
-    as it limits what searches can do and sends each query twice. uneven: (n_trials,). ranks: (n_trials, n_queries)."""
+    `EXCESS_WEIGHT` · the excess answers taken by hubs, which keeps few labels from deciding by chance. They all have
+    the same gate, or none. A gate has to be better by `GATE_MARGIN` and by two standard errors of the mean reciprocal
+    rank, as it limits what searches can do and sends each query twice.
+    excess: (n_trials,). ranks: (n_trials, n_queries)."""
     reciprocal = 1 / ranks
-    scores = reciprocal.mean(1) - UNEVENNESS_WEIGHT * uneven
+    scores = reciprocal.mean(1) - EXCESS_WEIGHT * excess
     picked: dict[tuple[int | None, int | None], npt.NDArray[np.int64]] = {}
     for form in dict.fromkeys(trial.form for trial in trials):
         own = np.array([number for number, trial in enumerate(trials) if trial.form == form])
@@ -78,7 +79,7 @@ def mix(trials: Sequence[Trial]) -> Trial:
 
 def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
     """Return the verdict: "apply" if the expected gain in R@1 is above 0. raw, cross_fitted: (n_queries,) hits. The
-    measured gain meets a prior of 4 ± 4 points, positive if the unevenness falls."""
+    measured gain meets a prior of 4 ± 4 points, positive if the excess answers taken by hubs fall."""
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
@@ -115,12 +116,13 @@ RESAMPLES = 1000
 
 
 class Row(NamedTuple):
-    """One trial: an estimator, None for the raw search, at a strength, with a gate if there is one. unevenness: Robin
-    Hood index of N_10. gain: of R@1 over the raw search, with its 95% interval. r1, gain: None without labels."""
+    """One trial: an estimator, None for the raw search, at a strength, with a gate if there is one. excess_answers:
+    taken by hubs, as a share. gain: of R@1 over the raw search, with its 95% interval. r1, gain: None without
+    labels."""
 
     estimator: Estimator | None
     strength: float
-    unevenness: float
+    excess_answers: float
     r1: float | None
     gain: measures.Interval | None
     gate: int | None = None
@@ -221,12 +223,12 @@ def decide(
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it: each query is searched under a mix picked without
     the labels of its fold. outcome: of the raw search, then the trials."""
-    uneven = measures.unevenness(outcome, len(gallery))
+    excess = measures.excess_answers_of(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixed, *mixes = [mix(pick(trials, uneven[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)]
+    mixed, *mixes = [mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)]
     after = search([mixed, *mixes], queries, gallery, positives)
-    highest = max(float(measures.unevenness(after, len(gallery))[1]), float(uneven[-1]))
-    fall = 1 - highest / float(uneven[0]) if uneven[0] else 0.0
+    highest = max(float(measures.excess_answers_of(after, len(gallery))[1]), float(excess[-1]))
+    fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
     cross_fitted = after.hits[2 + fold, np.arange(len(queries))]
     return mixed, judge_labelled(outcome.hits[0], cross_fitted, mixed.strength, fall, seed=seed)
 
@@ -281,9 +283,9 @@ def _table(trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, see
         hits = outcome.hits
         r1s, gains = hits.mean(1).tolist(), measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
     kinds = [(None, 0.0, None, None), *((trial.estimator, trial.strength, *trial.form) for trial in trials)]
-    uneven = measures.unevenness(outcome, n_items).tolist()
+    excess = measures.excess_answers_of(outcome, n_items).tolist()
     raw, *rows = [
         Row(estimator, strength, *figures, *form)
-        for (estimator, strength, *form), *figures in zip(kinds, uneven, r1s, gains, strict=True)
+        for (estimator, strength, *form), *figures in zip(kinds, excess, r1s, gains, strict=True)
     ]
-    return (raw, *sorted(rows, key=lambda row: row.unevenness if row.r1 is None else -row.r1))
+    return (raw, *sorted(rows, key=lambda row: row.excess_answers if row.r1 is None else -row.r1))

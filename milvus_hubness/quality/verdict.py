@@ -14,7 +14,7 @@ import numpy as np
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.estimators.base import correlation
 from milvus_hubness.quality.bank_checks import THRESHOLD, drift_between, reach
-from milvus_hubness.quality.measures import DEPTH, assess, nearest, unevenness
+from milvus_hubness.quality.measures import DEPTH, assess, excess_answers_of, nearest
 
 MOST_ITEMS, MOST_QUERIES, SCORED = 10_000, 5_000, 1_000
 VIEWS_AGREE, REACHED, FAR_BEST, EXCESS_TO_HALVE = 0.06, 0.35, 8.0, 0.12
@@ -34,7 +34,7 @@ class Figures(NamedTuple):
     agreement: correlation of the biases from two halves of the bank, at least 0. two_views: share of the queries that
     find the same item first in two random halves of the dimensions, each corrected by itself. reach: number of items
     that are the nearest of some bank query, over its expectation if all were equally likely. best_z: mean of the best
-    raw score of a query, in standard deviations above its mean score. before, after: Robin Hood index of N_10 on
+    raw score of a query, in standard deviations above its mean score. before, after: excess answers taken by hubs on
     queries that were not fitted, without correction and with it; by_chance: that of random answers. alike: share of
     the variance that is between bank and gallery. real_queries: whether the searches were with real queries, not with
     queries of the bank.
@@ -82,7 +82,7 @@ def examine(
     bias = biases_of(QueryBank(fitted), items)
     agreement = correlation(bias, biases_of(QueryBank(rest), items))
     outcome = assess(searched, items, [np.zeros_like(bias), np.float32(agreement) * bias])
-    before, after = unevenness(outcome, len(items)).tolist()
+    before, after = excess_answers_of(outcome, len(items)).tolist()
     firsts = []
     for own_fitted, own_searched, own_items in _views((fitted, searched, items), rng):
         own_bias = biases_of(QueryBank(own_fitted), own_items)
@@ -94,7 +94,7 @@ def examine(
         _best_z(sample[:SCORED], items),
         before,
         after,
-        chance_unevenness(min(DEPTH, len(items)) * len(searched) / len(items)),
+        chance_excess(min(DEPTH, len(items)) * len(searched) / len(items)),
         drift_between(sample, items, at_most=SCORED, permutations=1, seed=seed).statistic,
         queries is not None,
     )
@@ -140,8 +140,8 @@ def findings(figures: Figures) -> list[Finding]:
     return [*shown, warning] if f.alike < THRESHOLD else shown
 
 
-def chance_unevenness(mean: float) -> float:
-    """Return the expected Robin Hood index of N_k if answers were drawn at random: that of Poisson counts."""
+def chance_excess(mean: float) -> float:
+    """Return the expected share of excess answers if answers were drawn at random: that of Poisson counts."""
     whole = math.floor(mean)
     return math.exp(whole * math.log(mean) - mean - math.lgamma(whole + 1))
 

@@ -38,6 +38,8 @@ def ahead(moment: datetime, now: datetime) -> str:
 SHOWN_RUNS = 8
 LONGEST = 300
 MOST_TEETH = 100
+COUNTS = (("Scanned", "scanned"), ("Changed", "written"), ("Skipped", "skipped"))
+"""The columns of the table of runs that count rows, and the fields of a reconciliation with the counts."""
 
 
 MOMENT = "{:%Y-%m-%d %H:%M:%S} UTC"
@@ -64,6 +66,7 @@ def render(view: ServiceView, *, renews: bool = True) -> str:
         renews=renews,
         up=(view.at - view.started_at).total_seconds(),
         runs_of=_runs,
+        counts=COUNTS,
         skewness_chart=skewness_chart,
         age_chart=age_chart,
     )
@@ -85,7 +88,7 @@ def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
             "what": ACTIONS.get(group[0].action, group[0].action) if group[0].result == "ok" else group[0].result,
             "tone": "bad" if group[0].result == "failed" else "weak" if group[0].action == "refused" else "",
             "times": len(group),
-            "rows": [sum(map(attrgetter(name), group)) for name in ("scanned", "written", "skipped")],
+            "rows": [(name, sum(map(attrgetter(count), group))) for name, count in COUNTS],
             "seconds": sum(outcome.seconds for outcome in group),
         }
         for group in groups[:SHOWN_RUNS]

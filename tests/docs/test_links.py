@@ -39,6 +39,15 @@ def test_links_within_the_repository_lead_somewhere(page):
             assert anchor in anchors(target), f"{pages.name_of(page)} links to {link}"
 
 
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name_of)
+def test_pages_that_the_text_names_are_those_that_its_commands_write(page):
+    """`diagnose` writes hubness.html, and `quari train` its curves beside the network."""
+    commands = "\n".join(block.text for block in pages.blocks(page) if block.language == "sh")
+    curves = {f"{network}.html" for network in re.findall(r"quari train .*--out ([\w-]+)\.safetensors", commands)}
+    named = set(re.findall(r"`([\w-]+\.html)`", page.read_text()))
+    assert curves <= named <= curves | {"hubness.html"}
+
+
 def test_links_to_other_sites_are_few_and_encrypted():
     """They are not fetched."""
     external = {link for page in pages.PAGES for link in links(page) if urlsplit(link).scheme}

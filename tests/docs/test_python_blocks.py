@@ -2,15 +2,12 @@
 
 import ast
 import inspect
-import json
-import os
 import re
-import subprocess
-import sys
 from importlib import import_module
 
 import numpy as np
 import pytest
+from pymilvus import DataType
 
 import milvus_hubness
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, errors
@@ -72,6 +69,26 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
             exec(compile(text, pages.name_of(reader), "exec"), namespace)
             ran += 1
     assert ran
+
+
+@pytest.mark.parametrize("reader", [pages.DOCS / "faq.md"], ids=pages.name_of, indirect=True)
+def test_the_script_of_the_faq_shows_zero_vectors_of_a_collection_as_it_is(reader, database, capsys):
+    """Of one that no process has loaded, whose vector field has a name of its own."""
+    client = HubnessClient(database)
+    schema = client.create_schema()
+    schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=20)
+    schema.add_field("image", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("image", index_type="FLAT", metric_type="IP")
+    client.create_collection("photos", schema=schema, index_params=index)
+    rows = [{"key": f"k{i}", "image": row} for i, row in enumerate(vectors(4, 20))]
+    rows[3]["image"] = rows[5]["image"] = np.zeros(DIM, np.float32)
+    client.insert("photos", rows)
+    client.release_collection("photos")
+
+    [script] = [block.text for block in pages.blocks(reader) if block.check == "run" and block.language == "python"]
+    changed = script.replace('"products", "vector"', '"photos", "image"').replace(pages.SERVER, database)
+    exec(compile(changed, "faq.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.splitlines()[:2] == ["zero vectors: 2 of 20", "same as another row: 1"]
 
 
 CHECKED = {
@@ -185,42 +202,3 @@ def test_names_in_blocks_that_are_not_run_exist(block):
 )
 def test_names_that_do_not_exist_are_noticed(text, problem):
     assert problems(text) == [problem]
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_the_tutorial_can_be_walked(tmp_path):
-    """Its files are saved and its commands run, in one shell, but for the installation."""
-    script = ["set -e"]
-    tutorial = pages.blocks(pages.DOCS / "tutorial.md")
-    for block in tutorial:
-        if block.title:
-            (tmp_path / block.title).write_text(block.text)
-        elif block.language == "sh" and block.check == "run":
-            script.append(block.text)
-    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "200"}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for words in ("functions: apply", "switched  live -> functions_hubness", "Rolled back", "Dropping for good"):
-        assert words in done.stdout
-    assert (tmp_path / "hubness.html").exists()
-    measured = [
-        float(line.split()[3].rstrip("%")) for line in done.stdout.splitlines() if line.startswith("right function")
-    ]
-    before, corrected, raw = measured
-    assert corrected > before + 5
-    assert abs(raw - before) < 0.5
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the figures are those of Python 3.11's standard library")
-def test_the_figures_of_the_demo_are_what_it_prints():
-    command = [sys.executable, "-m", "milvus_hubness", "demo", "--json"]
-    printed = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for page, heading in ((pages.README, "milvus_hubness"), (pages.DOCS / "benchmarks" / "quality.md", "The demo")):
-        rows = pages.table_rows(page.read_text(), heading)
-        for (_, *figures), result in zip(rows, (printed["raw"], printed["corrected"]), strict=True):
-            assert figures == [f"{result[name]:.1f}" for name in ("r1", "r5", "r10")] + [f"{result['skewness']:.2f}"]

@@ -57,6 +57,36 @@ def test_the_collection_looks_as_before(corrected):
     assert index["metric_type"] == "COSINE"
 
 
+def test_a_framework_that_builds_rows_from_the_described_fields_works_behind_an_alias(corrected):
+    """As LangChain.js and LangChain4j do: they look for the name, learn its fields, load, add, search, remove."""
+    client, alias = corrected.client, corrected.backend.name("alias")
+    corrected.backend.client().create_alias(corrected.name, alias)
+    assert client.has_collection(alias)
+    client.load_collection(alias)
+    described = client.describe_collection(alias)["fields"]
+    names = [field["name"] for field in described]
+    others = {name: 7 for name in names if name not in ("id", "vector")}
+
+    client.upsert(alias, [{"id": 1_000, "vector": corrected.query[0], **others}])
+    client.flush(alias)
+    index = client.describe_index(alias, "vector")
+    options = {
+        "anns_field": "vector",
+        "search_params": {"metric_type": index["metric_type"], "params": {"ef": 10}},
+        "output_fields": [name for name in names if name != "vector"],
+    }
+    [hits] = client.search(alias, data=corrected.query, limit=5, **options)
+    [expected] = corrected.client.behind.search(corrected.name, data=corrected.query, limit=5, **options)
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in expected]
+    assert 1_000 in [hit["id"] for hit in hits]
+    assert set(hits[0]["entity"]) == {*others, "id"}
+
+    client.delete(alias, filter="id in [1000]")
+    [hits] = client.search(alias, data=corrected.query, limit=5, filter="id >= 0", **options)
+    assert 1_000 not in [hit["id"] for hit in hits]
+    assert len(hits) == 5
+
+
 def test_an_l2_gallery_far_from_zero_is_searched_read_and_written_as_before(lite):
     far = Corrected(lite, "L2", away=1_000.0)
     plain, client = lite.client(), far.client

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality.measures import hubness_summary, k_occurrence, robin_hood, skewness
+from milvus_hubness.quality.measures import excess_answers, hubness_summary, k_occurrence, skewness
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
 
@@ -24,10 +24,10 @@ def test_against_scipy():
     assert hubness_summary(COUNTS).kurtosis == pytest.approx(stats.kurtosis(COUNTS))
 
 
-def test_robin_hood_is_the_share_to_be_moved():
-    assert robin_hood([5, 5, 5]) == 0
-    assert robin_hood([15, 0, 0]) == pytest.approx(2 / 3)
-    assert robin_hood([3, 1]) == pytest.approx(1 / 4)
+def test_excess_answers_is_the_share_to_be_moved():
+    assert excess_answers([5, 5, 5]) == 0
+    assert excess_answers([15, 0, 0]) == pytest.approx(2 / 3)
+    assert excess_answers([3, 1]) == pytest.approx(1 / 4)
 
 
 def test_antihubs():
@@ -48,7 +48,7 @@ def test_the_further_measures_are_those_of_scikit_hubness():
     assert summary._asdict() == pytest.approx(
         {
             "skewness": 1.0536989144583366,
-            "robin_hood": 0.38333333333333336,
+            "excess_answers": 0.38333333333333336,
             "antihubs": 0.16666666666666666,
             "hub_occurrence": 0.6416666666666667,
             "groupie_ratio": 0.11666666666666665,
@@ -69,7 +69,7 @@ def test_entropy_falls_as_answers_gather_on_few_items():
 def test_summary():
     summary = hubness_summary(COUNTS)
     assert summary.skewness == skewness(COUNTS)
-    assert summary.robin_hood == robin_hood(COUNTS)
+    assert summary.excess_answers == excess_answers(COUNTS)
     assert summary.largest == COUNTS.max()
     assert summary.antihubs == (COUNTS == 0).mean() > 0
 
@@ -88,6 +88,6 @@ def test_bad_input():
         k_occurrence([[1]], 6, 0)
     with pytest.raises(InvalidParameter, match="n_items must be"):
         k_occurrence([[1]], 0)
-    for measure in (skewness, robin_hood, hubness_summary):
+    for measure in (skewness, excess_answers, hubness_summary):
         with pytest.raises(InvalidInput, match="1-D"):
             measure([])

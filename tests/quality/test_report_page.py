@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -19,8 +18,10 @@ from milvus_hubness.quality.images import Images
 from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.report import diagnose
 from milvus_hubness.quality.verdict import EXPECTED_GAIN
-from tests.pages import DARK, LIGHT, assert_accessible, browse, contrast, needs_chromium
+from tests.browser import MODES, needs_chromium
+from tests.pages import assert_accessible
 from tests.real_data import fit_on, load_task, needs_real_data
+from tests.sample_pages import diagnosis as made
 
 EVIL = "<script>alert(1)</script>\"'&$title"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -58,24 +59,6 @@ class Page(HTMLParser):
         return " ".join("".join(self.texts).split())
 
 
-def made(n_items=60, n_queries=80, evil="plain", **options):
-    rng = np.random.default_rng(1)
-    gallery = rng.normal(size=(n_items, 8))
-    positives = rng.integers(n_items, size=n_queries)
-    queries, bank = gallery[positives] + rng.normal(size=(n_queries, 8)), rng.normal(size=(30, 8)) + 0.3
-    full = {
-        "bank": bank,
-        "positives": positives,
-        "keys": [f"{evil}{n}" for n in range(n_items)],
-        "fields": [{f"{evil}name": evil, "price": n} for n in range(n_items)],
-        "query_texts": [f"{evil} query {n}" for n in range(n_queries)],
-        "verdict": {"verdict": "apply", "reason": evil},
-        "title": f"Shop {evil}",
-        "strength": 0.5,
-    }
-    return diagnose(queries, gallery, np.sort(bank @ gallery.T, 0)[-5:].mean(0), **{**full, **options})
-
-
 def test_the_page_holds_the_figures():
     found = made()
     page = Page(render(found))
@@ -85,7 +68,7 @@ def test_the_page_holds_the_figures():
         "Shop plain", "80 queries · 60 items · a bank of 30 · strength 0.5", "Apply",
         "in use: 0.5",
         f"{found.before.skewness:.2f} → {found.after.skewness:.2f}",
-        f"{100 * found.before.robin_hood:.1f}% → {100 * found.after.robin_hood:.1f}%",
+        f"{100 * found.before.excess_answers:.1f}% → {100 * found.after.excess_answers:.1f}%",
         f"{100 * found.retrieval_before['R@1']:.1f}% → {100 * found.retrieval_after['R@1']:.1f}%",
         f"Share of answers from hubs, N ≥ 20{found.before.hub_occurrence:.3f}{found.after.hub_occurrence:.3f}",
         f"Gini index; 0 is even{found.before.gini:.3f}{found.after.gini:.3f}",
@@ -197,7 +180,7 @@ def test_slices_count_the_items_of_each_value():
     source = render(found)
     text = Page(source).text
     for part in found.slices:
-        assert f'<tr><th scope="row">{part.value}</th><td>{part.items}</td>' in source
+        assert f'<tr><th scope="row">{part.value}</th><td data-name="Items">{part.items}</td>' in source
         assert f"{part.before.skewness:.2f} → {part.after.skewness:.2f}" in text
         assert f"{part.hubs[0].key} ({part.hubs[0].after})" in text
         largest = max(part.hubs, key=lambda hub: hub.after)
@@ -303,55 +286,21 @@ def real_page():
 @needs_chromium
 @needs_real_data
 @pytest.mark.xdist_group("chromium")
-def test_in_a_browser_nothing_is_missing_or_too_wide(real_page, tmp_path):
-    """The policy of the page lets no script run: the copy that measures itself is without it."""
+@pytest.mark.parametrize("mode", MODES)
+def test_in_a_browser_nothing_is_missing_or_too_wide(browser, real_page, tmp_path, mode):
+    """Each chart has its line: one for each measure, and what banks like this one gained."""
     found, source = real_page
-    measure = (
-        "<script>document.title = [...document.querySelectorAll('main, .card, svg')].filter("
-        "e => e.scrollWidth > e.clientWidth + 1 || !e.getBoundingClientRect().height).length + ' too wide'"
-        "</script></body>"
-    )
     page = tmp_path / "page.html"
-    narrow = re.sub("<meta http-equiv[^>]*>", "", source).replace("<main>", '<main style="width: 400px">', 1)
-    page.write_text(narrow.replace("</body>", measure), encoding="utf-8")
-    dom = browse(page, tmp_path, "--dump-dom", "--window-size=500,900")
-    assert "<title>0 too wide</title>" in dom
-    assert dom.count("<article") == len(found.hubs)
-    assert dom.count("<svg") == source.count("<svg")
-    assert dom.count("<polyline") == 3
+    page.write_text(source, encoding="utf-8")
+    browser.show(400, mode)
+    browser.open(page.as_uri())
+    assert browser.notice()["problems"] == []
+    assert browser.evaluate("document.querySelectorAll('article').length") == len(found.hubs)
 
-
-@needs_chromium
-@needs_real_data
-@pytest.mark.xdist_group("chromium")
-def test_in_a_browser_it_is_not_blank(real_page, tmp_path):
-    page, shot = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(real_page[1], encoding="utf-8")
-    browse(page, tmp_path, f"--screenshot={shot}", "--window-size=1200,1600", "--hide-scrollbars")
-    width, height, lines = scanlines(shot.read_bytes())
-    assert (width, height) == (1200, 1600)
-    assert len(set(lines)) > height / 4
-
-
-@needs_chromium
-@needs_real_data
-@pytest.mark.xdist_group("chromium")
-@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
-def test_in_a_browser_every_text_stands_out(real_page, tmp_path, scheme):
-    count, colour, weak = contrast(real_page[1], tmp_path, scheme)
-    assert (count > 300, weak) == (True, "[]")
-    assert colour == ("rgb(245, 244, 240)" if scheme == LIGHT else "rgb(17, 21, 27)")
-
-
-def scanlines(png):
-    """Width, height and the filtered lines of a PNG: a blank one repeats the same few."""
-    assert png.startswith(b"\x89PNG")
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    at, packed = 8, b""
-    while at < len(png):
-        length = int.from_bytes(png[at : at + 4], "big")
-        packed += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
-        at += length + 12
-    raw = zlib.decompress(packed)
-    size = len(raw) // height
-    return width, height, [raw[size * line : size * (line + 1)] for line in range(height)]
+    charts = browser.evaluate(
+        "[...document.querySelectorAll('svg')].map(svg => [svg.ariaLabel, svg.querySelectorAll('polyline').length])"
+    )
+    assert charts == [
+        ["Gain of a correction against the two-view agreement of its bank", 1],
+        *([f"{measure} against the strength of the correction", 1] for measure in ("R@1", "Skewness", "Anti-hubs")),
+    ]

@@ -12,7 +12,7 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.estimators import CSLS, NNN, Blend, DualInvertedSoftmax, RelativeNNN, Sinkhorn, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same, score_spread
-from milvus_hubness.quality.measures import assess, ranks, unevenness
+from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
 from milvus_hubness.rerank import DynamicGate
@@ -103,7 +103,7 @@ def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
     some = np.array([3, 1, 30])
     apart = assess(queries[some], gallery, biases, [positives[query] for query in some])
     np.testing.assert_array_equal(outcome.of(some).ranks, apart.ranks)
-    np.testing.assert_allclose(unevenness(outcome.of(some), 50), unevenness(apart, 50))
+    np.testing.assert_allclose(excess_answers_of(outcome.of(some), 50), excess_answers_of(apart, 50))
 
 
 @pytest.mark.parametrize("n_items", [3, 50, 500])

@@ -9,9 +9,9 @@ import pytest
 
 from milvus_hubness.estimators import NNN
 from milvus_hubness.quality.bank_checks import reach
-from milvus_hubness.quality.measures import k_occurrence, robin_hood
+from milvus_hubness.quality.measures import excess_answers, k_occurrence
 from milvus_hubness.quality.tuning import default_biases, judge_unlabelled
-from milvus_hubness.quality.verdict import Figures, chance_unevenness, examine, findings
+from milvus_hubness.quality.verdict import Figures, chance_excess, examine, findings
 from tests.quality.test_tuning import crowding
 from tests.real_data import LARGEST_APART, load_task, needs_real_data
 
@@ -52,7 +52,7 @@ def test_figures_are_their_definitions(world):
     assert seen.agreement == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-5)
     for share, figure in ((0, seen.before), (seen.agreement, seen.after)):
         answers = np.argsort(share * first - asked @ rows.T, 1)[:, :10]
-        assert figure == pytest.approx(robin_hood(k_occurrence(answers, 400)), abs=1e-3)
+        assert figure == pytest.approx(excess_answers(k_occurrence(answers, 400)), abs=1e-3)
     scores = queries.astype(np.float64) @ rows.T
     assert seen.best_z == pytest.approx(((scores.max(1) - scores.mean(1)) / scores.std(1)).mean(), rel=1e-4)
     counts = np.bincount(scores.argmax(1), minlength=400)
@@ -90,7 +90,7 @@ def test_real_queries_show_the_hubs_that_a_bank_hides(world):
 def test_chance_is_that_of_poisson_counts(mean):
     weights = [math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(300)]
     expected = sum(weight * abs(k - mean) for k, weight in enumerate(weights)) / (2 * mean)
-    assert chance_unevenness(mean) == pytest.approx(expected)
+    assert chance_excess(mean) == pytest.approx(expected)
 
 
 def test_reach_is_its_definition():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.charts import learning_curves
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.quari.checkpoint import Checkpoint
+from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.quari.pairs import Pairs, unit
 from milvus_hubness.quari.settings import TrainingSettings
 from milvus_hubness.quari.train import train, validate
