@@ -12,12 +12,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 5.0
-"""Time that a client has to send the head of a request, and again its body."""
-RESPONSE_SECONDS = 10.0
-"""Time that a client has to receive a response."""
-MOST_CONNECTIONS = 512
-"""Maximum number of open connections, within the 1,024 files that a process may open by default."""
+from milvus_hubness.operations.http_limits import HttpLimits
+
 BACKLOG = 128
 """Connections that the kernel accepts before this process does; asyncio takes as many at once."""
 
@@ -46,20 +42,21 @@ class Waiting:
 class Connection(H11Protocol):
     """uvicorn's connection, for one request, which its client must send and whose response it must take in time.
 
-    One more than MOST_CONNECTIONS closes the connection that has waited longest for its client. Requests of probes
+    One more than `limits.connections` closes the connection that has waited longest for its client. Requests of probes
     arrive within milliseconds, so that a client which holds all other connections does not keep them out.
     """
 
-    def __init__(self, *args: Any, waiting: Waiting, **options: Any) -> None:
+    def __init__(self, *args: Any, waiting: Waiting, limits: HttpLimits, **options: Any) -> None:
         super().__init__(*args, **options)
         self._waiting = waiting
+        self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wait(REQUEST_SECONDS)
+        self._wait(self._limits.request_seconds)
 
-        if len(self.connections) > MOST_CONNECTIONS:
+        if len(self.connections) > self._limits.connections:
             self._waiting.close_one()
 
     def data_received(self, data: bytes) -> None:
@@ -77,7 +74,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._wait(RESPONSE_SECONDS)
+        self._wait(self._limits.response_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -25,12 +25,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from milvus_hubness.errors import InvalidParameter, redacted
 from milvus_hubness.logs import log
 from milvus_hubness.operations.control import Controls, MigrationMetrics
-from milvus_hubness.operations.http_connections import BACKLOG, MOST_CONNECTIONS, REQUEST_SECONDS, Connection, Waiting
+from milvus_hubness.operations.http_connections import BACKLOG, Connection, Waiting
+from milvus_hubness.operations.http_limits import HttpLimits
 from milvus_hubness.operations.progress import LatestEvents
 
 LARGEST_BODY = 65_536
-MOST_REQUESTS = 256
-"""Maximum number of requests in progress, apart from probes; further ones get status 503."""
 REQUEST_THREADS = 2
 """Pages take no input or output: further threads make them no faster, and probes slower."""
 PROBE_THREADS = 2
@@ -101,7 +100,7 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
     """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
 
     async def endpoint(request: Request) -> Response:
-        body = await _json_body(request)
+        body = await _json_body(request, request.app.state.limits.request_seconds)
         return await _work(request, "requests").run(respond, body)
 
     return Route(path, endpoint, methods=["POST"])
@@ -119,8 +118,15 @@ class HttpServer:
     InvalidParameter."""
 
     def __init__(
-        self, address: str, routes: Sequence[BaseRoute], *, name: str, middleware: Sequence[Middleware] = ()
+        self,
+        address: str,
+        routes: Sequence[BaseRoute],
+        *,
+        name: str,
+        middleware: Sequence[Middleware] = (),
+        limits: HttpLimits | None = None,
     ) -> None:
+        limits = limits or HttpLimits()
         host, port = parse_address(address)
         self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
@@ -140,11 +146,12 @@ class HttpServer:
         )
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
-        self._requests = app.state.requests = Work(name, REQUEST_THREADS, MOST_REQUESTS)
-        self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, MOST_CONNECTIONS)
+        app.state.limits = limits
+        self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
+        self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
         config = uvicorn.Config(
             app,
-            http=partial(Connection, waiting=Waiting()),  # type: ignore[arg-type]
+            http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -200,8 +207,9 @@ class _ProgramsOnly:
         await app(scope, receive, send)
 
 
-async def _json_body(request: Request) -> Json:
-    """Return the JSON object in the body. Raises HTTPException, and InvalidParameter if the body is not JSON."""
+async def _json_body(request: Request, seconds: float) -> Json:
+    """Return the JSON object in the body, which arrives within so many seconds. Raises HTTPException, and
+    InvalidParameter if the body is not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the Content-Type must be application/json")
     length = request.headers.get("content-length")
@@ -210,9 +218,9 @@ async def _json_body(request: Request) -> Json:
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
     try:
-        data = json.loads(await asyncio.wait_for(request.body(), REQUEST_SECONDS) or b"{}")
+        data = json.loads(await asyncio.wait_for(request.body(), seconds) or b"{}")
     except asyncio.TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {REQUEST_SECONDS:g} seconds") from None
+        raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(f"the body is not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -267,7 +275,9 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
+def control_server(
+    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics, limits: HttpLimits | None = None
+) -> HttpServer:
     """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
     the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
     """
@@ -289,4 +299,4 @@ def control_server(address: str, controls: Controls, latest: LatestEvents, metri
         post("/control", control),
     ]
     middleware = [Middleware(_ProgramsOnly)]
-    return HttpServer(address, routes, name="milvus-hubness-control", middleware=middleware)
+    return HttpServer(address, routes, name="milvus-hubness-control", middleware=middleware, limits=limits)

@@ -35,10 +35,11 @@ class Refusal(NamedTuple):
 
 
 class Remembered:
-    """Answers about callers for some seconds, MOST_REMEMBERED of them. The oldest is dropped first."""
+    """Answers about callers for some seconds, `most` of them. The oldest is dropped first."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, most: int = MOST_REMEMBERED) -> None:
         self._seconds = seconds
+        self._most = most
         self._answers: OrderedDict[Metadata, tuple[float, Refusal | None]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class Remembered:
     def put(self, caller: Metadata, answer: Refusal | None) -> None:
         self._answers.pop(caller, None)
         self._answers[caller] = (monotonic() + self._seconds, answer)
-        while len(self._answers) > MOST_REMEMBERED:
+        while len(self._answers) > self._most:
             self._answers.popitem(last=False)
 
     def get(self, caller: Metadata) -> tuple[float, Refusal | None] | None:
@@ -59,11 +60,12 @@ class Remembered:
 
 
 class Admission:
-    """Asks Milvus about callers, once for all calls that wait for the same answer."""
+    """Asks Milvus about callers, once for all calls that wait for the same answer. ask_seconds: longest wait for it."""
 
-    def __init__(self, channel: grpc.aio.Channel, upstream: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS) -> None:
         self._ask = channel.unary_unary(QUESTION)
         self._upstream = upstream
+        self._ask_seconds = ask_seconds
         self._valid = Remembered(VALID_SECONDS)
         # Apart, so that invalid tokens push no valid one out.
         self._refused = Remembered(REFUSED_SECONDS)
@@ -97,7 +99,7 @@ class Admission:
     async def _asking(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
         try:
             async with self._turns:
-                await self._ask(b"", metadata=metadata or None, timeout=ASK_SECONDS)
+                await self._ask(b"", metadata=metadata or None, timeout=self._ask_seconds)
         except grpc.aio.AioRpcError as error:
             return self._refusal(caller, error)
         else:
@@ -113,7 +115,7 @@ class Admission:
             # The caller's own deadline may be far: clients repeat a call that was UNAVAILABLE.
             code = grpc.StatusCode.UNAVAILABLE
             details = (
-                f"Milvus at {self._upstream} did not say within {ASK_SECONDS:.0f} s whether "
+                f"Milvus at {self._upstream} did not say within {self._ask_seconds:.0f} s whether "
                 "the token is valid: call again later"
             )
         refusal = Refusal(code, details)

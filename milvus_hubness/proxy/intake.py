@@ -54,10 +54,13 @@ class _Turns(asyncio.Semaphore):
 
 
 class Intake:
-    """The messages of one proxy. budget: of large messages in memory, in bytes."""
+    """The messages of one proxy. budget: of large messages in memory, in bytes. large: size, in bytes, above which a
+    message counts and is parsed in a thread. arrival_seconds: time within which a message arrives."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, *, large: int = LARGE, arrival_seconds: float = ARRIVAL_SECONDS) -> None:
         self._budget = budget
+        self.large = large
+        self._arrival_seconds = arrival_seconds
         self._held: Counter[Metadata] = Counter()
         self._total = 0
         self.streams = 0
@@ -83,7 +86,7 @@ class Intake:
         try:
             # A user with many calls waits for its own, and not in the way of others.
             async with turns, self._turns:
-                return await _in_time(read)
+                return await _in_time(read, self._arrival_seconds)
         finally:
             turns.calls -= 1
             if not turns.calls:
@@ -168,13 +171,13 @@ class Held:
 
     def count(self, message: Any) -> None:
         """Count a message that has arrived. Raises CallEnded if it is too much."""
-        if isinstance(message, bytes) and len(message) > LARGE:
+        if isinstance(message, bytes) and len(message) > self._intake.large:
             self.is_large = True
             self._take(len(message))
 
     def count_answer(self, answer: bytes) -> None:
         """Count an answer of Milvus, which may be larger than any request. Raises CallEnded."""
-        if len(answer) > LARGE:
+        if len(answer) > self._intake.large:
             self._intake.take_answer(self._user, len(answer), own=self.size)
             self.size += len(answer)
 
@@ -187,8 +190,8 @@ class Held:
         self.size += size
 
 
-async def _in_time(read: Callable[[], Awaitable[T]]) -> T:
-    """Return what arrives within ARRIVAL_SECONDS. Raises CallEnded."""
+async def _in_time(read: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """Return what arrives within that time. Raises CallEnded."""
     task = asyncio.current_task()
     expired: list[bool] = []
 
@@ -197,13 +200,13 @@ async def _in_time(read: Callable[[], Awaitable[T]]) -> T:
         if task is not None:
             task.cancel()
 
-    timer = asyncio.get_running_loop().call_later(ARRIVAL_SECONDS, expire)
+    timer = asyncio.get_running_loop().call_later(seconds, expire)
     try:
         return await read()
     except asyncio.CancelledError:
         if not expired:
             raise
-        reason = f"the message did not arrive within {ARRIVAL_SECONDS:.0f} s"
+        reason = f"the message did not arrive within {seconds:.0f} s"
         raise CallEnded(grpc.StatusCode.RESOURCE_EXHAUSTED, reason) from None
     finally:
         timer.cancel()

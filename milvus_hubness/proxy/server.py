@@ -18,10 +18,18 @@ from milvus_hubness.client.steps import Operation, Step
 from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
 from milvus_hubness.logs import log
 from milvus_hubness.proxy import messages
-from milvus_hubness.proxy.admission import Admission
+from milvus_hubness.proxy.admission import ASK_SECONDS, Admission
 from milvus_hubness.proxy.endings import CallEnded, FailureLog, release
 from milvus_hubness.proxy.headers import DATABASE, Metadata, header, identity_in, passed_on, repeated_in
-from milvus_hubness.proxy.intake import MOST_PARTS, MOST_PARTS_OF_WRITES, Held, Intake, expect_few_parts
+from milvus_hubness.proxy.intake import (
+    ARRIVAL_SECONDS,
+    LARGE,
+    MOST_PARTS,
+    MOST_PARTS_OF_WRITES,
+    Held,
+    Intake,
+    expect_few_parts,
+)
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.sessions import Caller, Sessions
@@ -373,20 +381,31 @@ def _at_hand(answer: Any) -> Any:
 
 class Proxy:
     """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
-    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()"""
+    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()
 
-    def __init__(self, options: ProxyOptions) -> None:
+    ask_seconds, large, arrival_seconds: of `Admission` and `Intake`.
+    """
+
+    def __init__(
+        self,
+        options: ProxyOptions,
+        *,
+        ask_seconds: float = ASK_SECONDS,
+        large: int = LARGE,
+        arrival_seconds: float = ARRIVAL_SECONDS,
+    ) -> None:
         self.options = options
+        self._ask_seconds = ask_seconds
         self.port = options.port
         self.sessions = Sessions(options)
-        self.intake = Intake(options.budget)
+        self.intake = Intake(options.budget, large=large, arrival_seconds=arrival_seconds)
         self._server: grpc.aio.Server | None = None
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
         """Listen; `port` is then the actual port. Raises InvalidParameter for an unusable address or certificate."""
         self._channel = self.options.open_channel(grpc.aio)
-        admission = Admission(self._channel, self.options.upstream)
+        admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
         handler = ProxyHandler(self._channel, self.sessions, admission, self.intake)
         self._server = grpc.aio.server(
             handlers=[handler], options=self.options.server_options(), maximum_concurrent_rpcs=MOST_CALLS

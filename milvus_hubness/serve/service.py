@@ -59,7 +59,8 @@ class Service:
         from milvus_hubness.serve.page import service_routes
 
         routes = service_routes(self.view, self.is_alive, self._metrics)
-        with HttpServer(self._file.config.http.listen, routes, name="milvus-hubness-http") as server:
+        address, limits = self._file.config.http.listen, self._policy.http
+        with HttpServer(address, routes, name="milvus-hubness-http", limits=limits) as server:
             self._events.report("started", url=server.url)
             self._await_database()
             if not self._stop.is_set():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, tzinfo
 from functools import partial
 from typing import Any, get_args
@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic_core import to_jsonable_python
 
 from milvus_hubness.errors import HubnessError
+from milvus_hubness.operations.http_limits import HttpLimits
 from milvus_hubness.operations.progress import Events
 from milvus_hubness.serve.config import Calendar, CollectionTable, Timing
 from milvus_hubness.serve.reconcile import (
@@ -149,11 +150,12 @@ class Standing:
 @dataclass(frozen=True)
 class ServicePolicy:
     """connect_seconds: time between two attempts to reach the database. share_seconds: time between two checks of the
-    share of pending rows. results: number that the database keeps of each collection."""
+    share of pending rows. results: number that the database keeps of each collection. http: limits of its pages."""
 
     connect_seconds: float = 2.0
     share_seconds: int = 10
     results: int = 500
+    http: HttpLimits = field(default_factory=HttpLimits)
 
 
 class Worker:

@@ -11,8 +11,8 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.operations import http_server
 from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
+from milvus_hubness.operations.http_limits import HttpLimits
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
 
@@ -32,8 +32,8 @@ class Migration:
     def file(self, path):
         return following_control_file(path, self.controls("control file"), self.events, poll_seconds=0.02)
 
-    def server(self, address="127.0.0.1:0"):
-        return control_server(address, self.controls("http"), self.latest, self.metrics)
+    def server(self, address="127.0.0.1:0", **limits):
+        return control_server(address, self.controls("http"), self.latest, self.metrics, HttpLimits(**limits))
 
     def told(self):
         return [event.name for event in self.heard]
@@ -244,9 +244,8 @@ def test_a_person_may_look_at_the_status_in_a_browser(url, site):
     assert ask(f"{url}/status", **{"Sec-Fetch-Site": site})[0] == 200
 
 
-def test_the_probe_of_a_migration_is_answered_beyond_the_limit(migration, monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_REQUESTS", 0)
-    with migration.server() as server:
+def test_the_probe_of_a_migration_is_answered_beyond_the_limit(migration):
+    with migration.server(requests=0) as server:
         assert ask(f"{server.url}/status")[0] == 503
         assert ask(f"{server.url}/healthz")[0] == 200
 

@@ -16,6 +16,7 @@ import pytest
 from starlette.responses import Response
 
 from milvus_hubness.operations import http_connections, http_server
+from milvus_hubness.operations.http_limits import HttpLimits
 from milvus_hubness.operations.http_server import HttpServer, RedactedResponse, get, post, probe
 
 GET = "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
@@ -23,11 +24,11 @@ PROBE = GET.replace("/", "/healthz", 1)
 HEAD = "POST /echo HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
-def serving(respond=RedactedResponse):
+def serving(respond=RedactedResponse, **limits):
     """A server that answers a post to /echo with its body, or with what `respond` makes of it, and a probe."""
     health = probe("/healthz", lambda: RedactedResponse({"path": "/healthz"}))
     routes = [get("/", lambda: respond({"path": "/"})), health, post("/echo", respond)]
-    return HttpServer("127.0.0.1:0", routes, name="test")
+    return HttpServer("127.0.0.1:0", routes, name="test", limits=HttpLimits(**limits))
 
 
 @pytest.fixture
@@ -162,10 +163,9 @@ def silent(connection):
         return True
 
 
-def test_clients_that_hold_connections_do_not_keep_probes_out(monkeypatch, caplog):
+def test_clients_that_hold_connections_do_not_keep_probes_out(caplog):
     """A hundred of them kept /healthz at 503, and were open after 75 seconds: Kubernetes restarted the pod."""
-    monkeypatch.setattr(http_connections, "REQUEST_SECONDS", 1.5)
-    with serving() as server, contextlib.ExitStack() as stack:
+    with serving(request_seconds=1.5) as server, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(dial(server)) for _ in range(150)]
         for connection, sent in zip(connections, itertools.cycle(("", "G", "GET / HTTP/1.0\r\nX-Slow: "))):
             connection.sendall(sent.encode())
@@ -177,9 +177,8 @@ def test_clients_that_hold_connections_do_not_keep_probes_out(monkeypatch, caplo
 
 
 @pytest.mark.parametrize("sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"])
-def test_one_connection_too_many_closes_the_one_that_waited_longest(monkeypatch, sent):
-    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 20)
-    with serving() as server, contextlib.ExitStack() as stack:
+def test_one_connection_too_many_closes_the_one_that_waited_longest(sent):
+    with serving(connections=20) as server, contextlib.ExitStack() as stack:
         connections = []
         for _ in range(50):
             connections.append(stack.enter_context(dial(server)))
@@ -188,8 +187,7 @@ def test_one_connection_too_many_closes_the_one_that_waited_longest(monkeypatch,
         assert [silent(connection) for connection in connections] == [True] * 31 + [False] * 19
 
 
-def test_probes_are_answered_while_connections_are_opened_without_end(monkeypatch):
-    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 100)
+def test_probes_are_answered_while_connections_are_opened_without_end():
     ended = threading.Event()
 
     def storm(server):
@@ -202,7 +200,7 @@ def test_probes_are_answered_while_connections_are_opened_without_end(monkeypatc
         for connection in held:
             connection.close()
 
-    with serving() as server:
+    with serving(connections=100) as server:
         thread = threading.Thread(target=storm, args=(server,))
         thread.start()
         try:
@@ -212,10 +210,9 @@ def test_probes_are_answered_while_connections_are_opened_without_end(monkeypatc
             thread.join()
 
 
-def test_responses_that_nobody_takes_do_not_keep_probes_out(monkeypatch):
-    monkeypatch.setattr(http_connections, "MOST_CONNECTIONS", 5)
+def test_responses_that_nobody_takes_do_not_keep_probes_out():
     large = Response(b"x" * 50_000_000)
-    with serving(lambda body: large) as server, contextlib.ExitStack() as stack:
+    with serving(lambda body: large, connections=5) as server, contextlib.ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(dial(server)).sendall(GET.encode())
         time.sleep(0.5)
@@ -242,15 +239,14 @@ def test_many_requests_at_once_are_all_answered():
         assert collections.Counter(answer.result() for answer in answers) == {"200": 200}
 
 
-def test_requests_beyond_the_limit_are_refused_and_probes_are_not(monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_REQUESTS", 10)
+def test_requests_beyond_the_limit_are_refused_and_probes_are_not():
     go_on = threading.Event()
 
     def hang(body):
         go_on.wait(10)
         return RedactedResponse(body)
 
-    with serving(hang) as server, contextlib.ExitStack() as stack:
+    with serving(hang, requests=10) as server, contextlib.ExitStack() as stack:
         stack.callback(go_on.set)
         waiting = [stack.enter_context(dial(server)) for _ in range(10)]
         for connection in waiting:
@@ -267,11 +263,9 @@ def test_requests_beyond_the_limit_are_refused_and_probes_are_not(monkeypatch):
         assert [received(connection).split()[1] for connection in waiting] == ["200"] * 10
 
 
-def test_a_request_that_takes_too_long_to_arrive_is_ended(monkeypatch, caplog):
-    monkeypatch.setattr(http_connections, "REQUEST_SECONDS", 2.0)
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 2.0)
+def test_a_request_that_takes_too_long_to_arrive_is_ended(caplog):
     ended = threading.Event()
-    with serving() as server, dial(server) as head, dial(server) as body:
+    with serving(request_seconds=2.0) as server, dial(server) as head, dial(server) as body:
         head.sendall(b"GET / HTTP/1.0\r\nX-Slow: ")
         body.sendall(f"{HEAD}Content-Length: 9999\r\n\r\n".encode())
         threading.Thread(target=drip, args=([head, body], ended), daemon=True).start()
@@ -284,10 +278,9 @@ def test_a_request_that_takes_too_long_to_arrive_is_ended(monkeypatch, caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_client_that_does_not_receive_the_response_is_let_go(monkeypatch, caplog):
-    monkeypatch.setattr(http_connections, "RESPONSE_SECONDS", 0.5)
+def test_a_client_that_does_not_receive_the_response_is_let_go(caplog):
     large = Response(b"x" * 50_000_000)
-    with serving(lambda body: large) as server, dial(server) as connection:
+    with serving(lambda body: large, response_seconds=0.5) as server, dial(server) as connection:
         connection.sendall(GET.encode())
         time.sleep(1.5)
         with contextlib.suppress(ConnectionResetError):

@@ -69,13 +69,13 @@ class ProxyProcess:
 
 
 class ProxyHere:
-    """A proxy in a thread of this process, on a loop of its own."""
+    """A proxy in a thread of this process, on a loop of its own. timing: further arguments of `Proxy`."""
 
-    def __init__(self, upstream, **options):
+    def __init__(self, upstream, *, timing=None, **options):
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
-        self.proxy = Proxy(ProxyOptions(upstream, port=0, drain=1.0, **options))
+        self.proxy = Proxy(ProxyOptions(upstream, port=0, drain=1.0, **options), **(timing or {}))
         self.run(self.proxy.start())
         self.address = f"127.0.0.1:{self.proxy.port}"
         self.uri = f"http://{self.address}"

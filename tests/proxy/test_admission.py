@@ -6,7 +6,6 @@ import time
 import grpc
 import pytest
 
-from milvus_hubness.proxy import admission
 from milvus_hubness.proxy.admission import Refusal, Remembered
 from milvus_hubness.proxy.headers import identity_in, passed_on
 from milvus_hubness.proxy.options import ProxyOptions
@@ -107,20 +106,22 @@ def test_a_token_that_is_revoked_is_asked_about_at_the_next_call(upstream, chann
         assert len(upstream.asked) == asked
 
 
-def test_an_upstream_that_does_not_say_is_unavailable(upstream, channel, monkeypatch):
-    monkeypatch.setattr(admission, "ASK_SECONDS", 0.5)
+def test_an_upstream_that_does_not_say_is_unavailable(upstream):
     upstream.held.add("asking")
-    error = refused(lambda: channel.unary_unary(SERVICE + "Search")(b"", metadata=by(VALID), timeout=15))
-    assert error.code() == grpc.StatusCode.UNAVAILABLE
-    assert "whether the token is valid" in error.details()
-    upstream.held.clear()
-    flush = channel.unary_unary(SERVICE + "Flush")
-    assert eventually(lambda: flush(b"x", metadata=by(VALID), timeout=15)) == b"x"
+    with (
+        ProxyHere(upstream.address, timing={"ask_seconds": 0.5}) as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
+        error = refused(lambda: channel.unary_unary(SERVICE + "Search")(b"", metadata=by(VALID), timeout=15))
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "whether the token is valid" in error.details()
+        upstream.held.clear()
+        flush = channel.unary_unary(SERVICE + "Flush")
+        assert eventually(lambda: flush(b"x", metadata=by(VALID), timeout=15)) == b"x"
 
 
-def test_a_bounded_number_of_callers_is_remembered(monkeypatch):
-    monkeypatch.setattr(admission, "MOST_REMEMBERED", 3)
-    remembered = Remembered(0.2)
+def test_a_bounded_number_of_callers_is_remembered():
+    remembered = Remembered(0.2, most=3)
     for i in range(10):
         remembered.put(bytes([i]), None)
     assert len(remembered) == 3

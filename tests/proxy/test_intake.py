@@ -97,24 +97,27 @@ def test_all_users_have_the_budget_together(upstream, channel):
 
 
 @pytest.mark.parametrize("method", ["Search", "Flush"])
-def test_messages_that_never_come_hold_up_no_other_user(channel, monkeypatch, method):
-    monkeypatch.setattr(intake, "ARRIVAL_SECONDS", 1.0)
+def test_messages_that_never_come_hold_up_no_other_user(upstream, method):
     gone = threading.Event()
 
     def nothing():
         gone.wait(30)
         yield b""
 
-    begun = [
-        channel.stream_stream(SERVICE + method)(nothing(), metadata=by(VALID), timeout=30)
-        for _ in range(intake.RECEIVING)
-    ]
-    assert channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(OTHER), timeout=0.9) == b"x"
-    errors = [refused(lambda call=call: list(call)) for call in begun]
-    gone.set()
-    assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert "did not arrive within" in errors[0].details()
-    assert channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID), timeout=15) == b"x"
+    with (
+        ProxyHere(upstream.address, timing={"arrival_seconds": 1.0}) as proxy,
+        grpc.insecure_channel(proxy.address, UNLIMITED) as channel,
+    ):
+        begun = [
+            channel.stream_stream(SERVICE + method)(nothing(), metadata=by(VALID), timeout=30)
+            for _ in range(intake.RECEIVING)
+        ]
+        assert channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(OTHER), timeout=0.9) == b"x"
+        errors = [refused(lambda call=call: list(call)) for call in begun]
+        gone.set()
+        assert {error.code() for error in errors} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert "did not arrive within" in errors[0].details()
+        assert channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID), timeout=15) == b"x"
 
 
 def test_a_call_without_a_message_ends(channel):
@@ -199,13 +202,13 @@ def target(lite):
     return migrate(lite.store(), plan, no_writers=True).target
 
 
-def test_large_messages_are_answered_as_small_ones(lite, target, monkeypatch):
+def test_large_messages_are_answered_as_small_ones(lite, target):
     """Any message is large here, so threads parse, rewrite and write it."""
     upstream = lite.uri.removeprefix("http://")
     queries = vectors(np.random.default_rng(7), 3, DIM)
 
-    def answers(key):
-        with ProxyHere(upstream) as proxy:
+    def answers(key, **timing):
+        with ProxyHere(upstream, timing=timing) as proxy:
             client = MilvusClient(proxy.uri)
             row = {"id": key, "vector": queries[0], "group": 1}
             assert client.insert(target, row)["insert_count"] == 1
@@ -218,8 +221,7 @@ def test_large_messages_are_answered_as_small_ones(lite, target, monkeypatch):
         return [[(hit.id if hit.id != key else "new", hit.distance) for hit in hits] for hits in found], seen["vector"]
 
     expected = answers(900)
-    monkeypatch.setattr(intake, "LARGE", 0)
-    found = answers(901)
+    found = answers(901, large=0)
     assert [[key for key, _ in hits] for hits in found[0]] == [[key for key, _ in hits] for hits in expected[0]]
     np.testing.assert_allclose(found[1], expected[1])
 
@@ -250,12 +252,11 @@ def wrong_rows(target):
 
 @pytest.mark.parametrize("large", [0, 1 << 30], ids=["in threads", "on the loop"])
 @pytest.mark.parametrize("kind", [wrong_dimension, malformed, no_collection, wrong_rows])
-def test_a_call_that_failed_leaves_nothing_in_memory(lite, target, monkeypatch, kind, large):
+def test_a_call_that_failed_leaves_nothing_in_memory(lite, target, kind, large):
     """Without a garbage collection: an error whose frames hold it and the request is a circle."""
-    monkeypatch.setattr(intake, "LARGE", large)
     method, message = kind(target)
     with (
-        ProxyHere(lite.uri.removeprefix("http://")) as proxy,
+        ProxyHere(lite.uri.removeprefix("http://"), timing={"large": large}) as proxy,
         grpc.insecure_channel(proxy.address, UNLIMITED) as channel,
     ):
         call = channel.unary_unary(SERVICE + method)

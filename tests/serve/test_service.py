@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
 from milvus_hubness.estimators import NNN
-from milvus_hubness.operations import http_server
+from milvus_hubness.operations.http_limits import HttpLimits
 from milvus_hubness.serve import ServicePolicy
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
 
@@ -277,9 +277,9 @@ def test_on_other_addresses_it_answers_whatever_host_is_named(tmp_path, any_coll
         assert ask(f"{url}/readyz", Host="hubness:9108")[0] == 200
 
 
-def test_probes_are_answered_when_all_other_requests_are_refused(file, monkeypatch):
-    monkeypatch.setattr(http_server, "MOST_REQUESTS", 0)
-    with Running(file, Job()) as running:
+def test_probes_are_answered_when_all_other_requests_are_refused(file):
+    policy = ServicePolicy(http=HttpLimits(requests=0))
+    with Running(file, Job(), policy=policy) as running:
         running.wait_for("ready")
         codes = {path: ask(running.url + path)[0] for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz")}
     assert codes == {"/": 503, "/status.json": 503, "/metrics": 503, "/healthz": 200, "/readyz": 200}

@@ -146,7 +146,7 @@ def test_users_choose_their_own_pings():
     assert with_keepalive("shop.db", own) == own
     other = {"grpc_options": {"grpc.enable_retries": 0}}
     assert with_keepalive("shop.db", other) == {"grpc_options": {**LITE_KEEPALIVE, "grpc.enable_retries": 0}}
-    assert with_keepalive("shop.db", {"grpc_options": None}) == {"grpc_options": dict(LITE_KEEPALIVE)}
+    assert with_keepalive("shop.db", {"grpc_options": None}) == {"grpc_options": LITE_KEEPALIVE}
 
 
 HOLD = """
