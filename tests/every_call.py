@@ -152,8 +152,10 @@ READS = {
     "names of partitions": lambda c, n, g: c.list_partitions(n),
     "whether partitions are there": lambda c, n, g: [c.has_partition(n, each) for each in ("spring", "no")],
     "whether it is loaded": lambda c, n, g: [c.get_load_state(n), c.get_load_state(n, "spring")],
-    "aliases": lambda c, n, g: c.list_aliases(n)["aliases"],
-    "the server": lambda c, n, g: [c.get_server_version(), c.list_databases()],
+    # In another database than the default one, Milvus 2.3.5 finds no collection whose aliases it could list.
+    "aliases": lambda c, n, g: outcome(lambda c, n, g: c.list_aliases(n)["aliases"], c, n, g),
+    # It lists databases in another order each time.
+    "the server": lambda c, n, g: [c.get_server_version(), sorted(c.list_databases())],
 }
 
 
