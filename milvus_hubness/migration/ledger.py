@@ -181,6 +181,11 @@ def _change(name: str, then: object, now: object) -> str:
     return f"{name}: {then} then, {now} now"
 
 
+def _names_of(migration: Migration) -> set[str]:
+    """Return the names of the two collections of a migration."""
+    return {migration.source, migration.source_now, migration.target}
+
+
 class Ledger:
     """The migrations of one database."""
 
@@ -218,6 +223,17 @@ class Ledger:
         cannot be read."""
         migration = next((migration for migration in self.migrations(target) if migration.target == target), None)
         return self._up_to_date(migration) if migration else None
+
+    def related(self, name: str) -> list[Migration]:
+        """Return the migrations that a chain of migrations connects with a collection or alias, the
+        oldest first: those of the collection, of its copies, and of what it is a copy of."""
+        migrations = self.migrations(name)
+        names = {name, self._store.alias_target(name) or name}
+        related: list[Migration] = []
+        while found := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
+            related += found
+            names.update(*map(_names_of, found))
+        return sorted(related, key=lambda migration: migration.begun_at)
 
     def reread(self, former: Migration) -> Migration:
         """Read a migration again under its lease. Raises NoMigration."""
@@ -263,6 +279,12 @@ class Ledger:
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
+
+    def write_state(self, migration: Migration) -> None:
+        """Write the state of a migration to its copy, if that exists."""
+        state = migration.corrected()
+        if self._store.exists(migration.target):
+            self._store.write_property(migration.target, state.property_name, state)
 
     def chunks(self, migration: Migration) -> list[Chunk]:
         """Return the chunks of the migration in their original order."""

@@ -81,6 +81,8 @@ class RefreshResult:
     online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
     planned: bool = False
     write_intents: int = 0
+    former_copy: str | None = None
+    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
 
     @property
     def skipped(self) -> int:
@@ -328,8 +330,15 @@ class Refreshing:
         )
         done = carry_out(migration, options, self.lease)
         rows = (done.verified or {}).get("rows", 0)
-        epoch = done.corrected().profile.epoch
-        return self._result("rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch)
+        return self._result(
+            "rebuilt",
+            plan.reason,
+            scanned=rows,
+            written=rows,
+            collection=done.target,
+            epoch=done.corrected().profile.epoch,
+            former_copy=done.source,
+        )
 
     def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""

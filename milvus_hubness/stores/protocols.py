@@ -342,6 +342,17 @@ class BankSearch(Protocol):
         products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer."""
 
 
+@runtime_checkable
+class LeavesKeys(Protocol):
+    """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
+
+    def left_keys(self, collection: str) -> dict[str, int]:
+        """Return the number of rows with each key that jobs have written, without keys that no row has."""
+
+    def delete_keys(self, collection: str) -> None:
+        """Delete these keys from all rows."""
+
+
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     WholeRows: "replaces no whole rows: every note is replayed",
@@ -349,6 +360,7 @@ _MISSING: dict[Any, str] = {
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
     BankSearch: "cannot compute biases by its own search: use the engine local",
+    LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }
 Capability = TypeVar("Capability")
 

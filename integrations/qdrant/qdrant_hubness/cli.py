@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json, show_result
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond
@@ -30,6 +30,8 @@ from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh
 from milvus_hubness.refresh.status import status as read_status
+from milvus_hubness.refresh.sweep import Leftovers, leftovers
+from milvus_hubness.refresh.sweep import sweep as sweep_leftovers
 from milvus_hubness.state import require_state
 from milvus_hubness.texts import describe
 from qdrant_hubness.store import QdrantStore, connect
@@ -174,6 +176,43 @@ def clean(
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 
+def sweep(
+    collection: Collection,
+    connection: Connection,
+    plan: Plan = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove all that the correction of a collection has left and nothing uses any more.
+
+    Former copies after refreshes, copies after a rollback, biases in payloads after disable, banks, records.
+
+    Example: qdrant-hubness sweep products --plan
+    """
+    store = connection.open()
+    found = leftovers(store, collection)
+    if plan or not found:
+        _show_leftovers(found, "Would be removed for good" if found else f"{collection} has no leftovers", as_json)
+        return
+    if not yes:
+        if not as_json:
+            _show_leftovers(found, "Would be removed for good", as_json)
+        raise typer.BadParameter("not confirmed: add --yes")
+    _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
+
+
+def _show_leftovers(found: Leftovers, title: str, as_json: bool) -> None:
+    facts = {
+        "copies": ", ".join(found.copies),
+        "keys in payloads": ", ".join(f"{key} of {count:,} points" for key, count in found.keys.items()),
+        "properties": ", ".join(found.properties),
+        "banks": ", ".join(found.banks),
+        "records of": ", ".join(found.records),
+        "stays": "\n".join(f"{name}: {why}" for name, why in found.kept.items()),
+    }
+    show_result(as_json, {"sweep": found.to_dict()}, lambda: show_facts(title, facts))
+
+
 def enable(
     collection: Collection, correcting: Correcting, connection: Connection, plan: Plan = False, as_json: AsJson = False
 ) -> None:
@@ -268,7 +307,7 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
 app = command_line(
     f"Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: ${KEY_VARIABLE}."
     "\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
-    *(migrate, rollback, clean, enable, disable, refresh, status),
+    *(migrate, rollback, clean, enable, disable, refresh, sweep, status),
     completion=True,
 )
 

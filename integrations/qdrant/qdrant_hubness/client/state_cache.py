@@ -19,7 +19,7 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, WriteI
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
-from qdrant_hubness.store.properties import STATES, of_metadata, point_id
+from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
 from qdrant_hubness.store.requests import FAILURES, is_missing, keeps_metadata
 from qdrant_hubness.store.rows import UNNAMED, named
 
@@ -67,6 +67,7 @@ class StateCache:
             read_states(properties, name),
             DualWrite.read(properties, name),
             WriteIntentLog.read(properties, name),
+            payload_keys_in(properties),
         )
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state

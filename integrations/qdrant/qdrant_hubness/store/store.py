@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from qdrant_client import models
@@ -9,6 +11,7 @@ from qdrant_client import models
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.helpers import expect_helpers
@@ -25,7 +28,8 @@ from milvus_hubness.stores.records import (
 )
 from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema
-from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
+from qdrant_hubness.store.points import PARTITIONS, SURE, create_alias, drop_alias
+from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import has_formulas, translated, turn
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
@@ -70,7 +74,16 @@ class QdrantStore(QdrantWriteIntents):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
         counts = {name: self._count_with(source.name, name) for name in names}
-        return schema.obstacles(source, field) + taken_keys({name: count for name, count in counts.items() if count})
+        counts = {name: count for name, count in counts.items() if count}
+        left = set(payload_keys_in(self.properties_of(source.name)))
+        if counts and left.issuperset(counts):
+            keys = ", ".join(counts)
+            return [
+                *schema.obstacles(source, field),
+                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep {source.name} --yes "
+                "removes them",
+            ]
+        return schema.obstacles(source, field) + taken_keys(counts)
 
     def _count_with(self, collection: str, key: str) -> int:
         """Return the number of points with this key in their payloads."""
@@ -138,7 +151,10 @@ class QdrantStore(QdrantWriteIntents):
     # -- biases in payloads ----------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
-        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root."""
+        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root.
+
+        The keys are not present before `add_bias_fields` has had clients hide them.
+        """
         version = self.server_version()
         if not has_formulas(version.rpartition(" ")[2]):
             raise CannotMigrate(
@@ -146,13 +162,39 @@ class QdrantStore(QdrantWriteIntents):
                 "newer, or migrate the collection"
             )
         metrics = {field.metric for field in source.users_fields.values()}
-        return "present" if metrics & BIAS_METRICS else "none"
+        return "can be added" if metrics & BIAS_METRICS else "none"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """Payloads accept any key."""
+        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is pending."""
+        self._announce_keys(collection, [name + suffix for name in (*SLOT_FIELDS, EPOCH_FIELD)])
+
+    def _announce_keys(self, collection: str, keys: Sequence[str]) -> None:
+        """Add keys to those that clients hide in payloads."""
+        name = self._real_name(collection)
+        known = payload_keys_in(self.properties_of(name))
+        if new := [key for key in keys if key not in known]:
+            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*known, *new])})
+
+    # -- what a correction leaves behind ---------------------------------------------------------
+
+    def left_keys(self, collection: str) -> dict[str, int]:
+        """As LeavesKeys.left_keys."""
+        keys = payload_keys_in(self.properties_of(collection))
+        counts = {key: self._count_with(collection, key) for key in keys}
+        return {key: count for key, count in counts.items() if count}
+
+    def delete_keys(self, collection: str) -> None:
+        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them until then."""
+        keys = payload_keys_in(self.properties_of(collection))
+        for key in keys:
+            lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
+            holders = models.FilterSelector(filter=models.Filter(must_not=[lacking]))
+            self.ask("delete_payload", collection, keys=[key], points=holders, **SURE)
+        if keys:
+            self.properties.alter(self._real_name(collection), {PAYLOAD_KEYS: ""})
 
     # -- whole collections -------------------------------------------------------------
 
