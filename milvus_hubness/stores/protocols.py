@@ -14,7 +14,7 @@ from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
-from milvus_hubness.stores.ownership import CollectionId
+from milvus_hubness.stores.ownership import CollectionId, Commands
 from milvus_hubness.stores.records import (
     CollectionInfo,
     Fences,
@@ -28,6 +28,10 @@ from milvus_hubness.stores.records import (
 
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
+
+    @property
+    def commands(self) -> Commands:
+        """The commands that messages name."""
 
     def server_version(self) -> str: ...
 

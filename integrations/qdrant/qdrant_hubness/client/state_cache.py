@@ -19,6 +19,7 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, WriteI
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
+from qdrant_hubness.store.ledger import ON_QDRANT
 from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
 from qdrant_hubness.store.requests import FAILURES, is_missing, keeps_metadata
 from qdrant_hubness.store.rows import UNNAMED, named
@@ -138,7 +139,7 @@ class StateCache:
                 return  # The request that follows reports it.
             raise
         _, properties = yield from self._properties(helper.collection, described)
-        expect_helper(helper, CollectionId(name=cached.name), properties)
+        expect_helper(helper, CollectionId(name=cached.name), properties, commands=ON_QDRANT)
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:

@@ -9,16 +9,21 @@ from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.stores.helpers import HelperLists
+from milvus_hubness.stores.ownership import Commands
 from milvus_hubness.stores.records import Record
 from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
 from qdrant_hubness.store.properties import point_id
 
 LEDGER_PROPERTY = "hubness_ledger"
+ON_QDRANT = Commands(run="qdrant-hubness migrate", clean="qdrant-hubness clean", adopt="")
+"""The commands that messages name. Qdrant cannot rename collections."""
 _RECORDS_PER_REQUEST = 500
 
 
 class QdrantLedger(QdrantPoints, HelperLists):
     """The ledger methods of the store."""
+
+    commands = ON_QDRANT
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """As Store.put_records."""

@@ -22,7 +22,7 @@ from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties
-from qdrant_hubness.store.requests import is_local, lacks_points, plain_client_of, translated, turn
+from qdrant_hubness.store.requests import is_local, lacks_points, patiently, plain_client_of, translated, turn
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 
 Of = TypeVar("Of", bound="QdrantPoints")
@@ -84,8 +84,13 @@ class QdrantPoints:
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
         """Call a method of the client about a collection, and translate its errors."""
-        with turn(self.client), self._addressed(method, collection) as name:
-            return getattr(self.client, method)(collection_name=name, **options)
+
+        def send() -> Any:
+            with turn(self.client):
+                return getattr(self.client, method)(collection_name=name, **options)
+
+        with self._addressed(method, collection) as name:
+            return patiently(send, collection)
 
     def fenced(self: Of, fences: Fences) -> Of:
         """As Store.fenced. Writes of points are fenced, those of properties are not."""
@@ -113,7 +118,7 @@ class QdrantPoints:
         is_fenced = self._fences is not None and method in WRITES
         name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
         try:
-            with translated(name):
+            with translated(collection, name if name != collection else ""):
                 yield name
         except CollectionNotFound as error:
             if name == collection or not self.exists(collection):

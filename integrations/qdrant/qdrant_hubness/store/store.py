@@ -162,7 +162,12 @@ class QdrantStore(QdrantWriteIntents):
                 "newer, or migrate the collection"
             )
         metrics = {field.metric for field in source.users_fields.values()}
-        return "can be added" if metrics & BIAS_METRICS else "none"
+        if not metrics & BIAS_METRICS:
+            raise CannotMigrate(
+                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of Cosine and Dot only, "
+                f"not of {', '.join(sorted(metrics))}: migrate the collection"
+            )
+        return "can be added"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
