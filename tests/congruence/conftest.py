@@ -5,8 +5,9 @@ from qdrant_client import QdrantClient
 
 from tests.conftest import DATABASES, Backend
 from tests.databases import OnMilvus, OnQdrant
+from tests.qdrant.strict import StrictServer
 
-QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-server": "qdrant_uri"}
+QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-strict": "", "qdrant-server": "qdrant_uri"}
 
 
 @pytest.fixture(scope="session", params=[*DATABASES, *QDRANTS])
@@ -19,6 +20,8 @@ def found(request):
 def _held(kind, uri):
     if kind in DATABASES:
         return OnMilvus(kind, uri, Backend(kind, uri).client)
+    if kind == "qdrant-strict":
+        return OnQdrant(kind, StrictServer().client())
     return OnQdrant(kind, QdrantClient(url=uri) if "://" in uri else QdrantClient(uri))
 
 

@@ -22,7 +22,7 @@ def key(i):
 
 @dataclass
 class Backend:
-    """kind: local; states, the local mode as if it kept no metadata of collections; server."""
+    """kind: local; states, the local mode as if it kept no metadata of collections; strict; qdrant-server."""
 
     kind: str
     client: QdrantClient
@@ -30,7 +30,7 @@ class Backend:
 
     @property
     def is_local(self):
-        return self.kind != "qdrant-server"
+        return self.kind in ("local", "states")
 
     def store(self, cls=QdrantStore):
         made = cls(self.client)
