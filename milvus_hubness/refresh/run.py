@@ -419,7 +419,8 @@ class Refreshing:
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
         queries, side = plan.bank.queries, state.codec.side_collection
-        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side)
+        most = self.store.most_candidates(self.info)
+        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side, most)
         return state.model_copy(update={"reranking": measured})
 
     # -- helpers ------------------------------------------------------------------------------------------

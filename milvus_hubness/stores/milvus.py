@@ -45,6 +45,10 @@ ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
 
 
+MOST_HITS = 16_384
+"""Rows for which a search of Milvus may ask."""
+
+
 @translating
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `milvus_server.connect`."""
@@ -208,6 +212,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             return "none"
         names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
         return "none" if self._taken_keys(source, names) else "can be added"
+
+    def most_candidates(self, source: CollectionInfo) -> int:
+        return MOST_HITS
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         for name, kind in milvus_schema.BIAS_FIELDS.items():

@@ -108,6 +108,9 @@ class Schemas(Protocol):
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
 
+    def most_candidates(self, source: CollectionInfo) -> int:
+        """Return the most rows for which a search of the collection may ask."""
+
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Add the fields that hold biases; every row has bias 0 and is pending."""
 

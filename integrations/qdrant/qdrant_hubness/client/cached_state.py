@@ -14,6 +14,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.ownership import Helper
 from milvus_hubness.stores.records import DualWrite, WriteIntentLog
+from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
 
@@ -36,6 +37,8 @@ class CachedState:
     intent_log: WriteIntentLog | None = None
     payload_keys: tuple[str, ...] = ()
     """Keys that jobs have written, or are about to write, into payloads, see PAYLOAD_KEYS."""
+    limits: Limits = NO_LIMITS
+    """What strict mode of the collection allows."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
 
     def state_of(self, using: str | None) -> CollectionState | None:

@@ -17,19 +17,29 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases, with_columns
-from milvus_hubness.errors import DimensionMismatch, DualWriteFailed, HubnessError, WriteIntentFailed, name_some
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    DualWriteFailed,
+    HubnessError,
+    PartialWrite,
+    WriteIntentFailed,
+    name_some,
+)
 from milvus_hubness.logs import named
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES
+from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large
+from qdrant_hubness.store.sizes import in_parts
 from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
 IDS_PER_REQUEST = 1_000
+REQUEST_BYTES = 24_000_000
+"""Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 
@@ -77,11 +87,44 @@ class Writing(StateCache):
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
             if cached.intent_log is not None:
                 yield from self._note(cached, notes)
-        result = yield Ask(call.method, (collection,), call.options)
+        result = yield from self._send(collection, cached, call)
         for key, columns in payloads:
-            yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
+            yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
+        return result
+
+    def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
+        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have more digits, and
+        the ids of a filter may be many. Raises PartialWrite if a later part fails."""
+        items = call.items if cached.states or cached.dual_write else []
+        if not items:
+            return (yield Ask(call.method, (collection,), call.options))
+        left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
+        done = 0
+        result: Any = None
+        while left:
+            part = left.pop(0)
+            one = call if len(part) == len(items) else call.about(part)
+            try:
+                if done:
+                    result = yield from self.patiently(collection, one.method, **one.options)
+                else:
+                    result = yield Ask(one.method, (collection,), one.options)
+            except FAILURES as error:
+                if is_too_large(error) and len(part) > 1:
+                    middle = len(part) // 2
+                    left[:0] = [part[:middle], part[middle:]]
+                    continue
+                if not done:
+                    raise
+                partial = PartialWrite(
+                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and then failed: "
+                    f"{error_text(error)}: write the others again"
+                )
+                partial.row_count = done
+                raise partial from error
+            done += len(part)
         return result
 
     # -- the ids of points --------------------------------------------------------------------------------
@@ -98,7 +141,8 @@ class Writing(StateCache):
             return call
         points = structs(call.options["points"]) if call.method == "upsert" else list(call.options["points"])
         ids = [key_of(point.id) for point in points]
-        existing = {r.id for r in (yield Ask("retrieve", (collection, ids), {"with_payload": False}))}
+        found = yield from self.in_halves(collection, "retrieve", ids, {"with_payload": False})
+        existing = {record.id for record in found}
         mode, where = call.options.get("update_mode"), call.options.get("update_filter")
         selected = existing
         if where is not None:
@@ -111,11 +155,13 @@ class Writing(StateCache):
         return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in selected])
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
+        cached = yield from self.cached_state(collection)
+        size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
         ids: list[Key] = []
         offset: Any = None
         while True:
-            options = {"scroll_filter": where, "limit": IDS_PER_REQUEST, "offset": offset}
-            page, offset = yield Ask("scroll", (collection,), {**options, "with_payload": False})
+            options = {"scroll_filter": where, "limit": size, "offset": offset, "with_payload": False}
+            page, offset = yield from self.patiently(collection, "scroll", **options)
             ids += [record.id for record in page]
             if offset is None:
                 return ids
@@ -195,8 +241,8 @@ class Writing(StateCache):
             return
         yield from self.expect_log(cached, intent_log)
         try:
-            for part in parts(notes, IDS_PER_REQUEST):
-                yield Ask("upsert", (intent_log.collection, part), {"wait": True})
+            for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
+                yield from self.in_halves(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
@@ -236,10 +282,12 @@ class Writing(StateCache):
 
     def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
         target = yield from self.cached_state(copy)
-        for part in parts(list(dict.fromkeys(ids)), IDS_PER_REQUEST):
+        size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
+        for part in parts(list(dict.fromkeys(ids)), size):
             before: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
-                read = yield Ask("retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True})
+                options = {"with_payload": True, "with_vectors": True}
+                read = yield from self.in_halves(cached.name, "retrieve", part, options)
                 now = {record.id: record for record in read}
                 if now == before:
                     break
@@ -247,7 +295,7 @@ class Writing(StateCache):
                 yield from self._put(cached, target, copy, list(now.values()))
                 if missing := [id for id in part if id not in now]:
                     selector = models.PointIdsList(points=missing)
-                    yield Ask("delete", (copy, selector), {"wait": True})
+                    yield from self.patiently(copy, "delete", selector, wait=True)
             else:
                 raise DualWriteFailed(
                     f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to write them to its "
@@ -266,7 +314,8 @@ class Writing(StateCache):
             )
             for record, own, biases in zip(shown, vectors, columns, strict=True)
         ]
-        yield Ask("upsert", (copy, points), {"wait": True})
+        for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
+            yield from self.in_halves(copy, "upsert", part, {"wait": True})
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

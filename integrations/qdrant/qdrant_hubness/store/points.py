@@ -17,15 +17,18 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import StorageFormat
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.errors import CollectionNotFound, LeaseLost
+from milvus_hubness.errors import CollectionNotFound, LeaseLost, StoreError
 from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
+from qdrant_hubness.store.limits import UNLIMITED, Limits
 from qdrant_hubness.store.properties import Properties
-from qdrant_hubness.store.requests import is_local, lacks_points, patiently, plain_client_of, translated, turn
+from qdrant_hubness.store.requests import TooLarge, is_local, lacks_points, patiently, plain_client_of, translated, turn
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
+from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 
 Of = TypeVar("Of", bound="QdrantPoints")
+T = TypeVar("T")
 NUMBERS, UUIDS = "numbers", "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
@@ -33,10 +36,21 @@ LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 KEYS_PER_PAGE = 10_000
 REQUEST_BYTES = 8_000_000
-BYTES_PER_NUMBER = 20
-"""Bytes of a number of a vector in JSON."""
+"""Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
 MOST_ROWS = 1_000
+
+SPLIT = {
+    "upsert": "points",
+    "update_vectors": "points",
+    "set_payload": "points",
+    "overwrite_payload": "points",
+    "delete_payload": "points",
+    "batch_update_points": "update_operations",
+    "retrieve": "ids",
+    "query_batch_points": "requests",
+}
+"""The argument of each method whose items can be sent in several requests."""
 
 WRITES = {
     "upsert", "update_vectors", "set_payload", "overwrite_payload", "delete_payload", "batch_update_points",
@@ -83,14 +97,30 @@ class QdrantPoints:
         self._warned: set[str] = set()
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
-        """Call a method of the client about a collection, and translate its errors."""
+        """Call a method of the client about a collection, and translate its errors.
+
+        A request that is too large is sent in halves. Raises as `translated` does.
+        """
 
         def send() -> Any:
             with turn(self.client):
                 return getattr(self.client, method)(collection_name=name, **options)
 
-        with self._addressed(method, collection) as name:
-            return patiently(send, collection)
+        try:
+            with self._addressed(method, collection) as name:
+                return patiently(send, collection)
+        except TooLarge as error:
+            argument = SPLIT.get(method, "")
+            items = options.get(argument)
+            if not isinstance(items, list) or not items:
+                raise
+            if len(items) == 1:
+                raise _unsendable(items[0], error) from error
+        middle = len(items) // 2
+        halves = [
+            self.ask(method, collection, **options | {argument: half}) for half in (items[:middle], items[middle:])
+        ]
+        return [*halves[0], *halves[1]] if isinstance(halves[0], list) else halves[1]
 
     def fenced(self: Of, fences: Fences) -> Of:
         """As Store.fenced. Writes of points are fenced, those of properties are not."""
@@ -138,15 +168,22 @@ class QdrantPoints:
         return f"qdrant_local {version}" if self.is_local else f"qdrant {version}"
 
     def count(self, collection: str) -> int:
-        """As Store.count."""
-        return int(self.ask("count", collection, exact=True).count)
+        """As Store.count. Where strict mode forbids exact counts, this counts the ids."""
+        described = self.ask("get_collection", collection)
+        if Limits.of(described).allows_exact:
+            return int(self.ask("count", collection, exact=True).count)
+        return sum(1 for partition in PARTITIONS for _ in self._records(collection, partition, Limits.of(described)))
 
     def scan_keys(
         self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
         """As Store.scan_keys."""
-        where = self._pending(collection, pending) if pending else None
-        return [record.id for record in self._page(collection, self._named(partition, after), after, limit, where)]
+        described = self.ask("get_collection", collection)
+        where = self._pending(collection, pending, described) if pending else None
+        records = self._records(
+            collection, self._named(partition, after), Limits.of(described), after=after, most=limit, where=where
+        )
+        return [record.id for record in records]
 
     def above(self, key: Key, step: int) -> Key | None:
         """As Store.above."""
@@ -168,16 +205,18 @@ class QdrantPoints:
     ) -> Batch:
         """As Store.scan."""
         form = self.form(collection, field)
-        size = min(limit or MOST_ROWS, self._rows_per_request(form))
-        part = self._named(partition, after)
-        records: list[Any] = []
-        while page := self._page(collection, part, after, size, with_payload=True, with_vectors=True):
-            chosen = [r for r in page if upto is None or r.id <= upto]
-            records += chosen
-            after = page[-1].id
-            if len(chosen) < len(page) or limit is not None or after == upto:
-                break
-        return form.batch(records)
+        records = self._records(
+            collection,
+            self._named(partition, after),
+            form.limits,
+            after=after,
+            upto=upto,
+            most=UNLIMITED if limit is None else limit,
+            page=self._rows_per_request(form),
+            with_payload=True,
+            with_vectors=True,
+        )
+        return form.batch(list(records))
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """As Store.get."""
@@ -186,7 +225,7 @@ class QdrantPoints:
     def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As Store.upsert."""
         form = self.form(collection, field)
-        for points in self._parts(form.points(batch), form):
+        for points in self._parts(form.points(batch), form.limits):
             self.ask("upsert", collection, points=points, **SURE)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
@@ -199,15 +238,16 @@ class QdrantPoints:
         """As Store.rewrite: vectors, and only the changed fields of the payload."""
         form = self.form(collection, field)
         if field in changed:
-            for points in self._parts(form.vectors(batch), form):
+            for points in self._parts(form.vectors(batch), form.limits):
                 self._update_existing("update_vectors", collection, points=points, **SURE)
         columns = [name for name in changed if name != field]
         if form.state is not None:
             if form.state.codec.epoch_field in columns and batch.keys:
                 self._write_epochs(collection, batch, form.state.codec.epoch_field)
             return
-        for rows in self._parts(list(zip(batch.keys, batch.rows, strict=True)), form):
-            self._set_payloads(collection, [(key, {n: row[n] for n in columns}) for key, row in rows])
+        payloads = [(key, {n: row[n] for n in columns}) for key, row in zip(batch.keys, batch.rows, strict=True)]
+        for part in self._parts(payloads, form.limits):
+            self._set_payloads(collection, part)
 
     def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> None:
         """Write the epochs that differ from that of the collection state, and delete the others."""
@@ -236,12 +276,19 @@ class QdrantPoints:
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector as the field."""
         described = self.ask("get_collection", collection)
-        unit = schema.unit_vectors(described)
+        unit, limits = schema.unit_vectors(described), Limits.of(described)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
-            return Form(field, state.codec.form, state, unit, self.units)
+            return Form(field, state.codec.form, state, unit, self.units, limits)
         params = schema.dense(described)[field]
-        return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
+        form = StorageFormat(schema.DTYPES[params.datatype], params.size)
+        return Form(field, form, None, unit, self.units, limits)
+
+    def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
+        """Create a payload index, so that strict mode allows filters and formulas with the key. The local mode has
+        no indexes."""
+        if not self.is_local:
+            self.ask("create_payload_index", collection, field_name=key, field_schema=field_schema)
 
     def make_collection(self, collection: str, properties: dict[str, str], **config: Any) -> None:
         """Create a collection with these properties. config: of create_collection."""
@@ -253,6 +300,9 @@ class QdrantPoints:
         self.ask("create_collection", collection, **config)
 
     # -- helpers ---------------------------------------------------------------------------
+
+    def _limits(self, collection: str) -> Limits:
+        return Limits.of(self.ask("get_collection", collection))
 
     def _real_name(self, collection: str) -> str:
         return self._behind(collection) or collection
@@ -272,9 +322,39 @@ class QdrantPoints:
 
     def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         records: list[Any] = []
-        for part in self._parts(list(keys), form):
+        for part in in_parts(list(keys), rows=self._rows_per_request(form), most_bytes=REQUEST_BYTES):
             records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
         return form.batch(in_order(records, keys))
+
+    def _records(
+        self,
+        collection: str,
+        partition: str,
+        limits: Limits,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        most: int = UNLIMITED,
+        page: int = KEYS_PER_PAGE,
+        where: models.Filter | None = None,
+        with_payload: Any = False,
+        with_vectors: bool = False,
+    ) -> Iterator[Any]:
+        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order. page: the number of
+        points that are read at once, if strict mode allows so many."""
+        content = {"with_payload": with_payload, "with_vectors": with_vectors}
+        left = most
+        while left > 0:
+            size = min(left, page, limits.rows_per_read)
+            records = self._page(collection, partition, after, size, where, **content)
+            for record in records:
+                if upto is not None and record.id > upto:
+                    return
+                yield record
+            if len(records) < size or (upto is not None and records[-1].id == upto):
+                return
+            left -= len(records)
+            after = records[-1].id
 
     def _page(
         self,
@@ -284,7 +364,7 @@ class QdrantPoints:
         limit: int,
         where: models.Filter | None = None,
         *,
-        with_payload: bool = False,
+        with_payload: Any = False,
         with_vectors: bool = False,
     ) -> list[Any]:
         """Return the first points of a partition after `after`."""
@@ -311,10 +391,10 @@ class QdrantPoints:
             return partition
         return NUMBERS if after is None else partition_of(after)
 
-    def _pending(self, collection: str, epoch_field: str) -> models.Filter:
+    def _pending(self, collection: str, epoch_field: str, described: Any) -> models.Filter:
         """Return the filter that selects points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
-        states = self._states(collection, self.ask("get_collection", collection)).values()
+        states = self._states(collection, described).values()
         if any(state.codec.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
@@ -322,12 +402,11 @@ class QdrantPoints:
 
     def _update_existing(self, method: str, collection: str, **options: Any) -> None:
         """Send a request that changes the points that exist and fails for the others."""
-        with turn(self.client), self._addressed(method, collection) as name:
-            try:
-                getattr(self.client, method)(collection_name=name, **options)
-            except Exception as error:
-                if not lacks_points(error):
-                    raise
+        try:
+            self.ask(method, collection, **options)
+        except StoreError as error:
+            if error.__cause__ is None or not lacks_points(error.__cause__):
+                raise
 
     def _set_payloads(self, collection: str, payloads: Sequence[tuple[Key, dict[str, Any]]]) -> None:
         """Set these fields in the payloads of the points that exist."""
@@ -349,10 +428,19 @@ class QdrantPoints:
                     )
 
     def _rows_per_request(self, form: Form) -> int:
+        """Return how many points to read at once."""
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
-        return max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
+        return min(form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row)))
 
-    def _parts(self, items: Sequence[Any], form: Form) -> Iterator[list[Any]]:
-        size = self._rows_per_request(form)
-        for start in range(0, len(items), size):
-            yield list(items[start : start + size])
+    def _parts(self, items: Sequence[T], limits: Limits) -> Iterator[list[T]]:
+        """Yield what is written in parts that a request can hold."""
+        return in_parts(items, rows=min(MOST_ROWS, limits.rows_per_write), most_bytes=REQUEST_BYTES)
+
+
+def _unsendable(item: Any, error: TooLarge) -> StoreError:
+    """Return the error about an item that is too large for a request of its own."""
+    what = f"point {item.id!r}" if hasattr(item, "id") else "one item"
+    return StoreError(
+        f"{error}, for {what} alone, of about {json_bytes(item):,} bytes: raise service.max_request_size_mb in the "
+        "server's configuration, or shorten the payload"
+    )

@@ -26,6 +26,7 @@ from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
 from milvus_hubness.errors import (
     CollectionNotFound,
+    HubnessError,
     InvalidInput,
     InvalidParameter,
     ServerUnavailable,
@@ -54,6 +55,11 @@ LONGEST_TEXT = 500
 """Most characters of a server's text that a message shows."""
 
 _NO_POINT = "no point with id"
+_TOO_LARGE = re.compile(
+    r"larger than allowed|message length too large|larger than max|split your request"
+    r"|Limit exceeded .* for .(upsert|update|search) limit"
+)
+"""Refusals of a request that the server takes in smaller parts."""
 _SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _DENIED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 _ADVICE = re.compile(r"\.?\s*(Help|Hint): .*", re.DOTALL)
@@ -206,10 +212,21 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
         return StoreError(
             f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to one that may"
         )
+    if is_too_large(error):
+        return TooLarge(f"Qdrant refused a request on {collection!r}: {text}")
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
     return StoreError(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
+
+
+class TooLarge(StoreError):
+    """The server refused a request that it may take in smaller parts."""
+
+
+def is_too_large(error: BaseException) -> bool:
+    """Whether the server may take the request in smaller parts."""
+    return not isinstance(error, HubnessError) and _TOO_LARGE.search(error_text(error)) is not None
 
 
 def is_silence(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats, StorageFormat
 from milvus_hubness.codec.base import PENDING, RowCodec
 from milvus_hubness.state import CollectionState
+from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTORS = "hubness_vectors"
 UNNAMED = ""
@@ -74,6 +75,8 @@ class Form:
     state: CollectionState | None
     unit: frozenset[str]
     units: int
+    limits: Limits = NO_LIMITS
+    """What strict mode of the collection allows."""
 
     @cached_property
     def codec(self) -> RowCodec | None:

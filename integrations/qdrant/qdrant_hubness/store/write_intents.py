@@ -31,6 +31,7 @@ from milvus_hubness.stores.records import (
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
+from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import SURE, partition_of
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
@@ -122,8 +123,9 @@ class QdrantWriteIntents(QdrantBanks):
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
         done: list[Note] = []
-        for start in range(0, len(notes), _KEYS_PER_REQUEST):
-            keys = list(dict.fromkeys(note.key for note in notes[start : start + _KEYS_PER_REQUEST]))
+        size = min(_KEYS_PER_REQUEST, Limits.of(described).rows_per_read)
+        for start in range(0, len(notes), size):
+            keys = list(dict.fromkeys(note.key for note in notes[start : start + size]))
             records = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
             held = {record.id: record for record in records}
             for line in self._lines(intent_log, keys):
@@ -138,8 +140,9 @@ class QdrantWriteIntents(QdrantBanks):
         fields = _noted_fields(self.properties_of(intent_log.collection), intent_log.collection)
         ids = [line_id(field, key) for key in keys for field in fields]
         lines: list[Any] = []
-        for start in range(0, len(ids), _KEYS_PER_REQUEST):
-            part = ids[start : start + _KEYS_PER_REQUEST]
+        size = min(_KEYS_PER_REQUEST, self._limits(intent_log.collection).rows_per_read)
+        for start in range(0, len(ids), size):
+            part = ids[start : start + size]
             lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
         return lines
 
