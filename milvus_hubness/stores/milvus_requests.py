@@ -44,7 +44,7 @@ from milvus_hubness.stores.milvus_server import (
     translated,
 )
 from milvus_hubness.stores.records import Fences, is_fence
-from milvus_hubness.waiting import WaitPolicy, reported, wait_until
+from milvus_hubness.waiting import Standing, WaitPolicy, reported, wait_until
 
 DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
@@ -374,11 +374,12 @@ class MilvusRequests:
         self.client.load_collection(collection, _async=True, **settings)
         state = ""
 
-        def share_loaded() -> str | None:
+        def share_loaded() -> Standing | None:
             nonlocal state
             loading = self.client.get_load_state(collection)
             state = loading["state"].name
-            return f"{loading.get('progress', 0)}% is loaded" if state == "Loading" else None
+            percent = int(loading.get("progress", 0))
+            return Standing(f"{percent}% is loaded", 100 - percent) if state == "Loading" else None
 
         wait_until(f"the load of {collection!r}", share_loaded)
         if state != "Loaded":

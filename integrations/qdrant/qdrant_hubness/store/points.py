@@ -440,7 +440,9 @@ class QdrantPoints:
 def _unsendable(item: Any, error: TooLarge) -> StoreError:
     """Return the error about an item that is too large for a request of its own."""
     what = f"point {item.id!r}" if hasattr(item, "id") else "one item"
+    problem = f"{error}, for {what} alone, of about {json_bytes(item):,} bytes"
+    if "strict mode" in problem:
+        return StoreError(problem)
     return StoreError(
-        f"{error}, for {what} alone, of about {json_bytes(item):,} bytes: raise service.max_request_size_mb in the "
-        "server's configuration, or shorten the payload"
+        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten the payload"
     )

@@ -62,7 +62,7 @@ _TOO_LARGE = re.compile(
 """Refusals of a request that the server takes in smaller parts."""
 _SILENT = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 _DENIED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
-_ADVICE = re.compile(r"\.?\s*(Help|Hint): .*", re.DOTALL)
+_ADVICE = re.compile(r"\.?\s*(Help|Hint): .*|, please try to split your request\.?", re.DOTALL)
 """What a server's text advises: a parameter of a request, which no user of a job sets."""
 _STRICT_MODE = re.compile(r"\. Help: |rate limit|Exact search disabled")
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
@@ -212,12 +212,11 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
         return StoreError(
             f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to one that may"
         )
-    if is_too_large(error):
-        return TooLarge(f"Qdrant refused a request on {collection!r}: {text}")
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
         remedy = f": raise that limit in the strict mode of {collection!r}, with update_collection"
-    return StoreError(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
+    kind = TooLarge if is_too_large(error) else StoreError
+    return kind(f"Qdrant refused a request on {collection!r}: {text}{remedy}")
 
 
 class TooLarge(StoreError):

@@ -30,6 +30,7 @@ from milvus_hubness.stores.records import (
 from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema, strict_mode
 from qdrant_hubness.store.limits import Limits
+from qdrant_hubness.store.optimiser import Optimiser
 from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import has_formulas, translated, turn
@@ -285,14 +286,13 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        def share_indexed() -> str | None:
-            described = self.ask("get_collection", collection)
-            if described.status != models.CollectionStatus.YELLOW:
-                return None
-            indexed, points = described.indexed_vectors_count or 0, described.points_count or 0
-            return f"{indexed:,} vectors of {points:,} points are indexed"
-
-        wait_until(f"Qdrant to optimise {collection!r}", share_indexed)
+        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a warning."""
+        optimiser = Optimiser(collection)
+        if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
+            # After a restart the optimiser waits for a change.
+            self.ask("update_collection", collection, optimizers_config=models.OptimizersConfigDiff())
+        awaited = f"Qdrant to optimise {collection!r}"
+        wait_until(awaited, lambda: optimiser.standing(self.ask("get_collection", collection)))
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
