@@ -149,14 +149,14 @@ class Rows(Protocol):
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Replace the fields named `changed` of existing rows, or the whole rows, acknowledged on return."""
+    ) -> int:
+        """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Write rows that were read, with other biases, acknowledged on return. With `WholeRows` it is `upsert`; else
-        only the fields `changed` of rows that still exist change."""
+    ) -> int:
+        """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
+        `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""

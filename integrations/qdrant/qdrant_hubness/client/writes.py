@@ -24,7 +24,7 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES
+from qdrant_hubness.store.requests import FAILURES, lacks_points
 from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
@@ -77,12 +77,61 @@ class Writing(StateCache):
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
             if cached.intent_log is not None:
                 yield from self._note(cached, notes)
-        result = yield Ask(call.method, (collection,), call.options)
-        for key, columns in payloads:
-            yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
+
+        try:
+            result = yield Ask(call.method, (collection,), call.options)
+        except FAILURES as error:
+            # A failed request may have been carried out, or a part of it: the caller sees the error, and what the
+            # collection now holds gets its biases, and goes to the copy.
+            yield from self._complete(collection, cached, call, dict(payloads), error)
+            raise
+        yield from self._set_biases(collection, payloads)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
+
+    def _set_biases(self, collection: str, payloads: Iterable[tuple[Key, Columns]]) -> Operation[None]:
+        for key, columns in payloads:
+            try:
+                yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
+            except FAILURES as error:
+                # A request about one point is carried out whole or not at all: the point was deleted meanwhile.
+                if not lacks_points(error):
+                    raise
+
+    def _complete(
+        self, collection: str, cached: CachedState, call: Call, payloads: dict[Key, Columns], error: Exception
+    ) -> Operation[None]:
+        """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
+        between the collection and its copy."""
+        if payloads and lacks_points(error):
+            written = yield from self._update_existing(collection, call)
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in written])
+        if cached.dual_write is None:
+            return
+        try:
+            yield from self._write_to_copy(cached, self._ids(call))
+        except HubnessError as copy_error:
+            message = "%r may have taken over a part of a failed write that its copy lacks: %s"
+            _log.warning(message, cached.name, copy_error)
+
+    def _update_existing(self, collection: str, call: Call) -> Operation[list[Key]]:
+        """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
+        A point of the first request that counts as written may not be: see PointsMissing."""
+        points = {key_of(point.id): point for point in call.options["points"]}
+        while points:
+            records = yield Ask("retrieve", (collection, list(points)), {"with_payload": False})
+            points = {record.id: points[record.id] for record in records}
+            if not points:
+                break
+            try:
+                yield Ask(call.method, (collection,), call.having(points=list(points.values())).options)
+            except FAILURES as error:
+                if not lacks_points(error):
+                    raise
+                continue
+            break
+        return list(points)
 
     # -- the ids of points --------------------------------------------------------------------------------
 
