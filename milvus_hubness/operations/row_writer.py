@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milvus_hubness.banks.generations import Batch, Key
@@ -357,7 +357,9 @@ def rewriting(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
     lease.check()
-    intent_log = store.create_intent_log(announced)
+    # Clients note writes of all fields that are corrected now or will be while they note: that of `state`, too.
+    corrected = {**announced.states, state.field: state}
+    intent_log = store.create_intent_log(replace(announced, states=corrected))
     lease.check()
     store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
     try:

@@ -24,7 +24,7 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES, lacks_points
+from qdrant_hubness.store.requests import FAILURES, error_text, lacks_points
 from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
@@ -249,7 +249,7 @@ class Writing(StateCache):
         except FAILURES as error:
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
-                f"in {intent_log.collection!r}, which failed: {error}. "
+                f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
                 "Write again; the client needs the right to write to that collection"
             ) from error
 
@@ -279,7 +279,8 @@ class Writing(StateCache):
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: {error}. "
+                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: "
+                f"{error_text(error)}. "
                 "Write again"
             ) from error
 
