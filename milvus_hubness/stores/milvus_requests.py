@@ -248,19 +248,21 @@ class MilvusRequests:
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         # Few versions can replace some fields of a row, and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
+        return len(batch)
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
-            return
+            return len(batch)
         key_field = self._key_field(collection)
         rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
         self._upsert(collection, rows, partition, partial_update=True)
+        return len(batch)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         rows, schema = self._to_be_stored(collection, batch, field)

@@ -156,14 +156,14 @@ class Rows(Protocol):
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Replace the fields named `changed` of existing rows, or the whole rows, acknowledged on return."""
+    ) -> int:
+        """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Write rows that were read, with other biases, acknowledged on return. With `WholeRows` it is `upsert`; else
-        only the fields `changed` of rows that still exist change."""
+    ) -> int:
+        """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
+        `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""
@@ -185,7 +185,7 @@ class WriteIntents(Protocol):
     """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, or use one again that still fits."""
+        """Create a log that can take the rows of `source`, with the fields of its states, or use a fitting one again."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""

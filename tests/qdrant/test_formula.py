@@ -152,7 +152,7 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
             if not done:
                 done.append(batch.keys)
                 enabled.client.update_vectors(enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())])
-            super().rewrite(collection, batch, field, changed, partition=partition)
+            return super().rewrite(collection, batch, field, changed, partition=partition)
 
     refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))
     assert key(3) in done[0]

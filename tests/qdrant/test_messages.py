@@ -215,17 +215,10 @@ SHARED = ("banks", "enable", "migration", "operations", "refresh", "state.py", "
 """The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
 ELSEWHERE = {
     "--drop": "an option of clean",
-    "--json": "an option of Milvus's command for events",
     "--restart-ttl": "rows of Qdrant do not expire",
     "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
     "--renamed-from": "collections of Qdrant cannot be renamed: its Commands have no adopt",
     "--index-param": "in messages about indexes of Milvus",
-    "--image-folder": "of explain and diagnose, which work on Milvus",
-    "--group-by": "of diagnose, which works on Milvus",
-    "--query-number": "of explain, which works on Milvus",
-    "--slice-by": "of diagnose, which works on Milvus",
-    "--target-bank": "an estimator with two banks is a matter of Python here",
-    "--pairs": "of refresh on Milvus",
 }
 
 

@@ -278,7 +278,7 @@ def refresh(
         bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")
+        bool, typer.Option("--force", help="Write all biases again, even if they are unchanged or evaluated as worse.")
     ] = False,
     refit: Annotated[bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")] = False,
     client_ttl: ClientTtl = STATE_TTL,

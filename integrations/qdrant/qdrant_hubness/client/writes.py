@@ -31,7 +31,7 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large
+from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
 from qdrant_hubness.store.sizes import in_parts
 from qdrant_hubness.store.write_intents import line
 
@@ -87,9 +87,15 @@ class Writing(StateCache):
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
             if cached.intent_log is not None:
                 yield from self._note(cached, notes)
-        result = yield from self._send(collection, cached, call)
-        for key, columns in payloads:
-            yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
+
+        try:
+            result = yield from self._send(collection, cached, call)
+        except (PartialWrite, *FAILURES) as error:
+            # A failed request may have been carried out, or a part of it: the caller sees the error, and what the
+            # collection now holds gets its biases, and goes to the copy.
+            yield from self._complete(collection, cached, call, dict(payloads), error)
+            raise
+        yield from self._set_biases(collection, payloads)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
@@ -126,6 +132,52 @@ class Writing(StateCache):
                 raise partial from error
             done += len(part)
         return result
+
+    def _set_biases(self, collection: str, payloads: Iterable[tuple[Key, Columns]]) -> Operation[None]:
+        for key, columns in payloads:
+            try:
+                yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
+            except FAILURES as error:
+                # A request about one point is carried out whole or not at all: the point was deleted meanwhile.
+                if not lacks_points(error):
+                    raise
+
+    def _complete(
+        self, collection: str, cached: CachedState, call: Call, payloads: dict[Key, Columns], error: Exception
+    ) -> Operation[None]:
+        """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
+        between the collection and its copy."""
+        if payloads and lacks_points(error.__cause__ or error):
+            written = yield from self._update_existing(collection, cached, call)
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in written])
+        elif payloads and isinstance(error, PartialWrite):
+            written = self._ids(call)[: error.row_count]
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in written if key in payloads])
+        if cached.dual_write is None:
+            return
+        try:
+            yield from self._write_to_copy(cached, self._ids(call))
+        except HubnessError as copy_error:
+            message = "%r may have taken over a part of a failed write that its copy lacks: %s"
+            _log.warning(message, cached.name, copy_error)
+
+    def _update_existing(self, collection: str, cached: CachedState, call: Call) -> Operation[list[Key]]:
+        """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
+        A point of the first request that counts as written may not be: see PointsMissing."""
+        points = {key_of(point.id): point for point in call.options["points"]}
+        while points:
+            records = yield from self.in_halves(collection, "retrieve", list(points), {"with_payload": False})
+            points = {record.id: points[record.id] for record in records}
+            if not points:
+                break
+            try:
+                yield from self._send(collection, cached, call.having(points=list(points.values())))
+            except (PartialWrite, *FAILURES) as error:
+                if not lacks_points(error.__cause__ or error):
+                    raise
+                continue
+            break
+        return list(points)
 
     # -- the ids of points --------------------------------------------------------------------------------
 
@@ -246,7 +298,7 @@ class Writing(StateCache):
         except FAILURES as error:
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
-                f"in {intent_log.collection!r}, which failed: {error}. "
+                f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
                 "Write again; the client needs the right to write to that collection"
             ) from error
 
@@ -276,7 +328,8 @@ class Writing(StateCache):
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: {error}. "
+                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: "
+                f"{error_text(error)}. "
                 "Write again"
             ) from error
 

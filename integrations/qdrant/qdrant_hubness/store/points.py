@@ -6,7 +6,7 @@ each kind of id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar
@@ -23,12 +23,21 @@ from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
 from qdrant_hubness.store.properties import Properties
-from qdrant_hubness.store.requests import TooLarge, is_local, lacks_points, patiently, plain_client_of, translated, turn
+from qdrant_hubness.store.requests import (
+    PointsMissing,
+    TooLarge,
+    is_local,
+    patiently,
+    plain_client_of,
+    translated,
+    turn,
+)
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 
 Of = TypeVar("Of", bound="QdrantPoints")
 T = TypeVar("T")
+Change = TypeVar("Change")
 NUMBERS, UUIDS = "numbers", "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
@@ -234,38 +243,30 @@ class QdrantPoints:
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         """As Store.rewrite: vectors, and only the changed fields of the payload."""
         form = self.form(collection, field)
+        gone: set[Key] = set()
         if field in changed:
             for points in self._parts(form.vectors(batch), form.limits):
-                self._update_existing("update_vectors", collection, points=points, **SURE)
+                gone |= self._update_vectors(collection, points)
+
         columns = [name for name in changed if name != field]
         if form.state is not None:
-            if form.state.codec.epoch_field in columns and batch.keys:
-                self._write_epochs(collection, batch, form.state.codec.epoch_field)
-            return
+            if form.state.codec.epoch_field in columns:
+                gone |= self._write_epochs(collection, batch, form.state.codec.epoch_field)
+            return len(batch) - len(gone)
+
         payloads = [(key, {n: row[n] for n in columns}) for key, row in zip(batch.keys, batch.rows, strict=True)]
         for part in self._parts(payloads, form.limits):
-            self._set_payloads(collection, part)
-
-    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> None:
-        """Write the epochs that differ from that of the collection state, and delete the others."""
-        points: dict[int | None, list[Key]] = {}
-        for key, row in zip(batch.keys, batch.rows, strict=True):
-            epoch = row.get(epoch_field)
-            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
-        for epoch, keys in points.items():
-            if epoch is None:
-                self._update_existing("delete_payload", collection, keys=[epoch_field], points=keys, **SURE)
-            else:
-                self._update_existing("set_payload", collection, payload={epoch_field: epoch}, points=keys, **SURE)
+            gone |= self._set_payloads(collection, dict(part))
+        return len(batch) - len(gone)
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         """As Store.update."""
-        self.rewrite(collection, batch, field, changed, partition=partition)
+        return self.rewrite(collection, batch, field, changed, partition=partition)
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """As Store.delete."""
@@ -400,32 +401,81 @@ class QdrantPoints:
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])
 
-    def _update_existing(self, method: str, collection: str, **options: Any) -> None:
-        """Send a request that changes the points that exist and fails for the others."""
-        try:
-            self.ask(method, collection, **options)
-        except StoreError as error:
-            if error.__cause__ is None or not lacks_points(error.__cause__):
-                raise
+    # -- changes of existing points -------------------------------------------------------------
+    #
+    # Each returns the keys of the points that are gone; all others have the change.
 
-    def _set_payloads(self, collection: str, payloads: Sequence[tuple[Key, dict[str, Any]]]) -> None:
-        """Set these fields in the payloads of the points that exist."""
-        existing = {record.id for record in self.ask("retrieve", collection, ids=[k for k, _ in payloads])}
-        operations = [
-            models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
-            for key, payload in payloads
-            if key in existing
-        ]
-        if operations:
-            # A point deleted meanwhile ends a batch: all operations are sent again, one by one.
+    def _until_acknowledged(
+        self, collection: str, changes: Mapping[Key, Change], send: Callable[[list[Change]], Any]
+    ) -> set[Key]:
+        """Send the changes of points until Qdrant acknowledges them.
+
+        A request that names a missing point is carried out in part, and no answer says which: then none of its points
+        counts as changed. Those that still exist are sent again, in halves, which lose less to the next deletion.
+        Only a request about one point is carried out whole or not at all.
+        """
+        gone: set[Key] = set()
+        waiting = [list(changes)] if changes else []
+        while waiting:
+            keys = waiting.pop()
             try:
-                self.ask("batch_update_points", collection, update_operations=operations, **SURE)
-            except Exception:
-                for operation in operations:
-                    set_payload = operation.set_payload
-                    self._update_existing(
-                        "set_payload", collection, payload=set_payload.payload, points=set_payload.points, **SURE
-                    )
+                send([changes[key] for key in keys])
+            except PointsMissing:
+                existing = self._existing(collection, keys) if len(keys) > 1 else set()
+                gone.update(key for key in keys if key not in existing)
+                left = [key for key in keys if key in existing]
+                middle = len(left) // 2
+                waiting += [half for half in (left[:middle], left[middle:]) if half]
+        return gone
+
+    def _existing(self, collection: str, keys: Sequence[Key]) -> set[Key]:
+        records = self.ask("retrieve", collection, ids=list(keys), with_payload=False, **self._reads)
+        return {record.id for record in records}
+
+    def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
+        def send(part: list[models.PointVectors]) -> None:
+            self.ask("update_vectors", collection, points=part, **SURE)
+
+        return self._until_acknowledged(collection, {point.id: point for point in points}, send)
+
+    def _set_payload(self, collection: str, payload: dict[str, Any], keys: Sequence[Key]) -> set[Key]:
+        def send(part: list[Key]) -> None:
+            self.ask("set_payload", collection, payload=payload, points=part, **SURE)
+
+        return self._until_acknowledged(collection, {key: key for key in keys}, send)
+
+    def _delete_payload(self, collection: str, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
+        def send(part: list[Key]) -> None:
+            self.ask("delete_payload", collection, keys=list(names), points=part, **SURE)
+
+        return self._until_acknowledged(collection, {key: key for key in keys}, send)
+
+    def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
+        """Set fields of each point to values of its own, in one request: it ends at the operation that fails."""
+        operations = {
+            key: models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
+            for key, payload in payloads.items()
+        }
+
+        def send(part: list[models.SetPayloadOperation]) -> None:
+            self.ask("batch_update_points", collection, update_operations=part, **SURE)
+
+        return self._until_acknowledged(collection, operations, send)
+
+    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> set[Key]:
+        """Write the epochs that differ from that of the collection state, and delete the others."""
+        points: dict[int | None, list[Key]] = {}
+        for key, row in zip(batch.keys, batch.rows, strict=True):
+            epoch = row.get(epoch_field)
+            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
+
+        gone: set[Key] = set()
+        for epoch, keys in points.items():
+            if epoch is None:
+                gone |= self._delete_payload(collection, [epoch_field], keys)
+            else:
+                gone |= self._set_payload(collection, {epoch_field: epoch}, keys)
+        return gone
 
     def _rows_per_request(self, form: Form) -> int:
         """Return how many points to read at once."""

@@ -65,6 +65,9 @@ _DENIED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 _ADVICE = re.compile(r"\.?\s*(Help|Hint): .*|, please try to split your request\.?", re.DOTALL)
 """What a server's text advises: a parameter of a request, which no user of a job sets."""
 _STRICT_MODE = re.compile(r"\. Help: |rate limit|Exact search disabled")
+_NO_COLLECTION = re.compile(
+    r"(collection|alias)\b.*(doesn't exist|does not exist|not found)", re.IGNORECASE | re.DOTALL
+)
 _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
@@ -170,17 +173,27 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 
+class PointsMissing(StoreError):
+    """Points of a request did not exist, and Qdrant carried out an unknown part of it for the others.
+
+    A server stops at the missing point: it works in parts of 32 points, in an order of its own for vectors, in each
+    shard apart. The local mode carries out all the rest. So nobody who gets this error may count a point as written.
+    """
+
+
 def is_missing(error: BaseException) -> bool:
-    """Whether the error says that a collection does not exist."""
-    text = error_text(error).lower()
-    if isinstance(error, UnexpectedResponse):
-        return error.status_code == 404 and _NO_POINT not in text
-    return "not found" in text and "collection" in text and not isinstance(error, KeyError)
+    """Whether the error says that a collection or an alias does not exist.
+
+    The text must say so: a 404 may also be about a point, or come from a proxy in front of the server.
+    """
+    if isinstance(error, KeyError) or lacks_points(error):
+        return False
+    return _NO_COLLECTION.search(error_text(error)) is not None
 
 
 def lacks_points(error: BaseException) -> bool:
-    """Whether points of the request did not exist; it was carried out for the others."""
-    return isinstance(error, KeyError) or _NO_POINT in error_text(error).lower()
+    """Whether the error is one of those that become PointsMissing."""
+    return isinstance(error, KeyError | PointsMissing) or _NO_POINT in error_text(error).lower()
 
 
 @contextmanager
@@ -201,6 +214,8 @@ def translated(collection: str, alias: str = "") -> Iterator[None]:
 
 
 def _translated(error: BaseException, collection: str, text: str) -> StoreError:
+    if lacks_points(error):
+        return PointsMissing(f"a request on {collection!r} was carried out in part: {text}")
     if is_missing(error):
         return CollectionNotFound(f"no collection or alias {collection!r}")
     if is_silence(error):

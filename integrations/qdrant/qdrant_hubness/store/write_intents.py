@@ -32,7 +32,7 @@ from milvus_hubness.stores.records import (
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.limits import Limits
-from qdrant_hubness.store.points import SURE, partition_of
+from qdrant_hubness.store.points import partition_of
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import named
@@ -132,8 +132,8 @@ class QdrantWriteIntents(QdrantBanks):
                 state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
                 if state is None or record is None or self._holds(record, line, state, described):
                     continue
-                self._replay_line(collection, line)
-                done.append(_note(line))
+                if self._replay_line(collection, line):
+                    done.append(_note(line))
         return done
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
@@ -161,13 +161,15 @@ class QdrantWriteIntents(QdrantBanks):
             return bool(np.allclose(a, b, atol=1e-6))
         return np.array_equal(a, b)
 
-    def _replay_line(self, collection: str, noted: Any) -> None:
+    def _replay_line(self, collection: str, noted: Any) -> bool:
+        """Return whether the point still existed: what was deleted is not made again."""
         key, field = noted.payload["key"], noted.payload["field"]
         vector = named(noted.vector)[vector_name(field)]
         point = models.PointVectors(id=key, vector={field: vector} if field else vector)
-        self._update_existing("update_vectors", collection, points=[point], **SURE)
+        gone = self._update_vectors(collection, [point])
         if columns := noted.payload["columns"]:
-            self._update_existing("set_payload", collection, payload=columns, points=[key], **SURE)
+            gone |= self._set_payload(collection, columns, [key])
+        return not gone
 
 
 def _note(noted: Any) -> Note:
