@@ -185,7 +185,7 @@ class WriteIntents(Protocol):
     """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, with the fields of its states, or use a fitting one again."""
+        """Create a log that can take the rows of `source`, with the fields of its states, or use one again."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""

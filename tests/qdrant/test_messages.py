@@ -218,7 +218,6 @@ ELSEWHERE = {
     "--restart-ttl": "rows of Qdrant do not expire",
     "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
     "--renamed-from": "collections of Qdrant cannot be renamed: its Commands have no adopt",
-    "--index-param": "in messages about indexes of Milvus",
 }
 
 
