@@ -246,9 +246,9 @@ class Ledger:
         migrations = self.migrations(name)
         names = {name, self._store.alias_target(name) or name}
         related: list[Migration] = []
-        while found := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
-            related += found
-            names.update(*map(_names_of, found))
+        while more := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
+            related += more
+            names.update(*map(_names_of, more))
         return sorted(related, key=lambda migration: migration.begun_at)
 
     def reread(self, former: Migration) -> Migration:

@@ -50,9 +50,9 @@ class Leftovers:
     """Bank collections of which no collection uses a query."""
 
     records: tuple[str, ...] = ()
-    """Collections of which the ledger has records that tell nobody anything any more."""
+    """Collections of which the ledger has records that serve nobody anything any more."""
 
-    kept: dict[str, str] = field(default_factory=dict)
+    staying: dict[str, str] = field(default_factory=dict)
     """Collections that a correction has made and that stay, each with the reason."""
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ def leftovers(store: Store, collection: str) -> Leftovers:
     a state or a record cannot be read.
     """
     expect_store(store)
-    return _Search(store, collection).found()
+    return _Search(store, collection).leftovers()
 
 
 def sweep(store: Store, collection: str) -> Leftovers:
@@ -83,22 +83,22 @@ def sweep(store: Store, collection: str) -> Leftovers:
 
     with Lease(store, planned.collection, *planned.copies) as lease:
         search = _Search(lease.store, collection)
-        found = search.found()
-        lease.include(*found.copies)
-        for copy in found.copies:
+        removed = search.leftovers()
+        lease.include(*removed.copies)
+        for copy in removed.copies:
             _remove_copy(lease, copy)
-        _remove_from_collection(lease, found)
-        for bank in search.unused({*found.banks}, {*found.copies, *found.records}):
+        _remove_from_collection(lease, removed)
+        for bank in search.unused({*removed.banks}, {*removed.copies, *removed.records}):
             lease.check_now()
             lease.store.drop(bank)
-        for name in found.records:
+        for name in removed.records:
             _forget(lease.store, name)
 
     # The leases leave records too.
     is_over = not Ledger(store).related(collection)
-    for name in {*found.copies, *found.records, *([found.collection] if is_over else [])}:
+    for name in {*removed.copies, *removed.records, *([removed.collection] if is_over else [])}:
         forget_leases(store, name)
-    return found
+    return removed
 
 
 class _Search:
@@ -109,11 +109,11 @@ class _Search:
         self._ledger = Ledger(store)
         self._migrations = self._ledger.related(name)
         self._name = store.alias_target(name) or name
-        self._kept: dict[str, str] = {}
+        self._staying: dict[str, str] = {}
         if not (self._migrations or store.exists(name)):
             raise CollectionNotFound(f"no collection or alias {name!r}, and the ledger has no record of one")
 
-    def found(self) -> Leftovers:
+    def leftovers(self) -> Leftovers:
         store = self._store
         copies = tuple(m.target for m in self._migrations if self._is_left(m))
         records = self._records(copies)
@@ -128,7 +128,7 @@ class _Search:
             if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
                 keys = store.left_keys(info.name)
         banks = self.unused(self._banks(), {*copies, *records})
-        return Leftovers(self._name, copies, keys, properties, tuple(sorted(banks)), records, self._kept)
+        return Leftovers(self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying)
 
     def _is_left(self, migration: Migration) -> bool:
         """Whether nobody needs the copy of a migration any more. Notes why one stays."""
@@ -138,15 +138,15 @@ class _Search:
         info = store.info(target, counted=False, checked=False)
         rebuild = replaced_by(self._ledger, target, target)
         if not is_copy(info, migration):
-            self._kept[target] = "another client has created it"
+            self._staying[target] = "another client has created it"
         elif info.aliases:
-            self._kept[target] = f"{', '.join(map(repr, info.aliases))} leads to it"
+            self._staying[target] = f"{', '.join(map(repr, info.aliases))} leads to it"
         elif migration.phase == "rolled back" or (rebuild is not None and store.exists(rebuild.target)):
             return True
         elif migration.phase in UNFINISHED:
-            self._kept[target] = f"its migration is {migration.phase!r}: complete it, or drop the copy with clean"
+            self._staying[target] = f"its migration is {migration.phase!r}: complete it, or drop the copy with clean"
         else:
-            self._kept[target] = "the application was switched to it"
+            self._staying[target] = "the application was switched to it"
         return False
 
     def _records(self, copies: Iterable[str]) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ class _Search:
         return tuple(m.target for m in gone if m.phase not in is_begun or not self._store.exists(m.source_now))
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
-        """Return the properties of the collection that tell nobody anything any more. ending: the copies
+        """Return the properties of the collection that serve nobody anything any more. ending: the copies
         whose migrations end now."""
         going_on = [m for m in self._migrations if m.target not in ending and m.phase != "finished"]
         if info.states or any(info.name in {m.source_now, m.target} for m in going_on):
@@ -207,10 +207,10 @@ def _remove_copy(lease: Lease, copy: str) -> None:
     _forget(lease.store, copy)
 
 
-def _remove_from_collection(lease: Lease, found: Leftovers) -> None:
+def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
     """Remove keys of rows and properties of the collection, which stays."""
-    store, name = lease.store, found.collection
-    if not store.exists(name) or name in found.copies:
+    store, name = lease.store, removed.collection
+    if not store.exists(name) or name in removed.copies:
         return
     info = store.info(name, counted=False, checked=False)
     if info.intent_log is None:
@@ -218,7 +218,7 @@ def _remove_from_collection(lease: Lease, found: Leftovers) -> None:
     lease.check_now()
     if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
         store.delete_keys(name)
-    for property_name in found.properties:
+    for property_name in removed.properties:
         store.write_property(name, property_name, None)
 
 

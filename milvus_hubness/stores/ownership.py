@@ -55,7 +55,7 @@ class Commands:
     """Drops one side of a migration of the collection that follows."""
 
     adopt: str = "milvus-hubness adopt"
-    """Tells jobs that the collection that follows was renamed; empty where no collection can be renamed."""
+    """Says to jobs that the collection that follows was renamed; empty where no collection can be renamed."""
 
     def after_rename(self, collection: str) -> str:
         """Return the end of a message about a helper that may be that of a renamed collection."""

@@ -59,7 +59,7 @@ def test_former_copies_are_found_and_removed_and_the_way_back_stays(everywhere):
     live = rebuilt(everywhere, 2)
     found = leftovers(live.store, "live")
     assert set(found.copies) == set(live.former)
-    assert live.name in found.kept
+    assert live.name in found.staying
     removed = sweep(live.store, "live")
     assert set(removed.copies) == set(live.former)
     assert not any(live.store.exists(name) for name in live.former)
@@ -83,7 +83,7 @@ def test_clean_drops_a_former_copy_but_none_that_an_alias_leads_to(backend):
     live.store.point_alias("archive", former)
     found = leftovers(live.store, "live")
     assert not found
-    assert "'archive' leads to it" in found.kept[former]
+    assert "'archive' leads to it" in found.staying[former]
 
     live.store.drop_alias("archive")
     assert former in would_drop(live.store, "live", drop=former)["the former copy"]
@@ -201,7 +201,7 @@ def test_an_unfinished_migration_stays(backend):
     target = migrate(made.store, plan, ALONE).target
     found = sweep(made.store, made.name)
     assert not found
-    assert "'verified'" in found.kept[target]
+    assert "'verified'" in found.staying[target]
     backend.client.delete_collection(target)
     found = sweep(made.store, made.name)
     assert (found.records, found.banks) == ((target,), (f"{made.name}__bank",))

@@ -202,27 +202,29 @@ def sweep(
     Example: qdrant-hubness sweep products --plan
     """
     store = connection.open()
-    found = leftovers(store, collection)
-    if plan or not found:
-        _show_leftovers(found, "Would be removed for good" if found else f"{collection} has no leftovers", as_json)
+    leftover = leftovers(store, collection)
+    if plan or not leftover:
+        _show_leftovers(
+            leftover, "Would be removed for good" if leftover else f"{collection} has no leftovers", as_json
+        )
         return
     if not yes:
         if not as_json:
-            _show_leftovers(found, "Would be removed for good", as_json)
+            _show_leftovers(leftover, "Would be removed for good", as_json)
         raise typer.BadParameter("not confirmed: add --yes")
     _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
 
 
-def _show_leftovers(found: Leftovers, title: str, as_json: bool) -> None:
+def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
     facts = {
-        "copies": ", ".join(found.copies),
-        "keys in payloads": ", ".join(f"{key} of {count:,} points" for key, count in found.keys.items()),
-        "properties": ", ".join(found.properties),
-        "banks": ", ".join(found.banks),
-        "records of": ", ".join(found.records),
-        "stays": "\n".join(f"{name}: {why}" for name, why in found.kept.items()),
+        "copies": ", ".join(leftover.copies),
+        "keys in payloads": ", ".join(f"{key} of {count:,} points" for key, count in leftover.keys.items()),
+        "properties": ", ".join(leftover.properties),
+        "banks": ", ".join(leftover.banks),
+        "records of": ", ".join(leftover.records),
+        "stays": "\n".join(f"{name}: {why}" for name, why in leftover.staying.items()),
     }
-    show_result(as_json, {"sweep": found.to_dict()}, lambda: show_facts(title, facts))
+    show_result(as_json, {"sweep": leftover.to_dict()}, lambda: show_facts(title, facts))
 
 
 def enable(
@@ -327,12 +329,12 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
     Example: qdrant-hubness status products --json
     """
     store = connection.open()
-    found = read_status(store, collection, field=vector)
+    leftover = read_status(store, collection, field=vector)
     words = {
-        **status_words(found, repair="the next refresh repairs its rows"),
-        "lease": holder_of(store, found.collection),
+        **status_words(leftover, repair="the next refresh repairs its rows"),
+        "lease": holder_of(store, leftover.collection),
     }
-    show_result(as_json, {"status": found.to_dict()}, lambda: show_facts(found.collection, words))
+    show_result(as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words))
 
 
 app = command_line(

@@ -95,7 +95,7 @@ class Operations(Writing):
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             # Augmented queries have more digits than the user's.
             batch = list(requests)
-            return (yield from self.in_halves(collection, "query_batch_points", batch, options, is_added=False))
+            return (yield from self.divided(collection, "query_batch_points", batch, options, is_added=False))
 
         return self._queried(collection, requests, send, strength, profile)
 
@@ -191,7 +191,7 @@ class Operations(Writing):
         for (place, field), ids in by_place.items():
             state = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield from self.in_halves(place or collection, "retrieve", ids, options)
+            records = yield from self.divided(place or collection, "retrieve", ids, options)
             vectors = {record.id: named(state.decoded(record.vector)).get(field) for record in records}
             for id in ids:
                 if vectors.get(id) is None:

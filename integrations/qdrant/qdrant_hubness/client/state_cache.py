@@ -95,7 +95,7 @@ class StateCache:
                     raise
                 yield Pause(seconds)
 
-    def in_halves(
+    def divided(
         self, collection: str, method: str, items: list[Any], options: dict[str, Any], *, is_added: bool = True
     ) -> Operation[Any]:
         """Ask with a list of items as the argument after the collection; in halves if the request is too large. Return
@@ -108,9 +108,9 @@ class StateCache:
             if not is_too_large(error) or len(items) < 2:
                 raise
         middle = len(items) // 2
-        first = yield from self.in_halves(collection, method, items[:middle], options, is_added=is_added)
+        first = yield from self.divided(collection, method, items[:middle], options, is_added=is_added)
         # The rest belongs to a request that has begun.
-        second = yield from self.in_halves(collection, method, items[middle:], options)
+        second = yield from self.divided(collection, method, items[middle:], options)
         return [*first, *second] if isinstance(first, list) else second
 
     def with_state(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:

@@ -166,7 +166,7 @@ class Writing(StateCache):
         A point of the first request that counts as written may not be: see PointsMissing."""
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
-            records = yield from self.in_halves(collection, "retrieve", list(points), {"with_payload": False})
+            records = yield from self.divided(collection, "retrieve", list(points), {"with_payload": False})
             points = {record.id: points[record.id] for record in records}
             if not points:
                 break
@@ -193,8 +193,8 @@ class Writing(StateCache):
             return call
         points = structs(call.options["points"]) if call.method == "upsert" else list(call.options["points"])
         ids = [key_of(point.id) for point in points]
-        found = yield from self.in_halves(collection, "retrieve", ids, {"with_payload": False})
-        existing = {record.id for record in found}
+        records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
+        existing = {record.id for record in records}
         mode, where = call.options.get("update_mode"), call.options.get("update_filter")
         selected = existing
         if where is not None:
@@ -294,7 +294,7 @@ class Writing(StateCache):
         yield from self.expect_log(cached, intent_log)
         try:
             for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
-                yield from self.in_halves(intent_log.collection, "upsert", part, {"wait": True})
+                yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
@@ -340,7 +340,7 @@ class Writing(StateCache):
             before: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
                 options = {"with_payload": True, "with_vectors": True}
-                read = yield from self.in_halves(cached.name, "retrieve", part, options)
+                read = yield from self.divided(cached.name, "retrieve", part, options)
                 now = {record.id: record for record in read}
                 if now == before:
                     break
@@ -368,7 +368,7 @@ class Writing(StateCache):
             for record, own, biases in zip(shown, vectors, columns, strict=True)
         ]
         for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
-            yield from self.in_halves(copy, "upsert", part, {"wait": True})
+            yield from self.divided(copy, "upsert", part, {"wait": True})
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ class Optimiser:
         if described.status == models.CollectionStatus.RED:
             raise StoreError(
                 f"Qdrant cannot optimise {self._collection!r}: {_problem_of(described)}: see the server's log, "
-                "mend what it names, and run the command again"
+                "repair what it names, and run the command again"
             )
         if described.status == models.CollectionStatus.GREEN:
             return None

@@ -126,10 +126,10 @@ class QdrantPoints:
             if len(items) == 1:
                 raise _unsendable(items[0], error) from error
         middle = len(items) // 2
-        halves = [
+        answers = [
             self.ask(method, collection, **options | {argument: half}) for half in (items[:middle], items[middle:])
         ]
-        return [*halves[0], *halves[1]] if isinstance(halves[0], list) else halves[1]
+        return [*answers[0], *answers[1]] if isinstance(answers[0], list) else answers[1]
 
     def fenced(self: Of, fences: Fences) -> Of:
         """As Store.fenced. Writes of points are fenced, those of properties are not."""

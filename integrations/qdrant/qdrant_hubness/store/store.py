@@ -112,12 +112,12 @@ class QdrantStore(QdrantWriteIntents):
         is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
         if is_forbidden or not limits.conditions:
             with_payload = models.PayloadSelectorInclude(include=[key])
-            found = (
+            holders = (
                 record
                 for partition in PARTITIONS
                 for record in self._records(collection, partition, limits, with_payload=with_payload)
             )
-            return sum(not _is_empty((record.payload or {}).get(key)) for record in found)
+            return sum(not _is_empty((record.payload or {}).get(key)) for record in holders)
         lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
         count_filter = models.Filter(must_not=[lacking])
         if not limits.allows_exact:
@@ -250,9 +250,9 @@ class QdrantStore(QdrantWriteIntents):
     def _announce_keys(self, collection: str, keys: Sequence[str]) -> None:
         """Add keys to those that clients hide in payloads."""
         name = self._real_name(collection)
-        known = payload_keys_in(self.properties_of(name))
-        if new := [key for key in keys if key not in known]:
-            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*known, *new])})
+        listed = payload_keys_in(self.properties_of(name))
+        if new := [key for key in keys if key not in listed]:
+            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new])})
 
     # -- what a correction leaves behind ---------------------------------------------------------
 
