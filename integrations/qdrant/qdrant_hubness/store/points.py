@@ -224,12 +224,12 @@ class QdrantPoints:
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector as the field."""
         described = self.ask("get_collection", collection)
-        unit = schema.unit_vectors(described)
+        normalised = schema.normalised(described, self.units)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
-            return Form(field, state.codec.form, state, unit, self.units)
+            return Form(field, state.codec.form, state, normalised)
         params = schema.dense(described)[field]
-        return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
+        return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, normalised)
 
     def make_collection(self, collection: str, properties: dict[str, str], **config: Any) -> None:
         """Create a collection with these properties. config: of create_collection."""
