@@ -189,7 +189,7 @@ def two_vectors(backend):
                 id=i,
                 vector={
                     "dense": items[i].tolist(),
-                    "words": models.SparseVector(indices=[i % 7, 20 + i % 11], values=[1.0, 0.5 + i / 100]),
+                    "words": models.SparseVector(indices=[i % 7, 20 + i % 11], values=[1.0 + i / 1_000, 0.5 + i / 100]),
                 },
                 payload={"group": i % 5, "rank": i / 120},
             )

@@ -52,7 +52,7 @@ def by_a_running_sum(rows):
     return single / np.sqrt(squares)
 
 
-@pytest.fixture(params=["rest", "grpc"])
+@pytest.fixture(params=["rest", pytest.param("grpc", marks=pytest.mark.long)])
 def backend(request):
     here = Backend("strict", StrictServer().client(over=request.param))
     yield here
