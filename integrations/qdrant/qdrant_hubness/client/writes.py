@@ -105,8 +105,8 @@ class Writing(StateCache):
         """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
         between the collection and its copy."""
         if payloads and lacks_points(error):
-            written = yield from self._update_existing(collection, call)
-            yield from self._set_biases(collection, [(key, payloads[key]) for key in written])
+            keys = yield from self._update_existing(collection, call)
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
         if cached.dual_write is None:
             return
         try:
@@ -247,6 +247,7 @@ class Writing(StateCache):
             for part in parts(notes, IDS_PER_REQUEST):
                 yield Ask("upsert", (intent_log.collection, part), {"wait": True})
         except FAILURES as error:
+            # Assumes that some notes may exist: a refresh may then make this write, which the caller has to repeat.
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
                 f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
@@ -265,6 +266,8 @@ class Writing(StateCache):
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
+            # Assumes nothing about the copy: a migration compares all rows later; near the cutover, when nobody would,
+            # the points are copied once more by the state that the collection has now, or the write fails.
             if not dual_write.required:
                 message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
                 _log.warning(message, cached.name, dual_write.collection, error)

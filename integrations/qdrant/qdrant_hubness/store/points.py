@@ -117,6 +117,8 @@ class QdrantPoints:
             with translated(name):
                 yield name
         except CollectionNotFound as error:
+            # Assumes that the write did not happen: a server looks up the name before it carries out anything. If the
+            # collection exists and the fencing alias does not, another job has taken over.
             if name == collection or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
