@@ -26,7 +26,7 @@ class Refreshing:
     field: options.Field = None
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
     revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
-    force: Annotated[bool, "Adopt new biases even if they are evaluated as worse."] = False
+    force: Annotated[bool, "Write all biases again, even if they are unchanged or evaluated as worse."] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE

@@ -103,9 +103,9 @@ class BiasBackend:
         """Compute and write the biases of these slots for the rows that still exist; return how many were written.
         epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
         biased_rows = self.read(keys, partition)
-        written = self._compute(biased_rows, partition, corrections, epoch)
+        count = self._compute(biased_rows, partition, corrections, epoch)
         self.repair(biased_rows, partition, corrections, epoch)
-        return written
+        return count
 
     def _compute(
         self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None

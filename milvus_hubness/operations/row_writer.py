@@ -151,16 +151,16 @@ class RowWriter:
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
         write = store.update if in_place else store.rewrite
-        written = write(self._info.name, batch, self._content.field, changed, partition=partition)
+        count = write(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._intent_log is None:
-            return written
+            return count
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
         if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= self._lease.policy.compact:
             # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
-        return written
+        return count
 
     def close(self) -> None:
         self._drop_parts(0)

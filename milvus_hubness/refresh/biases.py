@@ -287,18 +287,18 @@ class Renewal:
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
-        written = 0
+        count = 0
         if differ.any():
             changed = rows.only(differ)
             self._admit(len(changed.batch))
             epoch = incoming.epoch if self.names_epoch else None
-            written += backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
+            count += backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
             backend.repair(changed, partition, corrections, epoch)
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
-            written += backend.write(pending, partition, corrections, backend.state.profile.epoch)
-        return written
+            count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
+        return count
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:

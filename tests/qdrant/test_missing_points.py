@@ -30,11 +30,12 @@ SERVERS = {
     "grpc": lambda: StrictServer().client(over="grpc"),
     "shards": lambda: StrictServer(shards=3).client(),
 }
+LONG = pytest.mark.long
 DIM, ITEMS = 8, 150
 MISSING = 999_999
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=["rest", pytest.param("grpc", marks=LONG), pytest.param("shards", marks=LONG)])
 def backend(request):
     here = Backend("strict", SERVERS[request.param]())
     yield here
@@ -164,7 +165,7 @@ def naming(ids):
     }
 
 
-@pytest.mark.parametrize("call", naming([]))
+@pytest.mark.parametrize("call", ["set_payload", *(pytest.param(name, marks=LONG) for name in [*naming([])][1:])])
 def test_a_copy_gets_what_the_source_got_of_a_request_in_part(alone, call):
     rng = np.random.default_rng(3)
     name = alone.fill(vectors(rng, 120, DIM), "Dot", keys=lambda i: i)

@@ -38,14 +38,15 @@ def stored_form(vector: Any, params: models.VectorParams) -> np.ndarray:
 
 
 class StrictCollection(LocalCollection):
-    """settings: with which it was created; a server shows them. shards: their number."""
+    """settings: with which it was created; a server shows them. shards: their number. part: see StrictServer."""
 
-    def __init__(self, settings: models.CreateCollection, shards: int, seed: int) -> None:
+    def __init__(self, settings: models.CreateCollection, shards: int, seed: str, part: int | None) -> None:
         kept = models.CreateCollection(
             vectors=settings.vectors, sparse_vectors=settings.sparse_vectors, metadata=settings.metadata
         )
         self.settings = settings
         self.shards = settings.shard_number or shards
+        self._part = part
         self.indexes: dict[str, Any] = {}
         self.last_write = 0.0
         self._stored: dict[tuple[str, int], Any] = {}
@@ -88,6 +89,15 @@ class StrictCollection(LocalCollection):
             return {name: self._stored.get((name, idx), vector) for name, vector in vectors.items()}
         return vectors if vectors is None else self._stored["", idx]
 
+    def upsert(
+        self, points: Any, update_filter: models.Filter | None = None, update_mode: models.UpdateMode | None = None
+    ) -> None:
+        structs = self._materialize_points(points)
+        # Points with equal scores come in another order in each collection.
+        if len({str(point.id) for point in structs}) == len(structs):
+            self._random.shuffle(structs)
+        super().upsert(structs, update_filter, update_mode)
+
     # -- requests about points by id -------------------------------------------------------
 
     def update_vectors(self, points: Sequence[models.PointVectors], update_filter: models.Filter | None = None) -> None:
@@ -126,9 +136,12 @@ class StrictCollection(LocalCollection):
     def _carry_out(self, ids: Sequence[Any], apply: Callable[[list[Any]], None]) -> None:
         """Change points part by part. A shard stops at the first part with a missing point."""
         missing = []
+        if self._part is None:
+            apply(list(ids))
+            return
         for own in self._by_shard(ids):
-            for start in range(0, len(own), PART):
-                part = own[start : start + PART]
+            for start in range(0, len(own), self._part):
+                part = own[start : start + self._part]
                 lacking = [key for key in part if self._existing_idx(key) is None]
                 if lacking:
                     missing.append(lacking[0])

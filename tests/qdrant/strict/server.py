@@ -15,7 +15,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from tests.qdrant.strict.answers import Refused, refusal_of, result_of
-from tests.qdrant.strict.collection import StrictCollection
+from tests.qdrant.strict.collection import PART, StrictCollection
 from tests.qdrant.strict.grpc_errors import OVER_GRPC, as_grpc, as_grpc_async
 from tests.qdrant.strict.limits import Bucket, Limits, conditions_of
 
@@ -32,7 +32,8 @@ class StrictServer(QdrantLocal):
     request_bytes: the largest request over REST. shards: of collections whose creator names no
     number. strict_mode: of collections that are created without one. yellow_seconds: for how long
     the status is YELLOW after a write. clock: of the rates. seed: of the order in which points of
-    update_vectors are taken.
+    update_vectors are taken. part: points that are changed together, up to that with a missing one; None for the
+    local mode, which changes all that exist.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StrictServer(QdrantLocal):
         clock: Callable[[], float] = time.monotonic,
         version: str = VERSION,
         seed: int = 0,
+        part: int | None = PART,
     ) -> None:
         super().__init__(":memory:")
         self.request_bytes = request_bytes
@@ -54,6 +56,7 @@ class StrictServer(QdrantLocal):
         self.clock = clock
         self.version = version
         self.seed = seed
+        self.part = part
         self.requests: list[tuple[str, str, int]] = []
         """Method, path and bytes of each request."""
         self._buckets: dict[tuple[str, str], Bucket] = {}
@@ -153,7 +156,7 @@ class StrictServer(QdrantLocal):
         self.create_collection(name, settings.vectors, settings.sparse_vectors, metadata=settings.metadata)
         if settings.strict_mode_config is None and self.strict_mode is not None:
             settings = settings.model_copy(update={"strict_mode_config": self.strict_mode})
-        self.collections[name] = StrictCollection(settings, self.shards, self.seed)
+        self.collections[name] = StrictCollection(settings, self.shards, f"{self.seed} {name}", self.part)
         return True
 
     def _change(self, name: str, change: models.UpdateCollection) -> bool:

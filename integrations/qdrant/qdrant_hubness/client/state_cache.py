@@ -62,6 +62,7 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
+            # Assumes that there is no such collection, so that the request which follows fails with Qdrant's error.
             if is_missing(error):
                 return NOTHING
             raise
@@ -119,6 +120,7 @@ class StateCache:
         try:
             return (yield from call(cached))
         except (HubnessError, *FAILURES):
+            # Assumes nothing about what was carried out: with another state all is sent once more, which overwrites it.
             self.forget(collection)
             now = yield from self.cached_state(collection)
             if now == cached:
@@ -155,6 +157,7 @@ class StateCache:
         try:
             points = yield Ask("retrieve", (STATES, [point_id(name)]))
         except FAILURES as error:
+            # As Properties.of.
             if is_missing(error):
                 return name, {}
             raise
@@ -190,6 +193,7 @@ class StateCache:
         try:
             records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
         except FAILURES as error:
+            # Without a ledger no migration allows writes to the copy: expect_copy refuses.
             if not is_missing(error):
                 raise
             records = []

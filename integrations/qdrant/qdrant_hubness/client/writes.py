@@ -148,11 +148,11 @@ class Writing(StateCache):
         """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
         between the collection and its copy."""
         if payloads and lacks_points(error.__cause__ or error):
-            written = yield from self._update_existing(collection, cached, call)
-            yield from self._set_biases(collection, [(key, payloads[key]) for key in written])
+            keys = yield from self._update_existing(collection, cached, call)
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
         elif payloads and isinstance(error, PartialWrite):
-            written = self._ids(call)[: error.row_count]
-            yield from self._set_biases(collection, [(key, payloads[key]) for key in written if key in payloads])
+            keys = self._ids(call)[: error.row_count]
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys if key in payloads])
         if cached.dual_write is None:
             return
         try:
@@ -296,6 +296,7 @@ class Writing(StateCache):
             for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
                 yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
+            # Assumes that some notes may exist: a refresh may then make this write, which the caller has to repeat.
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
                 f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
@@ -314,6 +315,8 @@ class Writing(StateCache):
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
+            # Assumes nothing about the copy: a migration compares all rows later; near the cutover, when nobody would,
+            # the points are copied once more by the state that the collection has now, or the write fails.
             if not dual_write.required:
                 message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
                 _log.warning(message, cached.name, dual_write.collection, error)

@@ -42,6 +42,7 @@ class Properties:
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
+                # Assumes that nothing was ever corrected here: the collection of all properties does not exist.
                 if is_missing(error):
                     return {}
                 raise

@@ -101,6 +101,7 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60, create: 
             )
         return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
     except FAILURES as error:
+        # Assumes nothing: no command has begun.
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
