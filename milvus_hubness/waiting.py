@@ -24,7 +24,7 @@ class WaitPolicy:
     next_reports: float = 30.0
     """The time from one report to the next."""
     limit: float = WAIT_SECONDS
-    """The wait ends with WaitedTooLong if nothing has moved for so long."""
+    """The wait ends with WaitedTooLong if it has not got further for so long."""
     shortest_pause: float = 0.1
     """The first pause between two looks at the server; each further one is twice as long."""
     longest_pause: float = 5.0
@@ -42,9 +42,21 @@ class WaitPolicy:
         return cls(limit=limit)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How far a server is with what a job waits for."""
+
+    text: str
+    """For messages: "3,000 rows are left to index"."""
+
+    left: float
+    """How much is left, in any unit. Only less than ever before is progress: writes of others make it go up
+    and down for ever."""
+
+
 def wait_until(
     awaited: str,
-    how_far: Callable[[], str | None],
+    how_far: Callable[[], Standing | None],
     policy: WaitPolicy | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -53,7 +65,7 @@ def wait_until(
     """Call `how_far` again and again until it returns None.
 
     awaited: what this waits for, for messages: "the index 'v' of 'products'". how_far: looks at the
-    server and returns how far that is, also for messages; the limit counts from its last change.
+    server; the limit counts from the last progress.
     Raises WaitedTooLong, and the exceptions of `how_far`.
     """
     policy = policy or WaitPolicy.default()
@@ -62,21 +74,22 @@ def wait_until(
     pause = policy.shortest_pause
 
     standing = how_far()
+    least = math.inf if standing is None else standing.left
     while standing is not None:
         now = clock()
         if now - moved >= policy.limit:
-            raise _too_long(awaited, standing, policy)
+            raise _too_long(awaited, standing.text, policy)
         if now >= next_report:
-            _report(awaited, standing, now - began)
+            _report(awaited, standing.text, now - began)
             next_report = now + policy.next_reports
 
         sleep(pause)
         pause = min(2 * pause, policy.longest_pause)
 
-        latest = how_far()
-        if latest != standing:
+        standing = how_far()
+        if standing is not None and standing.left < least:
+            least = standing.left
             moved = clock()
-        standing = latest
 
 
 @contextmanager
@@ -132,6 +145,6 @@ def _report(awaited: str, standing: str, seconds: float) -> None:
 def _too_long(awaited: str, standing: str, policy: WaitPolicy) -> WaitedTooLong:
     where = f" ({standing})" if standing else ""
     return WaitedTooLong(
-        f"waited {policy.limit:,.0f} s for {awaited}{where}, and nothing moved: see what keeps the server busy, "
+        f"waited {policy.limit:,.0f} s for {awaited}{where}, and it got no further: see what keeps the server busy, "
         f"and run the command again, which carries on; ${WAIT_VARIABLE} sets how long it waits"
     )

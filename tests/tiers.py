@@ -1,7 +1,8 @@
 """Which tests run in which tier, in which order, and on which worker.
 
-`make test` runs every test on Milvus Lite and on Qdrant's local mode, and one case of each test function on Milvus
-2.3.5. `make test-server` runs the other cases on servers, `make test-long` and `make crash` what takes hours.
+`make test` runs every test on Milvus Lite and on Qdrant's local mode, one case of each test function on Milvus 2.3.5,
+and some cases on the strict Qdrant server. `make test-server` runs the other cases on servers, `make test-long` and
+`make crash` what takes hours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ SERVERS = {
     "qdrant-server": servers.QdrantServer,
 }
 IN_EVERY_TIER = "server-2.3.5"
+STRICT = ("strict", "qdrant-strict")
+"""The strict Qdrant server, see tests/qdrant/strict: its requests cost about three times those of the local mode."""
+EVERYDAY_ON_STRICT = (
+    "congruence/test_store.py", "qdrant/test_store.py", "qdrant/test_enabling.py", "rows_deleted_meanwhile",
+    "stays[Dot-strict]", "halves_are_stored", "from_corrected_scores[strict-rrf]",
+    "without_a_direction", "while_biases_are_written_stays[strict-Dot]",
+)  # fmt: skip
+"""Parts of the names of the cases on it that `make test` runs; `make test-long` runs the others."""
 USES_THE_SERVER = ("[server-2.3.5", "/chaos/test_clients.py", "_on_a_server", "of_another_database")
 ALONE = ("whose_server_is_killed", "test_any_call_is_held")
 WAITING = (*USES_THE_SERVER, "/chaos/")
@@ -58,6 +67,7 @@ def mark_tiers(items: list[pytest.Item]) -> None:
     for item in items:
         server = server_of(item)
         if server is None:
+            mark_strict(item)
             continue
         function = item.nodeid.partition("[")[0]
         if server != IN_EVERY_TIER or function in first or item.get_closest_marker("beyond_contract"):
@@ -66,9 +76,22 @@ def mark_tiers(items: list[pytest.Item]) -> None:
             first.add(function)
 
 
+def mark_strict(item: pytest.Item) -> None:
+    is_strict = any(value in STRICT for value in _params(item).values())
+    if is_strict and not any(part in item.nodeid for part in EVERYDAY_ON_STRICT):
+        item.add_marker(pytest.mark.long)
+
+
 def needs_shared_server(nodeid: str) -> bool:
     """Whether a test runs on the Milvus 2.3.5 that all workers share."""
     return any(part in nodeid for part in USES_THE_SERVER)
+
+
+def given_server_of(nodeid: str) -> str:
+    """Return the variable of a given server on which a test runs; "" if it runs on none. Such a server is the same for
+    all workers, so that only one of them may use its names of aliases and its ledger."""
+    places = {"server-current": "MILVUS_URI", "qdrant-server": "QDRANT_URL"}
+    return next((name for kind, name in places.items() if kind in nodeid and servers.given(name)), "")
 
 
 def scope_of(nodeid: str) -> str:
@@ -76,6 +99,8 @@ def scope_of(nodeid: str) -> str:
     module. Tests on Ray share one worker and its cluster, the demo and the examples the functions that they read. A
     long trial is alone."""
     file = nodeid.split("::")[0]
+    if given := given_server_of(nodeid):
+        return given
     if any(part in nodeid for part in ALONE):
         return nodeid
     if "/demo/" in file or "test_example" in file:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from milvus_hubness.operations.progress import Progress as Report
 
 AS_JSON = "--json"
+UNNAMED = "without a name"
+"""What output calls a vector without a name, of which a Qdrant collection may have one."""
 FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
 """Exit codes: an error; wrong usage; refused by measurement, be it new biases that are worse or a diagnosis beyond its
 thresholds; SIGTERM."""

@@ -65,7 +65,7 @@ def enable(
         )
         data: dict[str, Any] = {"plan": planned.to_dict()}
         if not as_json:
-            _show_plan(data["plan"])
+            show_enable_plan(data["plan"])
         if not plan:
             done = enable(store, planned, client_ttl=client_ttl, progress=progress)
             data["enable"] = done.to_dict()
@@ -74,7 +74,7 @@ def enable(
     elif plan:
         console.say("\nNothing was written. The same command without --plan does it.")
     else:
-        _show_result(data["enable"])
+        show_enabled(data["enable"])
 
 
 def disable(
@@ -102,10 +102,10 @@ def disable(
     console.show_result(as_json, data, lambda: console.show_facts(f"Disabled {collection}", text))
 
 
-def _show_plan(plan: dict[str, Any]) -> None:
+def show_enable_plan(plan: dict[str, Any]) -> None:
     added = " (added to it)" if plan["adds_fields"] else ""
     facts: dict[str, object] = {
-        "vector field": f"{plan['field']}, {plan['metric']}, not changed",
+        "vector field": f"{plan['field'] or console.UNNAMED}, {plan['metric']}, not changed",
         "rows": f"{plan['rows']:,}",
     }
     if plan["where"] == "vectors":
@@ -124,7 +124,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
     console.show_facts(f"Correction of {plan['source']} in place", facts)
 
 
-def _show_result(result: dict[str, Any]) -> None:
+def show_enabled(result: dict[str, Any]) -> None:
     facts = {"corrected": "{collection}, {rows:,} rows have a bias".format(**result)}
     if result["second_vector"]:
         facts["searched"] = (

@@ -26,7 +26,7 @@ class Refreshing:
     field: options.Field = None
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
     revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
-    force: Annotated[bool, "Adopt new biases even if they are evaluated as worse."] = False
+    force: Annotated[bool, "Write all biases again, even if they are unchanged or evaluated as worse."] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
     tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE
@@ -89,12 +89,12 @@ def refresh(
         text = {"busy": data["refresh"]["reason"]}
         console.show_result(as_json, data, lambda: console.show_facts(f"Nothing done to {collection}", text))
         return
-    console.show_result(as_json, {"refresh": result.to_dict()}, lambda: _show(result))
+    console.show_result(as_json, {"refresh": result.to_dict()}, lambda: show_refresh(result))
     if result.action == "refused":
         raise typer.Exit(console.REFUSED)
 
 
-def _show(result: RefreshResult) -> None:
+def show_refresh(result: RefreshResult) -> None:
     planned, evaluation = result.planned, result.judged
     facts = {
         "to do" if planned else "done": f"{result.action} ({result.reason})",
@@ -108,6 +108,7 @@ def _show(result: RefreshResult) -> None:
         facts["skewness of N_10"] = f"{skews} (over {evaluation.queries:,} held-out queries)"
         facts["old top tens kept"] = f"{evaluation.overlap:.1%}"
         facts["R@1"] = ", ".join(f"{name} {r1:.1%}" for name, r1 in evaluation.r1.items())
+    facts["former copy"] = result.former_copy
     facts["drift of the queries"] = result.drift.reason if result.drift else None
     facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in result.online_banks.items())
     title = "Would refresh" if planned else "Refreshed"

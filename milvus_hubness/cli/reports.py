@@ -265,25 +265,29 @@ def status(
     lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None
     data = {"status": {**result.to_dict(), "lease": lease, "repaired": repaired}}
     facts = {"lease": holder, "repaired": f"{repaired:,} rows" if repaired else None}
-    console.show_result(as_json, data, lambda: console.show_facts(result.collection, {**_words(result), **facts}))
+    console.show_result(
+        as_json,
+        data,
+        lambda: console.show_facts(result.collection, {**status_words(result, repair="repair with --repair"), **facts}),
+    )
 
 
-def _words(status: Status) -> dict[str, object]:
-    """Return the status in words."""
+def status_words(status: Status, *, repair: str) -> dict[str, object]:
+    """Return the status in words. repair: how to repair the rows of a killed job."""
     intents, batches = status.write_intents, status.open_batches
     facts: dict[str, object] = {
         "corrected": "yes" if status.corrected else "no",
         "rows": f"{status.rows:,}",
         "aliases": ", ".join(status.aliases),
         "write intents": f"{intents:,} rows in the log" if intents else None,
-        "batches": f"{batches} open: a job is running, or was killed (repair with --repair)" if batches else None,
+        "batches": f"{batches} open: a job is running, or was killed ({repair})" if batches else None,
         "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
     }
     if status.estimator and status.bank and status.age_seconds is not None:
         facts |= {
             "phase": status.phase,
             "copied from": status.source if status.where == "vectors" and not status.second_vector else None,
-            "field": f"{status.field}, {status.dim}-d {status.metric}, stored {status.width} wide",
+            "field": f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),

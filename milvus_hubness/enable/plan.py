@@ -177,7 +177,14 @@ def plan_enable(
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
             side = _free_side(store, info, suffix) if where == "side" else None
-            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, side)
+            most = store.most_candidates(info)
+            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, side, most)
+            if reranking.missed > max_miss_rate and most < LADDER[-1]:
+                raise CannotMigrate(
+                    f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows (max_query_limit), and "
+                    f"{reranking.missed:.1%} of the corrected top 10 are not among these, more than "
+                    f"{max_miss_rate:.1%}: raise that limit, or migrate the collection"
+                )
     return EnablePlan(
         source=info,
         field=field,
@@ -235,8 +242,10 @@ def measure(
     strength: float,
     max_miss_rate: float,
     side: str | None,
+    most: int,
 ) -> tuple[CandidateReranking, dict[int, float]]:
-    """Choose the number of candidates on at most 1,000 of `queries`, and return it with each number's miss rate."""
+    """Choose the number of candidates, at most `most`, on at most 1,000 of `queries`, and return it with each number's
+    miss rate."""
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -244,8 +253,9 @@ def measure(
         gallery.layout.reduce_items(gallery.vectors),
         np.float32(strength) * correction.centred(gallery.vectors),
     )
-    missed = {candidates: missed_share(places, candidates) for candidates in LADDER}
-    candidates = enough_candidates(places, max_miss_rate)
+    allowed = [*(step for step in LADDER if step < most), min(most, LADDER[-1])]
+    missed = {candidates: missed_share(places, candidates) for candidates in allowed}
+    candidates = enough_candidates(places, max_miss_rate, allowed)
     reranking = CandidateReranking(
         side=side, candidates=candidates, missed=missed[candidates], allowed=max_miss_rate, queries=len(query_vectors)
     )

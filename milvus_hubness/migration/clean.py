@@ -5,7 +5,7 @@ from __future__ import annotations
 from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.presence import is_copy, is_source, renamed_copy, renamed_source, require_copy
-from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease import Lease, forget_leases
 from milvus_hubness.operations.row_writer import drop_log
 from milvus_hubness.stores.ownership import CollectionId
 from milvus_hubness.stores.protocols import Collections, Rows, Store, expect_store
@@ -19,15 +19,16 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
-        store, ledger = lease.store, Ledger(lease.store)
+        ledger = Ledger(lease.store)
         migration = ledger.reread(migration)
-        _validate(store, migration, drop)
+        _validate(lease.store, migration, drop)
         if drop == migration.target:
             drop_copy(lease, ledger, migration)
-            return migration
-        _drop(lease, drop)
-        ledger.forget_chunks(migration)
-        return ledger.write(migration, phase="finished")
+        else:
+            drop_collection(lease, drop)
+            migration = without_source(ledger, migration)
+    forget_leases(store, drop)
+    return migration
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
@@ -38,11 +39,52 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
     _validate(store, migration, drop)
     going = {}
     if store.exists(drop):
-        going["the copy" if drop == migration.target else "the source"] = f"{drop}, {_rows(store, drop)}"
+        is_former = drop != migration.target and migration.rebuilds is not None
+        what = "the copy" if drop == migration.target else "the former copy" if is_former else "the source"
+        going[what] = f"{drop}, {_rows(store, drop)}"
     if drop == migration.target and migration.made_bank != "nothing":
         bank, whole = migration.bank_collection, migration.made_bank == "collection"
         going["the bank"] = bank if whole else f"what this added to {bank}"
     return going
+
+
+def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
+    """Return the rebuild whose copy has taken over from the copy `copy`; None if none has.
+
+    name: any collection or alias that a chain of migrations connects with both.
+    """
+    rebuilds = [migration for migration in ledger.related(name) if migration.rebuilds is not None]
+    over = (rebuild for rebuild in rebuilds if rebuild.phase in {"switched", "finished"})
+    return next((rebuild for rebuild in over if rebuild.source == copy), None)
+
+
+def without_source(ledger: Ledger, migration: Migration) -> Migration:
+    """Note that the source of a migration is dropped, and return the new record.
+
+    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the ledger:
+    it can still be rolled back to what the former copy was made from.
+    """
+    former = ledger.of_target(migration.source) if migration.rebuilds is not None else None
+    inherits = former is not None and former.phase in {"switched", "finished"}
+    if former is None or not inherits or migration.switch is None:
+        ledger.forget_chunks(migration)
+        return ledger.write(migration, phase="finished")
+
+    renamed = former.switch.source_renamed if former.switch else None
+    joined = ledger.write(
+        migration,
+        source=former.source,
+        source_identity=former.source_identity,
+        arguments=former.arguments,
+        made_bank=former.made_bank,
+        rebuilds=former.rebuilds,
+        switch=migration.switch.model_copy(update={"source_renamed": renamed}),
+        state=migration.corrected().model_copy(update={"source": former.source_now}),
+        phase=former.phase,
+    )
+    ledger.forget(former)
+    ledger.write_state(joined)
+    return joined
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
@@ -60,11 +102,12 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if migration.source_identity not in {other.source_identity for other in others}:
             _forget_identity(store, migration)
     if not is_others:
-        _drop(lease, target)
+        drop_collection(lease, target)
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
-            store.drop_bank_generations([state.profile.bank])
+            # Refreshes of the copy have added generations to that of the migration.
+            store.drop_bank_generations(list(dict.fromkeys(state.banks)))
         unsaved = state is None and not ledger.may_use_bank(bank, but=target)
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
@@ -84,7 +127,11 @@ def _forget_identity(store: Store, migration: Migration) -> None:
 
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
-    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`."""
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`.
+    A copy that a refresh has rebuilt is the source of that rebuild."""
+    rebuild = replaced_by(ledger, name, drop)
+    if rebuild is not None:
+        return rebuild
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
 
 
@@ -113,7 +160,7 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         raise CollectionNotFound(f"the source {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
 
 
-def _drop(lease: Lease, collection: str) -> None:
+def drop_collection(lease: Lease, collection: str) -> None:
     """Drop a collection if it exists, and then its write-intent log and its query samples: no job repairs or reads its
     rows any more, and no client searches it."""
     store = lease.store

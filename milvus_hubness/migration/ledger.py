@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -131,17 +132,20 @@ class Migration(FrozenModel):
         changes = [_change(name, then, now) for name, then, now in pairs if then != now]
         if not changes:
             return ""
-        unfinished = f"{self.target!r} is an unfinished copy of {self.source!r} that was started with other options"
-        return f"{unfinished} ({'; '.join(changes)})"
+        what = "an unfinished copy" if self.phase != "rolled back" else "a copy, from before a rollback,"
+        return (
+            f"{self.target!r} is {what} of {self.source!r} that was started with other options ({'; '.join(changes)})"
+        )
 
     def require(self, *phases: Phase, step: str) -> None:
         """Check that the migration is in one of these phases. Raises WrongPhase."""
         if self.phase not in phases:
-            unfinished = self.phase in {"preparing", "copying", "catching up", "rolled back"}
+            unfinished = self.phase in {"preparing", "copying", "catching up"}
             raise WrongPhase(
                 f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
                 f"{step} needs it to be {' or '.join(map(repr, phases))}"
                 + (": complete it with a run" if unfinished else "")
+                + (": a run makes the copy ready again" if self.phase == "rolled back" else "")
             )
 
 
@@ -179,6 +183,23 @@ def _change(name: str, then: object, now: object) -> str:
     if name in _NOT_SHOWN or max(len(str(then)), len(str(now))) > LONGEST_VALUE:
         return f"another {name.replace('_', ' ')}"
     return f"{name}: {then} then, {now} now"
+
+
+def _names_of(migration: Migration) -> set[str]:
+    """Return the names of the two collections of a migration."""
+    return {migration.source, migration.source_now, migration.target}
+
+
+MOST_SIMILAR = 3
+
+
+def _similar(name: str, migrations: Iterable[Migration]) -> str:
+    """Return a question with the migrations whose names are near to a mistyped one; empty without any.
+    The others are no concern of the one who asks, and there may be many."""
+    names = {name: migration for migration in migrations for name in (*_names_of(migration), migration.alias or "")}
+    near = get_close_matches(name, names, MOST_SIMILAR)
+    meant = dict.fromkeys(f"{names[one].source} -> {names[one].target}" for one in near)
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
 class Ledger:
@@ -219,6 +240,17 @@ class Ledger:
         migration = next((migration for migration in self.migrations(target) if migration.target == target), None)
         return self._up_to_date(migration) if migration else None
 
+    def related(self, name: str) -> list[Migration]:
+        """Return the migrations that a chain of migrations connects with a collection or alias, the
+        oldest first: those of the collection, of its copies, and of what it is a copy of."""
+        migrations = self.migrations(name)
+        names = {name, self._store.alias_target(name) or name}
+        related: list[Migration] = []
+        while more := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
+            related += more
+            names.update(*map(_names_of, more))
+        return sorted(related, key=lambda migration: migration.begun_at)
+
     def reread(self, former: Migration) -> Migration:
         """Read a migration again under its lease. Raises NoMigration."""
         migration = self.of_target(former.target)
@@ -237,8 +269,7 @@ class Ledger:
             matching = [m for m in matching if m.target == target]
         if not matching:
             to = "" if target is None else f" to {target!r}"
-            all_names = ", ".join(sorted(f"{m.source} -> {m.target}" for m in migrations)) or "none"
-            raise NoMigration(f"no migration of {name!r}{to} in this database; its migrations: {all_names}")
+            raise NoMigration(f"no migration of {name!r}{to} in this database{_similar(name, migrations)}")
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching
@@ -263,6 +294,12 @@ class Ledger:
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
+
+    def write_state(self, migration: Migration) -> None:
+        """Write the state of a migration to its copy, if that exists."""
+        state = migration.corrected()
+        if self._store.exists(migration.target):
+            self._store.write_property(migration.target, state.property_name, state)
 
     def chunks(self, migration: Migration) -> list[Chunk]:
         """Return the chunks of the migration in their original order."""

@@ -55,7 +55,7 @@ def require_copy(store: Store, migration: Migration) -> None:
     if store.exists(name) and is_copy(store.info(name, counted=False, checked=False), migration):
         return
     renamed = renamed_copy(store, migration)
-    raise _gone(store, f"the copy {name!r} of {migration.source!r}", name, renamed, _remedy(migration))
+    raise _gone(store, f"the copy {name!r} of {migration.source!r}", name, renamed, _remedy(store, migration))
 
 
 def require_source(store: Store, migration: Migration) -> None:
@@ -69,7 +69,7 @@ def require_source(store: Store, migration: Migration) -> None:
                 return
     name = migration.source_now
     renamed = renamed_source(store, migration)
-    raise _gone(store, f"the source {name!r} of {migration.target!r}", name, renamed, _remedy(migration))
+    raise _gone(store, f"the source {name!r} of {migration.target!r}", name, renamed, _remedy(store, migration))
 
 
 def problem_of(store: Store, migration: Migration) -> str:
@@ -100,14 +100,14 @@ def renamed_source(store: Store, migration: Migration) -> str | None:
     return None if name == migration.source_now else name
 
 
-def _remedy(migration: Migration) -> str:
+def _remedy(store: Store, migration: Migration) -> str:
     source, target = migration.source, migration.target
     if migration.phase in SWITCHED:
         return (
-            "point the application's name at a collection that you have, and let milvus-hubness migrate clean "
+            f"point the application's name at a collection that you have, and let {store.commands.clean} "
             f"{source} --drop {target} forget this migration"
         )
-    return f"milvus-hubness migrate run {source} --bank FILE --restart begins again"
+    return f"{store.commands.run} {source} --bank FILE --restart begins again"
 
 
 def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str) -> StoreError:

@@ -100,41 +100,40 @@ class BiasBackend:
     def write(
         self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return their number. epoch: None
-        keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
+        """Compute and write the biases of these slots for the rows that still exist; return how many were written.
+        epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
         biased_rows = self.read(keys, partition)
-        self._compute(biased_rows, partition, corrections, epoch)
+        count = self._compute(biased_rows, partition, corrections, epoch)
         self.repair(biased_rows, partition, corrections, epoch)
-        return len(biased_rows.batch)
+        return count
 
     def _compute(
         self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
-    ) -> None:
+    ) -> int:
         from milvus_hubness.correction import row_biases
 
-        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
+        return self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
 
-    def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> None:
-        """Store the rows as read, with these biases."""
+    def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
+        """Store the rows as read, with these biases; return how many the database acknowledged."""
         codec, batch = self.codec, biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
         if codec.side_collection is not None:
             epochs = [{self.info.key_field: key} for key in batch.keys]
             side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
             self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
-            return
+            return len(side_rows)
         if self.writer is None:
             raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
         changed = list(columns)
         vectors = columns.pop(codec.field, batch.vectors)
         rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
         if codec.updates_in_place:
-            self._update(self.writer, rows, partition, changed)
-            return
+            return self._update(self.writer, rows, partition, changed)
         # The epoch of a row that had a bias before is history, which does not justify a change of the field.
         if not biased_rows.pending.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
-        self.writer.rewrite(rows, changed, partition)
+        return self.writer.rewrite(rows, changed, partition)
 
     def repair(
         self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
@@ -189,14 +188,13 @@ class BiasBackend:
         new[present] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
         return biases, new
 
-    def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> None:
+    def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> int:
         """Update the rows that still exist: the database refuses some fields of other rows."""
         try:
-            writer.rewrite(rows, changed, partition, in_place=True)
+            return writer.rewrite(rows, changed, partition, in_place=True)
         except StoreError:
             existing = set(self._rows(rows.keys, partition).keys)
             if len(existing) == len(rows):
                 raise
-            if existing:
-                places = [i for i, key in enumerate(rows.keys) if key in existing]
-                writer.rewrite(rows.take(places), changed, partition, in_place=True)
+            places = [i for i, key in enumerate(rows.keys) if key in existing]
+            return writer.rewrite(rows.take(places), changed, partition, in_place=True)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milvus_hubness.banks.generations import Batch, Key
@@ -140,25 +140,27 @@ class RowWriter:
             are_noted = repair.wait_applied(keys, partition, self._lease.policy.visible)
         return rows() if are_noted else reading.result()
 
-    def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False) -> None:
+    def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False) -> int:
         """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as Store.update does.
-        Raises LeaseLost, and NotCaughtUp for rows that change faster than the writer can repair them."""
+        Return how many the database acknowledged. Raises LeaseLost, and NotCaughtUp for rows that change faster than
+        the writer can repair them."""
         if not len(batch):
-            return
+            return 0
         store = self._lease.store
         digests = self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
         write = store.update if in_place else store.rewrite
-        write(self._info.name, batch, self._content.field, changed, partition=partition)
+        count = write(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._intent_log is None:
-            return
+            return count
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
         if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= self._lease.policy.compact:
             # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
+        return count
 
     def close(self) -> None:
         self._drop_parts(0)
@@ -355,7 +357,9 @@ def rewriting(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
     lease.check()
-    intent_log = store.create_intent_log(announced)
+    # Clients note writes of all fields that are corrected now or will be while they note: that of `state`, too.
+    corrected = {**announced.states, state.field: state}
+    intent_log = store.create_intent_log(replace(announced, states=corrected))
     lease.check()
     store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
     try:

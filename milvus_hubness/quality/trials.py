@@ -54,9 +54,9 @@ def missed_share(places: npt.ArrayLike, candidates: int) -> float:
     return float((np.asarray(places) > candidates).mean())
 
 
-def enough_candidates(places: npt.ArrayLike, allowed: float) -> int:
-    """Return the least number of LADDER that misses at most `allowed`; its last if none does."""
-    return next((count for count in LADDER if missed_share(places, count) <= allowed), LADDER[-1])
+def enough_candidates(places: npt.ArrayLike, allowed: float, ladder: Sequence[int] = LADDER) -> int:
+    """Return the least number of `ladder` that misses at most `allowed`; its last if none does."""
+    return next((count for count in ladder if missed_share(places, count) <= allowed), ladder[-1])
 
 
 ALPHAS = tuple(step / 8 for step in range(1, 13))

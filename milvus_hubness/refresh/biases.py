@@ -280,23 +280,25 @@ class Renewal:
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
-        """Write the new biases to rows where they differ, and all biases to rows without any; return their number."""
+        """Write the new biases to rows where they differ, and all biases to rows without any; return how many rows the
+        database acknowledged."""
         self._admit(0)
         backend, corrections = self.backend, self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
+        count = 0
         if differ.any():
             changed = rows.only(differ)
             self._admit(len(changed.batch))
             epoch = incoming.epoch if self.names_epoch else None
-            backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
+            count += backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
             backend.repair(changed, partition, corrections, epoch)
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
-            backend.write(pending, partition, corrections, backend.state.profile.epoch)
-        return int(differ.sum()) + len(pending)
+            count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
+        return count
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:

@@ -70,13 +70,14 @@ class RefreshOptions:
     else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
     bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
     of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
-    revert: return to the biases before the last full refresh. force: use new biases even if they are worse than the old
-    ones. labels: labelled queries for the evaluation. live: when sampled queries enter the bank, if no other bank is
-    given. rebuild_share, rebuild_rows: if at least this share of at least so many rows must be written, and the
-    collection is named by an alias, make a copy with the new biases, which takes over the alias. plan: only return the
-    plan. tolerance: the difference of scores from which on a bias is written again. client_ttl: seconds until every
-    client has read a new collection state, before the first write. engine: computes the written biases; "server" is for
-    NNN and CSLS; the workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
+    revert: return to the biases before the last full refresh. force: compute and write all biases again though nothing
+    changed, which repairs damaged ones, and use new biases even if they are worse than the old ones. labels: labelled
+    queries for the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share,
+    rebuild_rows: if at least this share of at least so many rows must be written, and the collection is named by an
+    alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
+    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
+    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
+    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
     """
@@ -237,6 +238,9 @@ def plan_refresh(
         changes.append("the parameters changed")
     if gates != (profile.gate, profile.gate_targets):
         changes.append("the gate changed")
+    if options.force and not changes:
+        # The only way to repair biases that something else has damaged: nobody can see that they are wrong.
+        changes.append("it was forced")
     return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates)
 
 

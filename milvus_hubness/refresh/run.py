@@ -81,6 +81,8 @@ class RefreshResult:
     online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
     planned: bool = False
     write_intents: int = 0
+    former_copy: str | None = None
+    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
 
     @property
     def skipped(self) -> int:
@@ -328,8 +330,15 @@ class Refreshing:
         )
         done = carry_out(migration, options, self.lease)
         rows = (done.verified or {}).get("rows", 0)
-        epoch = done.corrected().profile.epoch
-        return self._result("rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch)
+        return self._result(
+            "rebuilt",
+            plan.reason,
+            scanned=rows,
+            written=rows,
+            collection=done.target,
+            epoch=done.corrected().profile.epoch,
+            former_copy=done.source,
+        )
 
     def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
@@ -410,7 +419,8 @@ class Refreshing:
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
         queries, side = plan.bank.queries, state.codec.side_collection
-        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side)
+        most = self.store.most_candidates(self.info)
+        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side, most)
         return state.model_copy(update={"reranking": measured})
 
     # -- helpers ------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from milvus_hubness.logs import log
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.ownership import (
     LEDGER,
+    ON_MILVUS,
     CollectionId,
+    Commands,
     Helper,
     HelperRecord,
     bank_name,
@@ -25,6 +27,10 @@ from milvus_hubness.stores.records import OnlineBank, Record
 
 class HelperReads(Protocol):
     """What the check of a helper reads from a database."""
+
+    @property
+    def commands(self) -> Commands:
+        """The commands that messages name."""
 
     def exists(self, collection: str) -> bool: ...
 
@@ -43,7 +49,7 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
             listed = store.listed_helpers(owner)
-        expect_helper(helper, owner, store.properties_of(helper.collection), listed)
+        expect_helper(helper, owner, store.properties_of(helper.collection), listed, store.commands)
 
 
 def own_online_banks(
@@ -118,8 +124,8 @@ def expect_own_banks(store: HelperReads, state: CollectionState, owner: Collecti
         bank = min(strangers)
         raise StateError(
             f"the collection property {state.property_name!r} of {owner.name!r} names the bank {bank!r}, which is not "
-            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and drop it; after a rename "
-            f"without HubnessClient, run milvus-hubness adopt {owner.name} --renamed-from NAME"
+            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
+            f"{store.commands.after_rename(owner.name)}"
         )
 
 
@@ -131,6 +137,8 @@ def list_bank(store: Store, owner: CollectionId, bank: str) -> None:
 
 class HelperLists:
     """The lists of helpers, for any store with a ledger."""
+
+    commands = ON_MILVUS
 
     records: Callable[..., list[Record]]
     put_records: Callable[[str, Sequence[Record]], None]

@@ -37,12 +37,16 @@ from milvus_hubness.stores.records import (
     is_fence,
     taken_keys,
 )
-from milvus_hubness.waiting import reported, wait_until
+from milvus_hubness.waiting import Standing, reported, wait_until
 
 _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
+
+
+MOST_HITS = 16_384
+"""Rows for which a search of Milvus may ask."""
 
 
 @translating
@@ -209,6 +213,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
         return "none" if self._taken_keys(source, names) else "can be added"
 
+    def most_candidates(self, source: CollectionInfo) -> int:
+        return MOST_HITS
+
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         for name, kind in milvus_schema.BIAS_FIELDS.items():
             default = milvus_schema.NO_BIAS[kind]
@@ -347,14 +354,15 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         """Wait until an index is built. Raises StoreError if the server cannot build it, and WaitedTooLong."""
         described: dict[str, Any] = {}
 
-        def rows_left() -> str | None:
+        def rows_left() -> Standing | None:
             described.update(self.client.describe_index(collection, index))
             # A FLAT index has nothing to build; its rows count as pending while other builds are queued.
             if described.get("index_type") == "FLAT" or described["state"] == "Failed":
                 return None
             if described["state"] == "Finished" and not described["pending_index_rows"]:
                 return None
-            return f"{int(described['pending_index_rows']):,} rows are left to index"
+            rows = int(described["pending_index_rows"])
+            return Standing(f"{rows:,} rows are left to index", rows)
 
         wait_until(f"index {index!r} of {collection!r}", rows_left)
         if described["state"] == "Failed":

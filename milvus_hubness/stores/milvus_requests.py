@@ -44,7 +44,7 @@ from milvus_hubness.stores.milvus_server import (
     translated,
 )
 from milvus_hubness.stores.records import Fences, is_fence
-from milvus_hubness.waiting import WaitPolicy, reported, wait_until
+from milvus_hubness.waiting import Standing, WaitPolicy, reported, wait_until
 
 DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
@@ -248,19 +248,21 @@ class MilvusRequests:
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         # Few versions can replace some fields of a row, and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
+        return len(batch)
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
-            return
+            return len(batch)
         key_field = self._key_field(collection)
         rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
         self._upsert(collection, rows, partition, partial_update=True)
+        return len(batch)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         rows, schema = self._to_be_stored(collection, batch, field)
@@ -374,11 +376,12 @@ class MilvusRequests:
         self.client.load_collection(collection, _async=True, **settings)
         state = ""
 
-        def share_loaded() -> str | None:
+        def share_loaded() -> Standing | None:
             nonlocal state
             loading = self.client.get_load_state(collection)
             state = loading["state"].name
-            return f"{loading.get('progress', 0)}% is loaded" if state == "Loading" else None
+            percent = int(loading.get("progress", 0))
+            return Standing(f"{percent}% is loaded", 100 - percent) if state == "Loading" else None
 
         wait_until(f"the load of {collection!r}", share_loaded)
         if state != "Loaded":

@@ -44,6 +44,29 @@ LONGEST_STEM = 200
 """Most characters of a collection's name within the name of its log: Milvus allows 255 in all."""
 
 
+@dataclass(frozen=True)
+class Commands:
+    """The commands that messages name, of the program for this database."""
+
+    run: str = "milvus-hubness migrate run"
+    """Runs or continues a migration of the collection that follows."""
+
+    clean: str = "milvus-hubness migrate clean"
+    """Drops one side of a migration of the collection that follows."""
+
+    adopt: str = "milvus-hubness adopt"
+    """Says to jobs that the collection that follows was renamed; empty where no collection can be renamed."""
+
+    def after_rename(self, collection: str) -> str:
+        """Return the end of a message about a helper that may be that of a renamed collection."""
+        if not self.adopt:
+            return ""
+        return f"; after a rename without HubnessClient, run {self.adopt} {collection} --renamed-from NAME"
+
+
+ON_MILVUS = Commands()
+
+
 class CollectionId(FrozenModel):
     """Which collection is meant, also after it was renamed, where the database numbers collections."""
 
@@ -126,11 +149,16 @@ def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:
 
 
 def expect_helper(
-    helper: Helper, owner: CollectionId, properties: Mapping[str, Any], listed: Collection[str] = ()
+    helper: Helper,
+    owner: CollectionId,
+    properties: Mapping[str, Any],
+    listed: Collection[str] = (),
+    commands: Commands = ON_MILVUS,
 ) -> None:
     """Raise StateError unless `helper`, which exists, is a helper of `owner`.
 
     properties: those of the helper. listed: the helpers that the ledger lists for this owner.
+    commands: for the message.
     """
     points_back_to = owner_in(properties, helper.marker)
     points_back = points_back_to is not None and points_back_to.is_same(owner)
@@ -138,8 +166,8 @@ def expect_helper(
         return
     raise StateError(
         f"the collection property {helper.property_name!r} of {owner.name!r} names {helper.collection!r}, which is no "
-        f"helper collection of {owner.name!r} and stays untouched: find out who wrote that property, and drop it; "
-        f"after a rename without HubnessClient, run milvus-hubness adopt {owner.name} --renamed-from NAME"
+        f"helper collection of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
+        f"{commands.after_rename(owner.name)}"
     )
 
 

@@ -14,7 +14,7 @@ from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
-from milvus_hubness.stores.ownership import CollectionId
+from milvus_hubness.stores.ownership import CollectionId, Commands
 from milvus_hubness.stores.records import (
     CollectionInfo,
     Fences,
@@ -28,6 +28,10 @@ from milvus_hubness.stores.records import (
 
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
+
+    @property
+    def commands(self) -> Commands:
+        """The commands that messages name."""
 
     def server_version(self) -> str: ...
 
@@ -90,7 +94,8 @@ class Schemas(Protocol):
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 
     def units_moved(self) -> int:
-        """Return by how many units in the last place the database may change numbers of a COSINE vector."""
+        """Return by how many units in the last place the database may change numbers of a COSINE vector, and their
+        lengths at will; 0 if it keeps COSINE vectors as they are written."""
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
@@ -103,6 +108,9 @@ class Schemas(Protocol):
         """Whether fields of the collection can hold biases."""
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
+
+    def most_candidates(self, source: CollectionInfo) -> int:
+        """Return the most rows for which a search of the collection may ask."""
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Add the fields that hold biases; every row has bias 0 and is pending."""
@@ -149,14 +157,14 @@ class Rows(Protocol):
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Replace the fields named `changed` of existing rows, or the whole rows, acknowledged on return."""
+    ) -> int:
+        """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Write rows that were read, with other biases, acknowledged on return. With `WholeRows` it is `upsert`; else
-        only the fields `changed` of rows that still exist change."""
+    ) -> int:
+        """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
+        `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows, of this partition if it is set; missing rows are no error."""
@@ -178,7 +186,7 @@ class WriteIntents(Protocol):
     """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, or use one again that still fits."""
+        """Create a log that can take the rows of `source`, with the fields of its states, or use one that fits."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""
@@ -342,6 +350,17 @@ class BankSearch(Protocol):
         products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer."""
 
 
+@runtime_checkable
+class LeavesKeys(Protocol):
+    """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
+
+    def left_keys(self, collection: str) -> dict[str, int]:
+        """Return the number of rows with each key that jobs have written, without keys that no row has."""
+
+    def delete_keys(self, collection: str) -> None:
+        """Delete these keys from all rows."""
+
+
 _MISSING: dict[Any, str] = {
     Renaming: "cannot rename collections: let applications read the collection by an alias",
     WholeRows: "replaces no whole rows: every note is replayed",
@@ -349,6 +368,7 @@ _MISSING: dict[Any, str] = {
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
     BankSearch: "cannot compute biases by its own search: use the engine local",
+    LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }
 Capability = TypeVar("Capability")
 

@@ -22,9 +22,10 @@ from tests.chaos.migration_clients import run_writers
 from tests.chaos.overlaps import PLANS, Outcome, Trial, run_part
 from tests.chaos.pauses import run_pauses
 from tests.chaos.places import BACKENDS
+from tests.chaos.qdrant_overlaps import QDRANT_BACKENDS, QDRANT_KINDS
 
 EVERYTHING = (["overlaps", "--count", "12"], ["kills"])
-OVERLAP_BACKENDS = ("lite", "server-2.3.5")
+OVERLAP_BACKENDS = ("lite", "server-2.3.5", *QDRANT_BACKENDS)
 TRIALS_PER_SERVER = 40
 WORKERS, WRITING_SECONDS = 3, 60
 SUITES = {"migrations": killed_migrations.COUNT, "refreshes": killed_refreshes.COUNT, "rebuilds": killed_rebuilds.COUNT}
@@ -64,8 +65,9 @@ def _save(name: str, made: dict[str, Any], under: str = "") -> None:
 
 def _add_overlaps(parser: argparse.ArgumentParser) -> None:
     groups = sorted({kind.group for kind in KINDS.values()})
+    names = [*KINDS, *QDRANT_KINDS, *groups]
     parser.set_defaults(run=_run_overlaps)
-    parser.add_argument("--kind", nargs="+", choices=[*KINDS, *groups], default=groups, metavar="KIND")
+    parser.add_argument("--kind", nargs="+", choices=names, default=groups, metavar="KIND")
     parser.add_argument("--count", type=int, default=20, help="trials of each kind given; each has a seed of its own")
     parser.add_argument("--backend", choices=OVERLAP_BACKENDS, default="lite")
     parser.add_argument("--plan", choices=PLANS, default="")
@@ -98,10 +100,11 @@ def _run_overlaps(chosen: argparse.Namespace) -> bool:
 
 def _overlaps_of(kind: str, chosen: argparse.Namespace) -> list[Trial]:
     """kind: one of KINDS, or a group, whose kinds take turns."""
-    kinds = [kind] if kind in KINDS and kind not in {each.group for each in KINDS.values()} else []
-    kinds = kinds or [name for name, each in KINDS.items() if each.group == kind]
-    if chosen.backend != "lite":
-        kinds = [name for name in kinds if KINDS[name].servers]
+    table = QDRANT_KINDS if chosen.backend in QDRANT_BACKENDS else KINDS
+    kinds = [kind] if kind in table and kind not in {each.group for each in table.values()} else []
+    kinds = kinds or [name for name, each in table.items() if each.group == kind]
+    if chosen.backend == "server-2.3.5":
+        kinds = [name for name in kinds if table[name].servers]
     return [
         Trial(chosen.seed + i, kinds[i % len(kinds)], chosen.backend, chosen.plan, call=chosen.call)
         for i in range(chosen.count if kinds else 0)

@@ -198,7 +198,7 @@ def claims(scene: Scene, job: Job) -> dict[str, Any]:
         return {"corrected": False}
     if words[0] in ("enable", "refresh") and "_hubness" not in words[1]:
         return {"corrected": True}
-    if words[1] == "rollback":
+    if "rollback" in words:
         return {"switched": False}
     if words[1] == "cutover" or {"--alias", "--rename"} & set(job.argv):
         return {"switched": True}

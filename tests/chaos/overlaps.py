@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from tests.chaos.jobs import Job
 from tests.chaos.kinds import KINDS, Kind, claims, holds
 from tests.chaos.processes import be_quiet, problem_of
+from tests.chaos.qdrant_overlaps import QDRANT_BACKENDS, QDRANT_KINDS, QdrantScene, qdrant
 from tests.chaos.relay import Relay, Rule, base_name
 from tests.chaos.scene import Scene, milvus
 from tests.chaos.settings import hasten
@@ -33,9 +35,9 @@ PLANS = {
     "delay": 5,
     "together": 15,
 }
-ROW_WRITES = {"Insert", "Upsert", "Delete"}
+ROW_WRITES = {"Insert", "Upsert", "Delete", "UpdateVectors", "SetPayload", "DeletePayload", "Batch"}
 OTHER_ROWS = re.compile("__(bank|write-intent log)")
-CHANGES = ("Insert", "Upsert", "Delete", "Alter", "Create", "Drop", "Rename", "Load", "Release", "Flush")
+CHANGES = (*sorted(ROW_WRITES), "Alter", "Create", "Drop", "Rename", "Load", "Release", "Flush")
 SHARES = {"rows": 60, "changes": 28, "reads": 12}
 """Of the calls that are drawn: writes of rows of the collections, other changes, and all others."""
 
@@ -87,16 +89,25 @@ class Outcome:
         return {**asdict(self.trial), **{name: value for name, value in vars(self).items() if name != "trial"}}
 
 
+def kind_of(trial: Trial) -> Kind:
+    return (QDRANT_KINDS if trial.backend in QDRANT_BACKENDS else KINDS)[trial.kind]
+
+
+def scene_of(backend: str, uri: str, folder: Path, rng: random.Random, **options: Any) -> Scene:
+    return (QdrantScene if backend in QDRANT_BACKENDS else Scene)(uri, folder, rng, **options)
+
+
 @cache
-def typical_calls(kind: str, uri: str, folder: Path) -> tuple[tuple[str, str, int], ...]:
+def typical_calls(trial: Trial, uri: str, folder: Path) -> tuple[tuple[str, str, int], ...]:
     """(method, collection without the stem, number) of the calls that the first command of a kind makes when
     nothing disturbs it."""
-    with Scene(uri, folder, random.Random(0)) as scene:
-        KINDS[kind].make(scene)
+    kind = kind_of(trial)
+    with scene_of(trial.backend, uri, folder, random.Random(0)) as scene:
+        kind.make(scene)
         relay = scene.relay("A")
-        job = scene.start("A", list(KINDS[kind].first(scene)), relay)
+        job = scene.start("A", list(kind.first(scene)), relay)
         code = job.wait()
-        assert code == 0, f"undisturbed, {kind} exits with {code}: {job.message}"
+        assert code == 0, f"undisturbed, {trial.kind} exits with {code}: {job.message}"
         counts: Counter[tuple[str, str]] = Counter()
         calls = []
         for call in relay.calls:
@@ -121,11 +132,13 @@ def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
     """What happened."""
     outcome, began = Outcome(trial), time.monotonic()
     try:
-        calls = () if trial.call else typical_calls(trial.kind, uri, folder)
+        calls = () if trial.call else typical_calls(Trial(0, trial.kind, trial.backend), uri, folder)
         began = time.monotonic()
         rng = random.Random(f"chaos {trial.kind} {trial.seed}")
-        metric = rng.choice(["IP", "COSINE", "L2"])
-        with Scene(uri, folder, rng, metric=metric) as scene:
+        # Qdrant's score of L2 is a root, from which no bias in a payload can be subtracted.
+        has_roots = trial.backend in QDRANT_BACKENDS and kind_of(trial).place == "fields"
+        metric = rng.choice(["IP", "COSINE"] if has_roots else ["IP", "COSINE", "L2"])
+        with scene_of(trial.backend, uri, folder, rng, metric=metric) as scene:
             _Run(trial, outcome, scene, rng, calls).run()
     except Exception as error:
         outcome.problem = problem_of(error)
@@ -138,7 +151,7 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
     be_quiet()
     hasten()
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, milvus(trials[0].backend, Path(folder)) as uri:
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, _served(trials[0].backend, Path(folder)) as uri:
         for trial in trials:
             outcomes.append(run_trial(trial, uri, Path(folder)))
             sys.stdout.write(outcomes[-1].line + "\n")
@@ -146,12 +159,16 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
     return outcomes
 
 
+def _served(backend: str, folder: Path) -> contextlib.AbstractContextManager[str]:
+    return qdrant(backend) if backend in QDRANT_BACKENDS else milvus(backend, folder)
+
+
 class _Run:
     def __init__(
         self, trial: Trial, outcome: Outcome, scene: Scene, rng: random.Random, calls: tuple[tuple[str, str, int], ...]
     ) -> None:
         self._outcome, self._scene, self._rng, self._calls = outcome, scene, rng, calls
-        self._kind: Kind = KINDS[trial.kind]
+        self._kind: Kind = kind_of(trial)
         plans = [trial.plan] if trial.plan else list(PLANS)
         [self._plan] = rng.choices(plans, [PLANS[plan] for plan in plans])
         number = rng.randrange(len(self._kind.seconds))

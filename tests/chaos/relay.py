@@ -194,36 +194,28 @@ class Late(Rule):
             self.forward(forward)
 
 
-class Relay(grpc.GenericRpcHandler):
-    """One process's way to Milvus, from `with` to its end. upstream: host:port. process: its name in the
-    log of calls. Calls still held at the end are delivered to nobody."""
+class Rules:
+    """The calls of one process, and what happens to some of them. process: its name in the log of calls."""
 
-    def __init__(self, upstream: str, process: str) -> None:
+    def __init__(self, process: str) -> None:
         self.process = process
         self.calls: list[Call] = []
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._channel = grpc.insecure_channel(upstream, options=OPTIONS)
-        self._pool = ThreadPoolExecutor(THREADS, f"relay-{process}")
-        self._server = grpc.server(self._pool, handlers=(self,), options=OPTIONS)
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
 
-    def __enter__(self) -> Relay:
-        self._server.start()
-        return self
+    def deliver(self, call: Call, forward: Callable[[], Any]) -> Any:
+        """Deliver a call as the rules say; return its answer. Raises Unavailable for one that is lost."""
+        with self._lock:
+            self.calls.append(call)
+            # Each rule counts for itself.
+            due = [rule for rule in self._rules if rule.takes(call)]
+        return due[0].handle(forward) if due else forward()
 
-    def __exit__(self, *error: object) -> None:
+    def _release_all(self) -> None:
         self._closed = True
         for rule in self._rules:
             rule.go_on.set()
-        self._server.stop(0).wait()
-        self._pool.shutdown(wait=True)
-        self._channel.close()
-
-    @property
-    def uri(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
 
     def hold(self, method: str, collection: str = "", nth: int = 1, edge: Edge = "request") -> Hold:
         """Hold this call until it is released."""
@@ -256,6 +248,32 @@ class Relay(grpc.GenericRpcHandler):
             if call.method in ("Insert", "Upsert", "Delete") and base_name(call.collection) == collection:
                 yield call
 
+
+class Relay(Rules, grpc.GenericRpcHandler):
+    """One process's way to Milvus, from `with` to its end. upstream: host:port. Calls still held at the end are
+    delivered to nobody."""
+
+    def __init__(self, upstream: str, process: str) -> None:
+        super().__init__(process)
+        self._channel = grpc.insecure_channel(upstream, options=OPTIONS)
+        self._pool = ThreadPoolExecutor(THREADS, f"relay-{process}")
+        self._server = grpc.server(self._pool, handlers=(self,), options=OPTIONS)
+        self._port = self._server.add_insecure_port("127.0.0.1:0")
+
+    def __enter__(self) -> Relay:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release_all()
+        self._server.stop(0).wait()
+        self._pool.shutdown(wait=True)
+        self._channel.close()
+
+    @property
+    def uri(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
     # -- gRPC ---------------------------------------------------------------------------------------------
 
     def service(self, details: Any) -> Any:
@@ -278,12 +296,8 @@ class Relay(grpc.GenericRpcHandler):
             invoke = self._channel.unary_unary(path)
             return bytes(invoke(body, timeout=FORWARD_SECONDS, metadata=passed_on, wait_for_ready=True))
 
-        with self._lock:
-            self.calls.append(call)
-            # Each rule counts for itself.
-            due = [rule for rule in self._rules if rule.takes(call)]
         try:
-            return due[0].handle(forward) if due else forward()
+            return bytes(self.deliver(call, forward))
         except grpc.RpcError as error:
             context.set_trailing_metadata(tuple(error.trailing_metadata() or ()))
             context.abort(error.code(), error.details())

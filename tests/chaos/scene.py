@@ -70,8 +70,7 @@ class Scene:
         self.uri, self.folder, self.rng, self.metric = uri, folder, rng, metric
         self.stem = f"c{os.getpid()}_{next(_numbers)}"
         self.source, self.name = f"{self.stem}_src", f"{self.stem}_app"
-        self.plain = MilvusClient(uri)
-        self.client = HubnessClient(uri, state_ttl=TTL)
+        self._connect()
         self.model: dict[int, Row] = {}
         self.uncertain: dict[int, list[Row | None]] = {}
         self.refusals: list[str] = []
@@ -85,6 +84,14 @@ class Scene:
         for bank in self.banks:
             np.save(bank, vectors(self._numbers, BANK_ROWS, DIM))
 
+    program = "milvus-hubness"
+    refused: type[Exception] | tuple[type[Exception], ...] = MilvusException
+    """What a write of the application raises that may be tried again."""
+
+    def _connect(self) -> None:
+        self.plain = MilvusClient(self.uri)
+        self.client = HubnessClient(self.uri, state_ttl=TTL)
+
     def __enter__(self) -> Scene:
         return self
 
@@ -92,7 +99,7 @@ class Scene:
         for job in self.jobs:
             job.kill()
         self._stack.close()
-        with contextlib.suppress(MilvusException):
+        with contextlib.suppress(*(self.refused if isinstance(self.refused, tuple) else (self.refused,))):
             self._drop()
         self.client.close()
         self.plain.close()
@@ -126,7 +133,7 @@ class Scene:
     def start(self, process: str, argv: list[str], relay: Relay | None = None, **settings: Any) -> Job:
         """A job through a relay, or directly."""
         uri = relay.uri if relay else self.uri
-        job = Job(process, [*argv, "--json", "--uri", uri], self.folder, Settings(**settings))
+        job = Job(process, [*argv, "--json", "--uri", uri], self.folder, Settings(**settings), self.program)
         self.jobs.append(job)
         return job
 
@@ -184,9 +191,9 @@ class Scene:
             try:
                 write()
                 break
-            except MilvusException as error:
+            except self.refused as error:
                 if time.monotonic() > until:
-                    self.refusals.append(error.message)
+                    self.refusals.append(str(error))
                     for key, row in rows.items():
                         self.uncertain.setdefault(key, [self.model.get(key)]).append(row)
                     return

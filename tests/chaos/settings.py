@@ -16,6 +16,7 @@ from pymilvus.settings import Config
 
 from milvus_hubness import MilvusStore
 from milvus_hubness.operations.lease_records import Owner
+from qdrant_hubness import QdrantStore
 
 DIM = 16
 POLLING = 0.05
@@ -41,7 +42,8 @@ class Settings:
             Owner.here = classmethod(lambda cls: elsewhere)
         hasten()
         os.environ["MILVUS_HUBNESS_LEASE_SECONDS"] = str(self.lease_seconds)
-        MilvusStore.chunk_rows = lambda store, source: self.rows
+        for store in (MilvusStore, QdrantStore):
+            store.chunk_rows = lambda store, source: self.rows
 
 
 def hasten() -> None:

@@ -5,8 +5,10 @@ from qdrant_client import QdrantClient
 
 from tests.conftest import DATABASES, Backend
 from tests.databases import OnMilvus, OnQdrant
+from tests.qdrant.strict import StrictServer
+from tests.servers import QdrantServer
 
-QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-server": "qdrant_uri"}
+QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-strict": "", "qdrant-server": "qdrant_uri"}
 
 
 @pytest.fixture(scope="session", params=[*DATABASES, *QDRANTS])
@@ -19,7 +21,9 @@ def found(request):
 def _held(kind, uri):
     if kind in DATABASES:
         return OnMilvus(kind, uri, Backend(kind, uri).client)
-    return OnQdrant(kind, QdrantClient(url=uri) if "://" in uri else QdrantClient(uri))
+    if kind == "qdrant-strict":
+        return OnQdrant(kind, StrictServer().client())
+    return OnQdrant(kind, QdrantServer.client(uri) if "://" in uri else QdrantClient(uri))
 
 
 @pytest.fixture

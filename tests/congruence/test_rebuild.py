@@ -205,3 +205,16 @@ def test_it_is_told_why_rows_are_upserted(live):
     assert "by its alias" in by_name.reason
     live.store.drop_alias(live.alias)
     assert "no alias leads to" in refresh(live.store, live.name, bank=QueryBank(live.other), plan=True).reason
+
+
+@pytest.mark.lite_only
+def test_a_former_copy_can_be_dropped_and_the_way_back_stays(live):
+    done = refresh(live.store, live.alias, bank=QueryBank(live.other))
+    assert done.to_dict()["former_copy"] == live.name
+    [source] = {m.source for m in ledger.Ledger(live.store).migrations() if m.target == live.name}
+    clean(live.store, live.alias, drop=live.name)
+    assert not live.store.exists(live.name)
+    live.write()
+    live.assert_found(live.other)
+    assert rollback(live.store, live.alias).source == source
+    assert set(live.read()) == set(live.rows)

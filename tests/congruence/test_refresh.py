@@ -153,8 +153,9 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected):
             return 40
 
         def rewrite(self, collection, *args, **kwargs):
-            super().rewrite(collection, *args, **kwargs)
+            written = super().rewrite(collection, *args, **kwargs)
             stop.set()
+            return written
 
     store = corrected.database.store(Stopping)
     with pytest.raises(Cancelled):
@@ -267,8 +268,9 @@ def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
 
     class Watching(corrected.database.base):
         def rewrite(self, *args, **kwargs):
-            super().rewrite(*args, **kwargs)
+            written = super().rewrite(*args, **kwargs)
             seen.append(corrected.scores())
+            return written
 
     before = corrected.scores()
     refresh(corrected.database.store(Watching), corrected.name, bank=QueryBank(corrected.other))

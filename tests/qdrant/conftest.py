@@ -1,4 +1,4 @@
-"""The Qdrants that every test runs against: the local mode, and a server where Docker answers."""
+"""The Qdrants that every test runs against: the local mode, a strict server over it, and a server where one runs."""
 
 import os
 import tempfile
@@ -7,23 +7,27 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 
+from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import METRICS, Backend, Corrected
+from tests.servers import QdrantServer
 
 
 def _client(request):
+    if request.param == "strict":
+        return StrictServer().client()
     if request.param == "qdrant-server":
-        return QdrantClient(url=request.getfixturevalue("qdrant_uri"))
+        return QdrantServer.client(request.getfixturevalue("qdrant_uri"))
     return QdrantClient(":memory:")
 
 
-@pytest.fixture(params=["local", "qdrant-server"])
+@pytest.fixture(params=["local", "strict", "qdrant-server"])
 def backend(request):
     here = Backend(request.param, _client(request))
     yield here
     here.clean()
 
 
-@pytest.fixture(params=["local", "states", "qdrant-server"])
+@pytest.fixture(params=["local", "states", "strict", "qdrant-server"])
 def everywhere(request):
     """For what touches the state of collections."""
     here = Backend(request.param, _client(request))

@@ -152,7 +152,7 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
             if not done:
                 done.append(batch.keys)
                 enabled.client.update_vectors(enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())])
-            super().rewrite(collection, batch, field, changed, partition=partition)
+            return super().rewrite(collection, batch, field, changed, partition=partition)
 
     refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))
     assert key(3) in done[0]
@@ -190,5 +190,5 @@ def test_what_a_formula_cannot_do_is_said(enabled):
 def test_the_root_of_euclid_is_no_score_to_subtract_from(backend):
     name = backend.fill(vectors(np.random.default_rng(0), 60, 8), "Euclid")
     bank = QueryBank(vectors(np.random.default_rng(1), 40, 8))
-    with pytest.raises(CannotMigrate, match="no fields for biases"):
+    with pytest.raises(CannotMigrate, match="Cosine and Dot only, not of L2: migrate"):
         plan_enable(backend.store(), name, bank, where="fields", estimator=NNN(8))

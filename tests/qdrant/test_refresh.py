@@ -29,10 +29,6 @@ def test_it_touches_vectors_only(corrected):
             search_request.append((method, collection))
             return super().ask(method, collection, **options)
 
-        def _update_existing(self, method, collection, **options):
-            search_request.append((method, collection))
-            super()._update_existing(method, collection, **options)
-
     before = everything(corrected.backend, corrected.name)
     refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))
     reads = {"get_collection", "count", "scroll", "retrieve", "collection_exists"}
@@ -89,7 +85,7 @@ def test_what_a_client_writes_between_reading_and_writing_back_stays(of_each_dis
                 client.update_vectors(name, [models.PointVectors(id=key(3), vector=new[1].tolist())])
                 client.delete(name, [key(5)])
                 client.set_payload(name, {"set": True}, [key(7)])
-            super().rewrite(collection, batch, field, changed, partition=partition)
+            return super().rewrite(collection, batch, field, changed, partition=partition)
 
     refresh(corrected.backend.store(Late), name, bank=QueryBank(corrected.other))
     assert {key(1), key(3), key(5), key(7)} <= set(done[0])

@@ -13,8 +13,6 @@ from qdrant_hubness.store import connect
 PASSWORD, KEY = "Pa55-of-qdrant", "k3y-of-qdrant"
 URI = f"http://root:{PASSWORD}@127.0.0.1:1"
 
-pytestmark = pytest.mark.filterwarnings("ignore:Api key is used with an insecure connection")
-
 
 @pytest.mark.parametrize("uri", [URI, f"http://root:{PASSWORD}@127.0.0.1:x", f"http://root:/{PASSWORD}@host"])
 def test_connect_names_the_address_without_the_password(uri):

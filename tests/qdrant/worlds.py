@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.galleries import nnn, similarity, vectors
+from tests.servers import own_name
 
 METRICS = {"Cosine": "COSINE", "Dot": "IP", "Euclid": "L2"}
 _numbers = itertools.count()
@@ -22,7 +23,7 @@ def key(i):
 
 @dataclass
 class Backend:
-    """kind: local; states, the local mode as if it kept no metadata of collections; server."""
+    """kind: local; states, the local mode as if it kept no metadata of collections; strict; qdrant-server."""
 
     kind: str
     client: QdrantClient
@@ -30,7 +31,7 @@ class Backend:
 
     @property
     def is_local(self):
-        return self.kind != "qdrant-server"
+        return self.kind in ("local", "states")
 
     def store(self, cls=QdrantStore):
         made = cls(self.client)
@@ -43,7 +44,7 @@ class Backend:
         return made
 
     def name(self, stem="c"):
-        name = f"{stem}_{next(_numbers)}"
+        name = own_name(f"{stem}_{next(_numbers)}")
         self.made += [name, f"{name}_hubness", f"{name}__bank"]
         return name
 

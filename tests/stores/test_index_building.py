@@ -4,7 +4,7 @@ import logging
 import re
 import threading
 import time
-from itertools import pairwise
+from itertools import cycle, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +13,8 @@ from pymilvus.client.types import LoadState
 from milvus_hubness import InvalidParameter, MilvusStore, StoreError
 from milvus_hubness.errors import WaitedTooLong
 from milvus_hubness.stores.milvus_requests import DEFAULT_GROUP
-from milvus_hubness.waiting import WaitPolicy, reported, wait_seconds, wait_until
+from milvus_hubness.waiting import Standing, WaitPolicy, reported, wait_seconds, wait_until
+from tests.times import Time
 
 FAILED = 4
 
@@ -55,19 +56,6 @@ class Server:
     def get_index_state(self, collection, index, *, context):
         assert (collection, index, context) == ("products", "vector_index", "context")
         return FAILED, self.reason
-
-
-class Time:
-    """A clock that only `sleep` moves."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def clock(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
 
 
 def test_it_waits_until_the_index_is_built_and_loaded():
@@ -127,7 +115,7 @@ def short_policy(policy):
 
 def test_the_limit_counts_from_the_last_progress(caplog):
     """A build that moves may take longer than the limit; the words come after 5 s, and then every 30 s."""
-    left = iter([f"{rows} rows" for rows in range(10) for _ in range(10)] + [None])
+    left = iter([Standing(f"{rows} rows", rows) for rows in range(10, 0, -1) for _ in range(10)] + [None])
     time_of = Time()
     policy = WaitPolicy(limit=60)
     with caplog.at_level(logging.WARNING):
@@ -138,9 +126,23 @@ def test_the_limit_counts_from_the_last_progress(caplog):
     assert all(30 <= later - earlier <= 36 for earlier, later in pairwise(seconds))
 
 
+def test_what_goes_up_and_down_for_ever_is_no_progress():
+    """Writes of others: rows are indexed, and others come."""
+    time_of = Time()
+    rows = cycle([30, 20, 40, 25])
+
+    def how_far():
+        left = next(rows)
+        return Standing(f"{left} rows", left)
+
+    with pytest.raises(WaitedTooLong, match="it got no further"):
+        wait_until("the index", how_far, WaitPolicy(limit=60), clock=time_of.clock, sleep=time_of.sleep)
+    assert 60 <= time_of.now <= 80
+
+
 def test_a_short_wait_says_nothing(caplog):
     with caplog.at_level(logging.WARNING):
-        wait_until("the index", iter(["1 row", None]).__next__)
+        wait_until("the index", iter([Standing("1 row", 1), None]).__next__)
         with reported("a flush"):
             pass
         assert not wait_seconds("all clients", 0.01)
@@ -184,7 +186,7 @@ def test_qdrant_is_waited_for_with_a_word_and_an_end(caplog, monkeypatch):
     monkeypatch.setattr(WaitPolicy, "default", short_policy(WaitPolicy.default()))
     described = SimpleNamespace(status=models.CollectionStatus.YELLOW, indexed_vectors_count=2_000, points_count=9_000)
     store = object.__new__(QdrantStore)
-    store.ask = lambda *args: described
+    store.ask = lambda *args, **options: described
     with caplog.at_level(logging.WARNING), pytest.raises(WaitedTooLong, match="run the command again"):
         store.load("products")
     assert "2,000 vectors of 9,000 points are indexed" in caplog.messages[0]

@@ -10,10 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json, show_result
 from milvus_hubness.cli.console import run as run_migration
+from milvus_hubness.cli.enable import show_enable_plan, show_enabled
 from milvus_hubness.cli.migrate.run import to_resume
+from milvus_hubness.cli.migrate.show import migration_words, show_plan
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond
+from milvus_hubness.cli.refresh import show_refresh
+from milvus_hubness.cli.reports import status_words
 from milvus_hubness.defaults import REBUILD_ROWS, STATE_TTL
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
@@ -27,18 +31,25 @@ from milvus_hubness.migration.migrator import resume
 from milvus_hubness.migration.migrator import rollback as roll_back
 from milvus_hubness.migration.plan import MigrationOptions, plan_migration
 from milvus_hubness.operations.inputs import read_bank
+from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh
 from milvus_hubness.refresh.status import status as read_status
+from milvus_hubness.refresh.sweep import Leftovers, leftovers
+from milvus_hubness.refresh.sweep import sweep as sweep_leftovers
 from milvus_hubness.state import require_state
-from milvus_hubness.texts import describe
 from qdrant_hubness.store import QdrantStore, connect
 
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
 Uri = Annotated[str, typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode.")]
-Vector = Annotated[str | None, typer.Option(help="Name of the vector, required if the collection has several.")]
+Vector = Annotated[
+    str | None, typer.Option("--vector", "--field", help="Name of the vector, required if the collection has several.")
+]
+BankName = Annotated[
+    str | None, typer.Option("--bank-name", help="Collection to store the bank in. [default: COLLECTION__bank]")
+]
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
 DEFAULT_URI = "http://localhost:6333"
 
@@ -96,6 +107,7 @@ def migrate(
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None,
     rows_per_second: RowsPerSecond = None,
     restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")] = False,
+    bank_name: BankName = None,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +124,7 @@ def migrate(
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
         if resumed is not None and plan:
-            _show(f"Would continue the migration of {source}", "migration", _summary(resumed), as_json=as_json)
+            _show_migration("Would continue the migration of ", resumed, as_json=as_json)
             return
         if resumed is not None:
             migration = resume(store, resumed.target, options, alias=alias)
@@ -126,12 +138,14 @@ def migrate(
                 target=target,
                 alias=alias,
                 restart=restart,
+                bank_collection=bank_name,
             )
             if plan:
-                _show(f"Would migrate {source}", "plan", planned.to_dict(), as_json=as_json)
+                facts = planned.to_dict()
+                show_result(as_json, {"plan": facts}, lambda: show_plan(facts))
                 return
             migration = run_plan(store, planned, options)
-    _show(f"Migrated {migration.source}", "migration", _summary(migration), as_json=as_json)
+    _show_migration("Migrated ", migration, as_json=as_json)
 
 
 def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
@@ -174,8 +188,52 @@ def clean(
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 
+def sweep(
+    collection: Collection,
+    connection: Connection,
+    plan: Plan = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove all that the correction of a collection has left and nothing uses any more.
+
+    Former copies after refreshes, copies after a rollback, biases in payloads after disable, banks, records.
+
+    Example: qdrant-hubness sweep products --plan
+    """
+    store = connection.open()
+    leftover = leftovers(store, collection)
+    if plan or not leftover:
+        _show_leftovers(
+            leftover, "Would be removed for good" if leftover else f"{collection} has no leftovers", as_json
+        )
+        return
+    if not yes:
+        if not as_json:
+            _show_leftovers(leftover, "Would be removed for good", as_json)
+        raise typer.BadParameter("not confirmed: add --yes")
+    _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
+
+
+def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
+    facts = {
+        "copies": ", ".join(leftover.copies),
+        "keys in payloads": ", ".join(f"{key} of {count:,} points" for key, count in leftover.keys.items()),
+        "properties": ", ".join(leftover.properties),
+        "banks": ", ".join(leftover.banks),
+        "records of": ", ".join(leftover.records),
+        "stays": "\n".join(f"{name}: {why}" for name, why in leftover.staying.items()),
+    }
+    show_result(as_json, {"sweep": leftover.to_dict()}, lambda: show_facts(title, facts))
+
+
 def enable(
-    collection: Collection, correcting: Correcting, connection: Connection, plan: Plan = False, as_json: AsJson = False
+    collection: Collection,
+    correcting: Correcting,
+    connection: Connection,
+    bank_name: BankName = None,
+    plan: Plan = False,
+    as_json: AsJson = False,
 ) -> None:
     """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores.
 
@@ -186,17 +244,27 @@ def enable(
     queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
     with progress_bars() as progress:
         planned = plan_enable(
-            store, collection, queries, estimator=estimator, field=correcting.vector, where="fields", progress=progress
+            store,
+            collection,
+            queries,
+            estimator=estimator,
+            field=correcting.vector,
+            where="fields",
+            bank_collection=bank_name,
+            progress=progress,
         )
+        facts = planned.to_dict()
         if plan:
-            _show(f"Would enable {collection}", "plan", planned.to_dict(), as_json=as_json)
+            show_result(as_json, {"plan": facts}, lambda: show_enable_plan(facts))
             return
-        done = run_enable(store, planned, progress=progress)
-    _show(f"Enabled {collection}", "enable", done.to_dict(), as_json=as_json)
+        result = run_enable(store, planned, progress=progress).to_dict()
+    show_result(as_json, {"enable": result}, lambda: show_enabled(result))
 
 
 def disable(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
     """Undo enable: searches are raw again.
+
+    The biases stay in payloads, where readers through the client do not see them, until sweep removes them.
 
     Example: qdrant-hubness disable products
     """
@@ -212,8 +280,9 @@ def refresh(
         bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")
+        bool, typer.Option("--force", help="Write all biases again, even if they are unchanged or evaluated as worse.")
     ] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")] = False,
     client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
     rebuild_rows: Annotated[
@@ -242,14 +311,14 @@ def refresh(
             field=correcting.vector,
             revert=revert,
             force=force,
+            refit=refit,
             rebuild_rows=rebuild_rows,
             plan=plan,
             client_ttl=client_ttl,
             throttle=Throttle(rows_per_second=rows_per_second),
             progress=progress,
         )
-    title = "Would refresh" if done.planned else "Refreshed"
-    _show(f"{title} {collection}", "refresh", done.to_dict(), as_json=as_json)
+    show_result(as_json, {"refresh": done.to_dict()}, lambda: show_refresh(done))
     if done.action == "refused":
         raise typer.Exit(REFUSED)
 
@@ -259,16 +328,19 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
 
     Example: qdrant-hubness status products --json
     """
-    facts = read_status(connection.open(), collection, field=vector).to_dict()
-    if facts["estimator"] and not as_json:
-        facts["estimator"] = describe(facts["estimator"])
-    _show(collection, "status", facts, as_json=as_json)
+    store = connection.open()
+    leftover = read_status(store, collection, field=vector)
+    words = {
+        **status_words(leftover, repair="the next refresh repairs its rows"),
+        "lease": holder_of(store, leftover.collection),
+    }
+    show_result(as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words))
 
 
 app = command_line(
     f"Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: ${KEY_VARIABLE}."
     "\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
-    *(migrate, rollback, clean, enable, disable, refresh, status),
+    *(migrate, rollback, clean, enable, disable, refresh, sweep, status),
     completion=True,
 )
 
@@ -284,6 +356,18 @@ def _summary(migration: Migration) -> dict[str, Any]:
         "invalid": migration.invalid,
         "verified": migration.verified,
     }
+
+
+def _show_migration(title: str, migration: Migration, *, as_json: bool) -> None:
+    facts = _summary(migration)
+    words = {
+        "copy": migration.target,
+        "phase": migration.phase,
+        "rows": f"{migration.rows:,}",
+        "alias": facts["alias"],
+        **migration_words(migration),
+    }
+    show_result(as_json, {"migration": facts}, lambda: show_facts(f"{title}{migration.source}", words))
 
 
 def _show(title: str, name: str, result: dict[str, Any], *, as_json: bool) -> None:

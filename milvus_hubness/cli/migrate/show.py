@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from milvus_hubness.cli.console import bank_words, progress_bars, say, show_facts, show_json, show_result
+from milvus_hubness.cli.console import UNNAMED, bank_words, progress_bars, say, show_facts, show_json, show_result
+from milvus_hubness.errors import name_some
 
 if TYPE_CHECKING:
     from milvus_hubness.migration.ledger import Migration
@@ -21,10 +22,11 @@ def show_plan(plan: dict[str, Any]) -> None:
     """Print the facts of a plan."""
     sizes = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["vector_bytes"].items()}
     memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["memory_bytes"].items()}
+    index = ", ".join(f"{name} {value}" for name, value in plan["index_params"].items())
     resolution, waiting = plan["resolution"], plan["waiting_seconds"]
     facts = {
         "would create": plan["target"],
-        "vector field": "{field}, {dtype}, {index_type} ".format(**plan) + str(plan["index_params"] or ""),
+        "vector field": f"{plan['field'] or UNNAMED}, {plan['dtype']}, {plan['index_type']} {index}".rstrip(),
         "metric": f"{plan['metric']}, served as IP",
         "rows": f"{plan['rows']:,}",
         "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",
@@ -61,7 +63,7 @@ def migration_words(migration: Migration) -> dict[str, object]:
         "bank": migration.bank_collection,
         "passes": f"{migration.passes} to catch up" if migration.passes else None,
         "verified": verification_words(migration.verified),
-        "bias 0": f"{count} rows without a usable vector: {keys}" if count else None,
+        "bias 0": f"{count:,} rows without a usable vector: {name_some(keys)}" if count else None,
         "switched": _switch_words(migration),
     }
 

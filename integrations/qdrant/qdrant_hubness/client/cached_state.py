@@ -14,6 +14,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.ownership import Helper
 from milvus_hubness.stores.records import DualWrite, WriteIntentLog
+from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
 
@@ -34,6 +35,10 @@ class CachedState:
     states: Mapping[str, CollectionState] = field(default_factory=dict)
     dual_write: DualWrite | None = None
     intent_log: WriteIntentLog | None = None
+    payload_keys: tuple[str, ...] = ()
+    """Keys that jobs have written, or are about to write, into payloads, see PAYLOAD_KEYS."""
+    limits: Limits = NO_LIMITS
+    """What strict mode of the collection allows."""
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
 
     def state_of(self, using: str | None) -> CollectionState | None:
@@ -43,7 +48,7 @@ class CachedState:
     @cached_property
     def hidden(self) -> frozenset[str]:
         """Return the hidden keys of payloads."""
-        names: set[str] = set()
+        names = set(self.payload_keys)
         for state in self.states.values():
             names.update(state.codec.hidden_fields)
         return frozenset(names)
@@ -79,18 +84,24 @@ class CachedState:
 
     def described(self, result: Any) -> Any:
         """Return the result of get_collection as it was before the correction."""
-        if not self.states:
-            return result
         params = result.config.params
         vectors = params.vectors
         if isinstance(vectors, models.VectorParams):
             vectors = self._params(UNNAMED, vectors)
         elif vectors:
             vectors = {name: self._params(name, own) for name, own in vectors.items()}
-        metadata = {k: v for k, v in (result.config.metadata or {}).items() if not k.startswith(PREFIX)}
         params = params.model_copy(update={"vectors": vectors})
-        config = result.config.model_copy(update={"params": params, "metadata": metadata or None})
-        return result.model_copy(update={"config": config})
+        config = result.config.model_copy(update={"params": params})
+        changed: dict[str, Any] = {"config": config}
+
+        stored = result.config.metadata or {}
+        metadata = {key: value for key, value in stored.items() if not key.startswith(PREFIX)}
+        if len(metadata) < len(stored):
+            changed["config"] = config.model_copy(update={"metadata": metadata or None})
+        indexes = result.payload_schema or {}
+        if not self.hidden.isdisjoint(indexes):
+            changed["payload_schema"] = {key: own for key, own in indexes.items() if key not in self.hidden}
+        return result.model_copy(update=changed)
 
     def _params(self, name: str, params: Any) -> Any:
         state = self.in_vectors.get(name)

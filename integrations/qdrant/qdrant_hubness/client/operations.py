@@ -93,7 +93,9 @@ class Operations(Writing):
         """As QdrantClient.query_batch_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            return (yield Ask("query_batch_points", (collection, requests), options))
+            # Augmented queries have more digits than the user's.
+            batch = list(requests)
+            return (yield from self.divided(collection, "query_batch_points", batch, options, is_added=False))
 
         return self._queried(collection, requests, send, strength, profile)
 
@@ -189,7 +191,7 @@ class Operations(Writing):
         for (place, field), ids in by_place.items():
             state = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield Ask("retrieve", (place or collection, ids), options)
+            records = yield from self.divided(place or collection, "retrieve", ids, options)
             vectors = {record.id: named(state.decoded(record.vector)).get(field) for record in records}
             for id in ids:
                 if vectors.get(id) is None:

@@ -52,6 +52,22 @@ class Call:
         """The ids, or the filter, of a method that brings no vectors."""
         return self.options[SELECTORS[self.method]]
 
+    @property
+    def items(self) -> list[Any]:
+        """The points or the ids of the call, which can be sent in parts; none for a filter and a Batch."""
+        if self.brings_vectors:
+            points = self.options["points"]
+            return list(points) if isinstance(points, list | tuple) else []
+        if filter_of(self.selector) is not None:
+            return []
+        return list(getattr(self.selector, "points", self.selector))
+
+    def about(self, items: list[Any]) -> Call:
+        """Return the call about some of its items."""
+        if self.brings_vectors:
+            return self.having(points=items)
+        return self.having(**{SELECTORS[self.method]: models.PointIdsList(points=items)})
+
 
 def key_of(id: Any) -> Key:
     """Return a point's id as Qdrant returns it. Raises InvalidInput."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import numpy as np
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
 from milvus_hubness.banks.generations import StoredBank, fitted_bank, parts_of, validated
 from milvus_hubness.client.state_cache import BankCache, CachedBank
@@ -19,14 +20,18 @@ from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, WriteI
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
-from qdrant_hubness.store.properties import STATES, of_metadata, point_id
-from qdrant_hubness.store.requests import FAILURES, is_missing, keeps_metadata
+from qdrant_hubness.store.ledger import ON_QDRANT
+from qdrant_hubness.store.limits import Limits
+from qdrant_hubness.store.properties import STATES, of_metadata, payload_keys_in, point_id
+from qdrant_hubness.store.requests import FAILURES, is_missing, is_too_large, keeps_metadata
 from qdrant_hubness.store.rows import UNNAMED, named
 
 T = TypeVar("T")
 Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
+LONGEST_WAIT = 60.0
+"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to the user's."""
 NOTHING = CachedState("")
 
 
@@ -57,6 +62,7 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
+            # Assumes that there is no such collection, so that the request which follows fails with Qdrant's error.
             if is_missing(error):
                 return NOTHING
             raise
@@ -67,9 +73,46 @@ class StateCache:
             read_states(properties, name),
             DualWrite.read(properties, name),
             WriteIntentLog.read(properties, name),
+            payload_keys_in(properties),
+            Limits.of(described),
         )
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state
+
+    def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
+        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask again.
+
+        args: the method, and its arguments after the collection.
+        """
+        method, *further = args
+        waited = 0.0
+        while True:
+            try:
+                return (yield Ask(method, (collection, *further), options))
+            except ResourceExhaustedResponse as error:
+                seconds = float(max(1, error.retry_after_s))
+                waited += seconds
+                if waited > LONGEST_WAIT:
+                    raise
+                yield Pause(seconds)
+
+    def divided(
+        self, collection: str, method: str, items: list[Any], options: dict[str, Any], *, is_added: bool = True
+    ) -> Operation[Any]:
+        """Ask with a list of items as the argument after the collection; in halves if the request is too large. Return
+        the last answer, or the answers to all items in a list. is_added: whether this waits as `patiently` does."""
+        try:
+            if is_added:
+                return (yield from self.patiently(collection, method, items, **options))
+            return (yield Ask(method, (collection, items), options))
+        except FAILURES as error:
+            if not is_too_large(error) or len(items) < 2:
+                raise
+        middle = len(items) // 2
+        first = yield from self.divided(collection, method, items[:middle], options, is_added=is_added)
+        # The rest belongs to a request that has begun.
+        second = yield from self.divided(collection, method, items[middle:], options)
+        return [*first, *second] if isinstance(first, list) else second
 
     def with_state(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
         """Return call(state). If it fails and the collection has another state by now, call once more."""
@@ -77,6 +120,7 @@ class StateCache:
         try:
             return (yield from call(cached))
         except (HubnessError, *FAILURES):
+            # Assumes nothing about what was carried out: with another state all is sent once more, which overwrites it.
             self.forget(collection)
             now = yield from self.cached_state(collection)
             if now == cached:
@@ -113,6 +157,7 @@ class StateCache:
         try:
             points = yield Ask("retrieve", (STATES, [point_id(name)]))
         except FAILURES as error:
+            # As Properties.of.
             if is_missing(error):
                 return name, {}
             raise
@@ -137,7 +182,7 @@ class StateCache:
                 return  # The request that follows reports it.
             raise
         _, properties = yield from self._properties(helper.collection, described)
-        expect_helper(helper, CollectionId(name=cached.name), properties)
+        expect_helper(helper, CollectionId(name=cached.name), properties, commands=ON_QDRANT)
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
@@ -148,6 +193,7 @@ class StateCache:
         try:
             records = yield Ask("retrieve", (LEDGER, [point_id(cached.name), point_id(copy)]))
         except FAILURES as error:
+            # Without a ledger no migration allows writes to the copy: expect_copy refuses.
             if not is_missing(error):
                 raise
             records = []
@@ -195,10 +241,12 @@ class StateCache:
         reference = profile.bank
         records: list[Any] = []
         offset: Any = None
+        described = yield Ask("get_collection", (reference.collection,))
+        rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
         while True:
-            options = {"limit": ROWS_PER_PAGE, "offset": offset, "with_vectors": True}
+            options = {"limit": rows, "offset": offset, "with_vectors": True}
             where = {"scroll_filter": rows_of(reference, parts_of(reference))}
-            page, offset = yield Ask("scroll", (reference.collection,), {**options, **where})
+            page, offset = yield from self.patiently(reference.collection, "scroll", **options, **where)
             records += page
             if offset is None:
                 break

@@ -17,19 +17,29 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases, with_columns
-from milvus_hubness.errors import DimensionMismatch, DualWriteFailed, HubnessError, WriteIntentFailed, name_some
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    DualWriteFailed,
+    HubnessError,
+    PartialWrite,
+    WriteIntentFailed,
+    name_some,
+)
 from milvus_hubness.logs import named
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
-from qdrant_hubness.store.requests import FAILURES
+from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
+from qdrant_hubness.store.sizes import in_parts
 from qdrant_hubness.store.write_intents import line
 
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
 IDS_PER_REQUEST = 1_000
+REQUEST_BYTES = 24_000_000
+"""Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 
@@ -77,12 +87,97 @@ class Writing(StateCache):
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
             if cached.intent_log is not None:
                 yield from self._note(cached, notes)
-        result = yield Ask(call.method, (collection,), call.options)
-        for key, columns in payloads:
-            yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
+
+        try:
+            result = yield from self._send(collection, cached, call)
+        except (PartialWrite, *FAILURES) as error:
+            # A failed request may have been carried out, or a part of it: the caller sees the error, and what the
+            # collection now holds gets its biases, and goes to the copy.
+            yield from self._complete(collection, cached, call, dict(payloads), error)
+            raise
+        yield from self._set_biases(collection, payloads)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
+
+    def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
+        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have more digits, and
+        the ids of a filter may be many. Raises PartialWrite if a later part fails."""
+        items = call.items if cached.states or cached.dual_write else []
+        if not items:
+            return (yield Ask(call.method, (collection,), call.options))
+        left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
+        done = 0
+        result: Any = None
+        while left:
+            part = left.pop(0)
+            one = call if len(part) == len(items) else call.about(part)
+            try:
+                if done:
+                    result = yield from self.patiently(collection, one.method, **one.options)
+                else:
+                    result = yield Ask(one.method, (collection,), one.options)
+            except FAILURES as error:
+                if is_too_large(error) and len(part) > 1:
+                    middle = len(part) // 2
+                    left[:0] = [part[:middle], part[middle:]]
+                    continue
+                if not done:
+                    raise
+                partial = PartialWrite(
+                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and then failed: "
+                    f"{error_text(error)}: write the others again"
+                )
+                partial.row_count = done
+                raise partial from error
+            done += len(part)
+        return result
+
+    def _set_biases(self, collection: str, payloads: Iterable[tuple[Key, Columns]]) -> Operation[None]:
+        for key, columns in payloads:
+            try:
+                yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
+            except FAILURES as error:
+                # A request about one point is carried out whole or not at all: the point was deleted meanwhile.
+                if not lacks_points(error):
+                    raise
+
+    def _complete(
+        self, collection: str, cached: CachedState, call: Call, payloads: dict[Key, Columns], error: Exception
+    ) -> Operation[None]:
+        """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
+        between the collection and its copy."""
+        if payloads and lacks_points(error.__cause__ or error):
+            keys = yield from self._update_existing(collection, cached, call)
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
+        elif payloads and isinstance(error, PartialWrite):
+            keys = self._ids(call)[: error.row_count]
+            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys if key in payloads])
+        if cached.dual_write is None:
+            return
+        try:
+            yield from self._write_to_copy(cached, self._ids(call))
+        except HubnessError as copy_error:
+            message = "%r may have taken over a part of a failed write that its copy lacks: %s"
+            _log.warning(message, cached.name, copy_error)
+
+    def _update_existing(self, collection: str, cached: CachedState, call: Call) -> Operation[list[Key]]:
+        """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
+        A point of the first request that counts as written may not be: see PointsMissing."""
+        points = {key_of(point.id): point for point in call.options["points"]}
+        while points:
+            records = yield from self.divided(collection, "retrieve", list(points), {"with_payload": False})
+            points = {record.id: points[record.id] for record in records}
+            if not points:
+                break
+            try:
+                yield from self._send(collection, cached, call.having(points=list(points.values())))
+            except (PartialWrite, *FAILURES) as error:
+                if not lacks_points(error.__cause__ or error):
+                    raise
+                continue
+            break
+        return list(points)
 
     # -- the ids of points --------------------------------------------------------------------------------
 
@@ -98,7 +193,8 @@ class Writing(StateCache):
             return call
         points = structs(call.options["points"]) if call.method == "upsert" else list(call.options["points"])
         ids = [key_of(point.id) for point in points]
-        existing = {r.id for r in (yield Ask("retrieve", (collection, ids), {"with_payload": False}))}
+        records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
+        existing = {record.id for record in records}
         mode, where = call.options.get("update_mode"), call.options.get("update_filter")
         selected = existing
         if where is not None:
@@ -111,11 +207,13 @@ class Writing(StateCache):
         return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in selected])
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
+        cached = yield from self.cached_state(collection)
+        size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
         ids: list[Key] = []
         offset: Any = None
         while True:
-            options = {"scroll_filter": where, "limit": IDS_PER_REQUEST, "offset": offset}
-            page, offset = yield Ask("scroll", (collection,), {**options, "with_payload": False})
+            options = {"scroll_filter": where, "limit": size, "offset": offset, "with_payload": False}
+            page, offset = yield from self.patiently(collection, "scroll", **options)
             ids += [record.id for record in page]
             if offset is None:
                 return ids
@@ -195,12 +293,13 @@ class Writing(StateCache):
             return
         yield from self.expect_log(cached, intent_log)
         try:
-            for part in parts(notes, IDS_PER_REQUEST):
-                yield Ask("upsert", (intent_log.collection, part), {"wait": True})
+            for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
+                yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
+            # Assumes that some notes may exist: a refresh may then make this write, which the caller has to repeat.
             raise WriteIntentFailed(
                 f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
-                f"in {intent_log.collection!r}, which failed: {error}. "
+                f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
                 "Write again; the client needs the right to write to that collection"
             ) from error
 
@@ -216,6 +315,8 @@ class Writing(StateCache):
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
+            # Assumes nothing about the copy: a migration compares all rows later; near the cutover, when nobody would,
+            # the points are copied once more by the state that the collection has now, or the write fails.
             if not dual_write.required:
                 message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
                 _log.warning(message, cached.name, dual_write.collection, error)
@@ -230,16 +331,19 @@ class Writing(StateCache):
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: {error}. "
+                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: "
+                f"{error_text(error)}. "
                 "Write again"
             ) from error
 
     def _copy_points(self, cached: CachedState, copy: str, ids: list[Key]) -> Operation[None]:
         target = yield from self.cached_state(copy)
-        for part in parts(list(dict.fromkeys(ids)), IDS_PER_REQUEST):
+        size = min(IDS_PER_REQUEST, cached.limits.rows_per_read)
+        for part in parts(list(dict.fromkeys(ids)), size):
             before: dict[Key, Any] | None = None
             for _ in range(DUAL_WRITE_ROUNDS):
-                read = yield Ask("retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True})
+                options = {"with_payload": True, "with_vectors": True}
+                read = yield from self.divided(cached.name, "retrieve", part, options)
                 now = {record.id: record for record in read}
                 if now == before:
                     break
@@ -247,7 +351,7 @@ class Writing(StateCache):
                 yield from self._put(cached, target, copy, list(now.values()))
                 if missing := [id for id in part if id not in now]:
                     selector = models.PointIdsList(points=missing)
-                    yield Ask("delete", (copy, selector), {"wait": True})
+                    yield from self.patiently(copy, "delete", selector, wait=True)
             else:
                 raise DualWriteFailed(
                     f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to write them to its "
@@ -266,7 +370,8 @@ class Writing(StateCache):
             )
             for record, own, biases in zip(shown, vectors, columns, strict=True)
         ]
-        yield Ask("upsert", (copy, points), {"wait": True})
+        for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
+            yield from self.divided(copy, "upsert", part, {"wait": True})
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from milvus_hubness.banks.generations import BANK_PROPERTY, BankGenerations, Bat
 from milvus_hubness.state import BankReference
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
-from qdrant_hubness.store.points import KEYS_PER_PAGE, PARTITIONS, SURE
+from qdrant_hubness.store.points import PARTITIONS, SURE
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.rows import UNNAMED
 
@@ -24,9 +24,8 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _make_bank(self, collection: str, dim: int) -> None:
         vectors = models.VectorParams(size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0))
         self.make_collection(collection, {BANK_PROPERTY: "1"}, vectors_config=vectors)
-        if not self.is_local:
-            for name in ("generation", "part"):
-                self.ask("create_payload_index", collection, field_name=name, field_schema="keyword")
+        for name in ("generation", "part"):
+            self.index_payload(collection, name, "keyword")
 
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)
@@ -38,12 +37,12 @@ class QdrantBanks(QdrantLedger, BankGenerations):
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         where = rows_of(reference, parts)
-        keys: list[Key] = []
-        for partition in PARTITIONS:
-            after: Key | None = None
-            while page := self._page(reference.collection, partition, after, KEYS_PER_PAGE, where):
-                keys += [record.id for record in page]
-                after = keys[-1]
+        limits = self._limits(reference.collection)
+        keys: list[Key] = [
+            record.id
+            for partition in PARTITIONS
+            for record in self._records(reference.collection, partition, limits, where=where)
+        ]
         return self.get(reference.collection, keys, UNNAMED)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:

@@ -9,16 +9,21 @@ from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.stores.helpers import HelperLists
+from milvus_hubness.stores.ownership import Commands
 from milvus_hubness.stores.records import Record
 from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
 from qdrant_hubness.store.properties import point_id
 
 LEDGER_PROPERTY = "hubness_ledger"
+ON_QDRANT = Commands(run="qdrant-hubness migrate", clean="qdrant-hubness clean", adopt="")
+"""The commands that messages name. Qdrant cannot rename collections."""
 _RECORDS_PER_REQUEST = 500
 
 
 class QdrantLedger(QdrantPoints, HelperLists):
     """The ledger methods of the store."""
+
+    commands = ON_QDRANT
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """As Store.put_records."""
@@ -31,8 +36,8 @@ class QdrantLedger(QdrantPoints, HelperLists):
             )
             for record in records
         ]
-        for start in range(0, len(points), _RECORDS_PER_REQUEST):
-            self.ask("upsert", ledger, points=points[start : start + _RECORDS_PER_REQUEST], **SURE)
+        for part in self._parts(points, self._limits(ledger)):
+            self.ask("upsert", ledger, points=part, **SURE)
 
     def record(self, ledger: str, key: str) -> Record | None:
         """As Store.record."""
@@ -45,12 +50,11 @@ class QdrantLedger(QdrantPoints, HelperLists):
         """As Store.records."""
         if not self.exists(ledger):
             return []
-        records: list[Record] = []
-        for partition in PARTITIONS:
-            after = None
-            while page := self._page(ledger, partition, after, _RECORDS_PER_REQUEST, _of(*groups), with_payload=True):
-                records += map(_record, page)
-                after = page[-1].id
+        limits = self._limits(ledger)
+        options: Any = {"page": _RECORDS_PER_REQUEST, "where": _of(*groups), "with_payload": True}
+        records = [
+            _record(point) for partition in PARTITIONS for point in self._records(ledger, partition, limits, **options)
+        ]
         return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
@@ -70,8 +74,7 @@ class QdrantLedger(QdrantPoints, HelperLists):
     def _ensure_ledger(self, ledger: str) -> None:
         if not self.exists(ledger):
             self.make_collection(ledger, {LEDGER_PROPERTY: "1"}, vectors_config={})
-            if not self.is_local:
-                self.ask("create_payload_index", ledger, field_name="group", field_schema="keyword")
+            self.index_payload(ledger, "group", "keyword")
         elif LEDGER_PROPERTY not in self._properties(ledger, self.ask("get_collection", ledger)):
             raise CollectionExists(f"{ledger!r} exists and is not a ledger: rename it first")
 

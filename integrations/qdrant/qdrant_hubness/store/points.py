@@ -6,7 +6,7 @@ each kind of id.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar
@@ -17,15 +17,27 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import StorageFormat
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.errors import CollectionNotFound, LeaseLost
+from milvus_hubness.errors import CollectionNotFound, LeaseLost, StoreError
 from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
+from qdrant_hubness.store.limits import UNLIMITED, Limits
 from qdrant_hubness.store.properties import Properties
-from qdrant_hubness.store.requests import is_local, lacks_points, plain_client_of, translated, turn
+from qdrant_hubness.store.requests import (
+    PointsMissing,
+    TooLarge,
+    is_local,
+    patiently,
+    plain_client_of,
+    translated,
+    turn,
+)
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
+from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 
 Of = TypeVar("Of", bound="QdrantPoints")
+T = TypeVar("T")
+Change = TypeVar("Change")
 NUMBERS, UUIDS = "numbers", "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
@@ -33,10 +45,21 @@ LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 KEYS_PER_PAGE = 10_000
 REQUEST_BYTES = 8_000_000
-BYTES_PER_NUMBER = 20
-"""Bytes of a number of a vector in JSON."""
+"""Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
 MOST_ROWS = 1_000
+
+SPLIT = {
+    "upsert": "points",
+    "update_vectors": "points",
+    "set_payload": "points",
+    "overwrite_payload": "points",
+    "delete_payload": "points",
+    "batch_update_points": "update_operations",
+    "retrieve": "ids",
+    "query_batch_points": "requests",
+}
+"""The argument of each method whose items can be sent in several requests."""
 
 WRITES = {
     "upsert", "update_vectors", "set_payload", "overwrite_payload", "delete_payload", "batch_update_points",
@@ -83,9 +106,30 @@ class QdrantPoints:
         self._warned: set[str] = set()
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
-        """Call a method of the client about a collection, and translate its errors."""
-        with turn(self.client), self._addressed(method, collection) as name:
-            return getattr(self.client, method)(collection_name=name, **options)
+        """Call a method of the client about a collection, and translate its errors.
+
+        A request that is too large is sent in halves. Raises as `translated` does.
+        """
+
+        def send() -> Any:
+            with turn(self.client):
+                return getattr(self.client, method)(collection_name=name, **options)
+
+        try:
+            with self._addressed(method, collection) as name:
+                return patiently(send, collection)
+        except TooLarge as error:
+            argument = SPLIT.get(method, "")
+            items = options.get(argument)
+            if not isinstance(items, list) or not items:
+                raise
+            if len(items) == 1:
+                raise _unsendable(items[0], error) from error
+        middle = len(items) // 2
+        answers = [
+            self.ask(method, collection, **options | {argument: half}) for half in (items[:middle], items[middle:])
+        ]
+        return [*answers[0], *answers[1]] if isinstance(answers[0], list) else answers[1]
 
     def fenced(self: Of, fences: Fences) -> Of:
         """As Store.fenced. Writes of points are fenced, those of properties are not."""
@@ -113,9 +157,11 @@ class QdrantPoints:
         is_fenced = self._fences is not None and method in WRITES
         name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
         try:
-            with translated(name):
+            with translated(collection, name if name != collection else ""):
                 yield name
         except CollectionNotFound as error:
+            # Assumes that the write did not happen: a server looks up the name before it carries out anything. If the
+            # collection exists and the fencing alias does not, another job has taken over.
             if name == collection or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
@@ -133,15 +179,22 @@ class QdrantPoints:
         return f"qdrant_local {version}" if self.is_local else f"qdrant {version}"
 
     def count(self, collection: str) -> int:
-        """As Store.count."""
-        return int(self.ask("count", collection, exact=True).count)
+        """As Store.count. Where strict mode forbids exact counts, this counts the ids."""
+        described = self.ask("get_collection", collection)
+        if Limits.of(described).allows_exact:
+            return int(self.ask("count", collection, exact=True).count)
+        return sum(1 for partition in PARTITIONS for _ in self._records(collection, partition, Limits.of(described)))
 
     def scan_keys(
         self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
     ) -> list[Key]:
         """As Store.scan_keys."""
-        where = self._pending(collection, pending) if pending else None
-        return [record.id for record in self._page(collection, self._named(partition, after), after, limit, where)]
+        described = self.ask("get_collection", collection)
+        where = self._pending(collection, pending, described) if pending else None
+        records = self._records(
+            collection, self._named(partition, after), Limits.of(described), after=after, most=limit, where=where
+        )
+        return [record.id for record in records]
 
     def above(self, key: Key, step: int) -> Key | None:
         """As Store.above."""
@@ -163,16 +216,18 @@ class QdrantPoints:
     ) -> Batch:
         """As Store.scan."""
         form = self.form(collection, field)
-        size = min(limit or MOST_ROWS, self._rows_per_request(form))
-        part = self._named(partition, after)
-        records: list[Any] = []
-        while page := self._page(collection, part, after, size, with_payload=True, with_vectors=True):
-            chosen = [r for r in page if upto is None or r.id <= upto]
-            records += chosen
-            after = page[-1].id
-            if len(chosen) < len(page) or limit is not None or after == upto:
-                break
-        return form.batch(records)
+        records = self._records(
+            collection,
+            self._named(partition, after),
+            form.limits,
+            after=after,
+            upto=upto,
+            most=UNLIMITED if limit is None else limit,
+            page=self._rows_per_request(form),
+            with_payload=True,
+            with_vectors=True,
+        )
+        return form.batch(list(records))
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """As Store.get."""
@@ -181,7 +236,7 @@ class QdrantPoints:
     def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As Store.upsert."""
         form = self.form(collection, field)
-        for points in self._parts(form.points(batch), form):
+        for points in self._parts(form.points(batch), form.limits):
             self.ask("upsert", collection, points=points, **SURE)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
@@ -190,37 +245,30 @@ class QdrantPoints:
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         """As Store.rewrite: vectors, and only the changed fields of the payload."""
         form = self.form(collection, field)
+        gone: set[Key] = set()
         if field in changed:
-            for points in self._parts(form.vectors(batch), form):
-                self._update_existing("update_vectors", collection, points=points, **SURE)
+            for points in self._parts(form.vectors(batch), form.limits):
+                gone |= self._update_vectors(collection, points)
+
         columns = [name for name in changed if name != field]
         if form.state is not None:
-            if form.state.codec.epoch_field in columns and batch.keys:
-                self._write_epochs(collection, batch, form.state.codec.epoch_field)
-            return
-        for rows in self._parts(list(zip(batch.keys, batch.rows, strict=True)), form):
-            self._set_payloads(collection, [(key, {n: row[n] for n in columns}) for key, row in rows])
+            if form.state.codec.epoch_field in columns:
+                gone |= self._write_epochs(collection, batch, form.state.codec.epoch_field)
+            return len(batch) - len(gone)
 
-    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> None:
-        """Write the epochs that differ from that of the collection state, and delete the others."""
-        points: dict[int | None, list[Key]] = {}
-        for key, row in zip(batch.keys, batch.rows, strict=True):
-            epoch = row.get(epoch_field)
-            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
-        for epoch, keys in points.items():
-            if epoch is None:
-                self._update_existing("delete_payload", collection, keys=[epoch_field], points=keys, **SURE)
-            else:
-                self._update_existing("set_payload", collection, payload={epoch_field: epoch}, points=keys, **SURE)
+        payloads = [(key, {n: row[n] for n in columns}) for key, row in zip(batch.keys, batch.rows, strict=True)]
+        for part in self._parts(payloads, form.limits):
+            gone |= self._set_payloads(collection, dict(part))
+        return len(batch) - len(gone)
 
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
+    ) -> int:
         """As Store.update."""
-        self.rewrite(collection, batch, field, changed, partition=partition)
+        return self.rewrite(collection, batch, field, changed, partition=partition)
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """As Store.delete."""
@@ -231,12 +279,19 @@ class QdrantPoints:
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector as the field."""
         described = self.ask("get_collection", collection)
-        unit = schema.unit_vectors(described)
+        normalised, limits = schema.normalised(described, self.units), Limits.of(described)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
-            return Form(field, state.codec.form, state, unit, self.units)
+            return Form(field, state.codec.form, state, normalised, limits)
         params = schema.dense(described)[field]
-        return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
+        form = StorageFormat(schema.DTYPES[params.datatype], params.size)
+        return Form(field, form, None, normalised, limits)
+
+    def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
+        """Create a payload index, so that strict mode allows filters and formulas with the key. The local mode has
+        no indexes."""
+        if not self.is_local:
+            self.ask("create_payload_index", collection, field_name=key, field_schema=field_schema)
 
     def make_collection(self, collection: str, properties: dict[str, str], **config: Any) -> None:
         """Create a collection with these properties. config: of create_collection."""
@@ -248,6 +303,9 @@ class QdrantPoints:
         self.ask("create_collection", collection, **config)
 
     # -- helpers ---------------------------------------------------------------------------
+
+    def _limits(self, collection: str) -> Limits:
+        return Limits.of(self.ask("get_collection", collection))
 
     def _real_name(self, collection: str) -> str:
         return self._behind(collection) or collection
@@ -267,9 +325,39 @@ class QdrantPoints:
 
     def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         records: list[Any] = []
-        for part in self._parts(list(keys), form):
+        for part in in_parts(list(keys), rows=self._rows_per_request(form), most_bytes=REQUEST_BYTES):
             records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
         return form.batch(in_order(records, keys))
+
+    def _records(
+        self,
+        collection: str,
+        partition: str,
+        limits: Limits,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        most: int = UNLIMITED,
+        page: int = KEYS_PER_PAGE,
+        where: models.Filter | None = None,
+        with_payload: Any = False,
+        with_vectors: bool = False,
+    ) -> Iterator[Any]:
+        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order. page: the number of
+        points that are read at once, if strict mode allows so many."""
+        content = {"with_payload": with_payload, "with_vectors": with_vectors}
+        left = most
+        while left > 0:
+            size = min(left, page, limits.rows_per_read)
+            records = self._page(collection, partition, after, size, where, **content)
+            for record in records:
+                if upto is not None and record.id > upto:
+                    return
+                yield record
+            if len(records) < size or (upto is not None and records[-1].id == upto):
+                return
+            left -= len(records)
+            after = records[-1].id
 
     def _page(
         self,
@@ -279,7 +367,7 @@ class QdrantPoints:
         limit: int,
         where: models.Filter | None = None,
         *,
-        with_payload: bool = False,
+        with_payload: Any = False,
         with_vectors: bool = False,
     ) -> list[Any]:
         """Return the first points of a partition after `after`."""
@@ -306,48 +394,107 @@ class QdrantPoints:
             return partition
         return NUMBERS if after is None else partition_of(after)
 
-    def _pending(self, collection: str, epoch_field: str) -> models.Filter:
+    def _pending(self, collection: str, epoch_field: str, described: Any) -> models.Filter:
         """Return the filter that selects points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
-        states = self._states(collection, self.ask("get_collection", collection)).values()
+        states = self._states(collection, described).values()
         if any(state.codec.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])
 
-    def _update_existing(self, method: str, collection: str, **options: Any) -> None:
-        """Send a request that changes the points that exist and fails for the others."""
-        with turn(self.client), self._addressed(method, collection) as name:
-            try:
-                getattr(self.client, method)(collection_name=name, **options)
-            except Exception as error:
-                if not lacks_points(error):
-                    raise
+    # -- changes of existing points -------------------------------------------------------------
+    #
+    # Each returns the keys of the points that are gone; all others have the change.
 
-    def _set_payloads(self, collection: str, payloads: Sequence[tuple[Key, dict[str, Any]]]) -> None:
-        """Set these fields in the payloads of the points that exist."""
-        existing = {record.id for record in self.ask("retrieve", collection, ids=[k for k, _ in payloads])}
-        operations = [
-            models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
-            for key, payload in payloads
-            if key in existing
-        ]
-        if operations:
-            # A point deleted meanwhile ends a batch: all operations are sent again, one by one.
+    def _until_acknowledged(
+        self, collection: str, changes: Mapping[Key, Change], send: Callable[[list[Change]], Any]
+    ) -> set[Key]:
+        """Send the changes of points until Qdrant acknowledges them.
+
+        A request that names a missing point is carried out in part, and no answer says which: then none of its points
+        counts as changed. Those that still exist are sent again, in halves, which lose less to the next deletion.
+        Only a request about one point is carried out whole or not at all.
+        """
+        gone: set[Key] = set()
+        waiting = [list(changes)] if changes else []
+        while waiting:
+            keys = waiting.pop()
             try:
-                self.ask("batch_update_points", collection, update_operations=operations, **SURE)
-            except Exception:
-                for operation in operations:
-                    set_payload = operation.set_payload
-                    self._update_existing(
-                        "set_payload", collection, payload=set_payload.payload, points=set_payload.points, **SURE
-                    )
+                send([changes[key] for key in keys])
+            except PointsMissing:
+                existing = self._existing(collection, keys) if len(keys) > 1 else set()
+                gone.update(key for key in keys if key not in existing)
+                left = [key for key in keys if key in existing]
+                middle = len(left) // 2
+                waiting += [half for half in (left[:middle], left[middle:]) if half]
+        return gone
+
+    def _existing(self, collection: str, keys: Sequence[Key]) -> set[Key]:
+        records = self.ask("retrieve", collection, ids=list(keys), with_payload=False, **self._reads)
+        return {record.id for record in records}
+
+    def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
+        def send(part: list[models.PointVectors]) -> None:
+            self.ask("update_vectors", collection, points=part, **SURE)
+
+        return self._until_acknowledged(collection, {point.id: point for point in points}, send)
+
+    def _set_payload(self, collection: str, payload: dict[str, Any], keys: Sequence[Key]) -> set[Key]:
+        def send(part: list[Key]) -> None:
+            self.ask("set_payload", collection, payload=payload, points=part, **SURE)
+
+        return self._until_acknowledged(collection, {key: key for key in keys}, send)
+
+    def _delete_payload(self, collection: str, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
+        def send(part: list[Key]) -> None:
+            self.ask("delete_payload", collection, keys=list(names), points=part, **SURE)
+
+        return self._until_acknowledged(collection, {key: key for key in keys}, send)
+
+    def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
+        """Set fields of each point to values of its own, in one request: it ends at the operation that fails."""
+        operations = {
+            key: models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
+            for key, payload in payloads.items()
+        }
+
+        def send(part: list[models.SetPayloadOperation]) -> None:
+            self.ask("batch_update_points", collection, update_operations=part, **SURE)
+
+        return self._until_acknowledged(collection, operations, send)
+
+    def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> set[Key]:
+        """Write the epochs that differ from that of the collection state, and delete the others."""
+        points: dict[int | None, list[Key]] = {}
+        for key, row in zip(batch.keys, batch.rows, strict=True):
+            epoch = row.get(epoch_field)
+            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
+
+        gone: set[Key] = set()
+        for epoch, keys in points.items():
+            if epoch is None:
+                gone |= self._delete_payload(collection, [epoch_field], keys)
+            else:
+                gone |= self._set_payload(collection, {epoch_field: epoch}, keys)
+        return gone
 
     def _rows_per_request(self, form: Form) -> int:
+        """Return how many points to read at once."""
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
-        return max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
+        return min(form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row)))
 
-    def _parts(self, items: Sequence[Any], form: Form) -> Iterator[list[Any]]:
-        size = self._rows_per_request(form)
-        for start in range(0, len(items), size):
-            yield list(items[start : start + size])
+    def _parts(self, items: Sequence[T], limits: Limits) -> Iterator[list[T]]:
+        """Yield what is written in parts that a request can hold."""
+        return in_parts(items, rows=min(MOST_ROWS, limits.rows_per_write), most_bytes=REQUEST_BYTES)
+
+
+def _unsendable(item: Any, error: TooLarge) -> StoreError:
+    """Return the error about an item that is too large for a request of its own."""
+    what = f"point {item.id!r}" if hasattr(item, "id") else "one item"
+    problem = f"{error}, for {what} alone, of about {json_bytes(item):,} bytes"
+    if "strict mode" in problem:
+        return StoreError(problem)
+    return StoreError(
+        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten the payload"
+    )

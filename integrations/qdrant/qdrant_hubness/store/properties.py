@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,11 @@ from qdrant_hubness.store.requests import is_local, is_missing, keeps_metadata, 
 STATES = "hubness_state"
 """The collection that holds the properties of all others, on servers without metadata."""
 PREFIX = "hubness"
+PAYLOAD_KEYS = "hubness_payload_keys"
+"""The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
+
+It is written before the first key, and stays until a job has deleted all of them: a collection state
+comes later and goes sooner."""
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
 
 
@@ -36,6 +42,7 @@ class Properties:
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
+                # Assumes that nothing was ever corrected here: the collection of all properties does not exist.
                 if is_missing(error):
                     return {}
                 raise
@@ -79,3 +86,14 @@ def of_metadata(described: Any) -> dict[str, str]:
     """Return the properties of this package in the metadata of a collection."""
     metadata = described.config.metadata or {}
     return {name: text for name, text in metadata.items() if name.startswith(PREFIX) and isinstance(text, str)}
+
+
+def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the keys of payloads that the properties of a collection list; those of a broken list are ignored."""
+    try:
+        keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
+    except ValueError:
+        return ()
+    return (
+        tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX)) if isinstance(keys, list) else ()
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
-from milvus_hubness.codec.arrays import Floats, decode
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.arrays import Floats, as_metric, decode
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, form_of
+from milvus_hubness.codec.fields import SLOT_FIELDS
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
-from milvus_hubness.state import CollectionState, FrozenModel, read_states
+from milvus_hubness.state import CollectionState, FrozenModel, read_states, slots_for
 from milvus_hubness.stores.helpers import expect_helpers
 from milvus_hubness.stores.records import (
     CollectionInfo,
@@ -24,13 +28,20 @@ from milvus_hubness.stores.records import (
     taken_keys,
 )
 from milvus_hubness.waiting import wait_until
-from qdrant_hubness.store import schema
-from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
+from qdrant_hubness.store import schema, strict_mode
+from qdrant_hubness.store.limits import Limits
+from qdrant_hubness.store.optimiser import Optimiser
+from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
+from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import has_formulas, translated, turn
+from qdrant_hubness.store.sizes import in_parts, json_bytes
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
-CHUNK_BYTES = 8_000_000
-ROW_OVERHEAD_BYTES = 512
+CHUNK_BYTES = 40_000_000
+"""Bytes of a chunk of points, as JSON."""
+FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 16, 2_000
+SIZED_POINTS = 8
+"""Points of each kind of id from which the size of a collection's points is estimated."""
 QUERIES_PER_REQUEST = 200
 BIAS_METRICS = {"COSINE", "IP"}
 """Metrics from whose score a formula can subtract a bias."""
@@ -68,18 +79,59 @@ class QdrantStore(QdrantWriteIntents):
         return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
+        described, own = source.schema["described"], source.vector_fields.get(field)
         names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
+        is_supported = own is not None and own.metric in schema.METRICS.values()
+        width = self._copy_width(own) if own is not None and is_supported else 0
+        reasons = schema.obstacles(source, field)
+        reasons += strict_mode.obstacles(
+            described, field, points=source.rows, width=width, keys=1, conditions=strict_mode.COPY_CONDITIONS
+        )
         counts = {name: self._count_with(source.name, name) for name in names}
-        return schema.obstacles(source, field) + taken_keys({name: count for name, count in counts.items() if count})
+        counts = {name: count for name, count in counts.items() if count}
+        left = set(payload_keys_in(self.properties_of(source.name)))
+        if counts and left.issuperset(counts):
+            keys = ", ".join(counts)
+            return [
+                *reasons,
+                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep {source.name} --yes "
+                "removes them",
+            ]
+        return reasons + taken_keys(counts)
+
+    def _copy_width(self, field: VectorField) -> int:
+        """Return the width of the augmented vectors of a copy without room for further profiles."""
+        layout = Layout(field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field))
+        return form_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, key: str) -> int:
-        """Return the number of points with this key in their payloads."""
+        """Return the number of points with this key in their payloads. Where strict mode forbids the filter, this
+        reads the key of all points."""
+        described = self.ask("get_collection", collection)
+        limits = Limits.of(described)
+        is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
+        if is_forbidden or not limits.conditions:
+            with_payload = models.PayloadSelectorInclude(include=[key])
+            holders = (
+                record
+                for partition in PARTITIONS
+                for record in self._records(collection, partition, limits, with_payload=with_payload)
+            )
+            return sum(not _is_empty((record.payload or {}).get(key)) for record in holders)
         lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
         count_filter = models.Filter(must_not=[lacking])
+        if not limits.allows_exact:
+            pages = (self._records(collection, partition, limits, where=count_filter) for partition in PARTITIONS)
+            return sum(1 for page in pages for _ in page)
         return int(self.ask("count", collection, count_filter=count_filter, exact=True).count)
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
-        return schema.remarks(source)
+        described: Any = source.schema["described"]
+        return [*schema.remarks(source), *strict_mode.remarks(described, source.rows)]
+
+    def most_candidates(self, source: CollectionInfo) -> int:
+        """As Store.most_candidates."""
+        return Limits.of(source.schema["described"]).hits
 
     def width_multiple(self, field: VectorField) -> int:
         return schema.width_multiple(field)
@@ -101,19 +153,31 @@ class QdrantStore(QdrantWriteIntents):
         return schema.facts(source)
 
     def chunk_rows(self, source: CollectionInfo) -> int:
-        numbers = sum(params.size for params in schema.dense(source.schema["described"]).values())
-        return max(16, min(2_000, CHUNK_BYTES // (ROW_OVERHEAD_BYTES + 4 * numbers)))
+        """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be of any size."""
+        described: Any = source.schema["described"]
+        limits = Limits.of(described)
+        some = [
+            record
+            for partition in PARTITIONS
+            for record in self._records(
+                source.name, partition, limits, most=SIZED_POINTS, with_payload=True, with_vectors=True
+            )
+        ]
+        mean = sum(map(json_bytes, some)) // max(1, len(some))
+        rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, CHUNK_BYTES // max(1, mean)))
+        return min(rows, limits.rows_per_read)
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
         form = self.form(collection, field)
         queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
+        requests = [
+            models.QueryRequest(query=query, using=field or None, limit=min(k, form.limits.hits), with_payload=False)
+            for query in queries
+        ]
         keys: list[list[Key]] = []
-        for start in range(0, len(queries), QUERIES_PER_REQUEST):
-            requests = [
-                models.QueryRequest(query=query, using=field or None, limit=k, with_payload=False)
-                for query in queries[start : start + QUERIES_PER_REQUEST]
-            ]
-            answers = self.ask("query_batch_points", collection, requests=requests, **self._reads)
+        rows = min(QUERIES_PER_REQUEST, form.limits.searches)
+        for part in in_parts(requests, rows=rows, most_bytes=REQUEST_BYTES):
+            answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
             keys += [[point.id for point in answer.points] for answer in answers]
         return keys
 
@@ -134,11 +198,16 @@ class QdrantStore(QdrantWriteIntents):
         for name, index in (source.schema["described"].payload_schema or {}).items():
             field_schema = index.params if index.params is not None else index.data_type
             self.ask("create_payload_index", target, field_name=name, field_schema=field_schema)
+        # Jobs look for points without a bias.
+        self.index_payload(target, state.codec.epoch_field, models.PayloadSchemaType.INTEGER)
 
     # -- biases in payloads ----------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
-        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root."""
+        """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root.
+
+        The keys are not present before `add_bias_fields` has had clients hide them.
+        """
         version = self.server_version()
         if not has_formulas(version.rpartition(" ")[2]):
             raise CannotMigrate(
@@ -146,13 +215,66 @@ class QdrantStore(QdrantWriteIntents):
                 "newer, or migrate the collection"
             )
         metrics = {field.metric for field in source.users_fields.values()}
-        return "present" if metrics & BIAS_METRICS else "none"
+        if not metrics & BIAS_METRICS:
+            raise CannotMigrate(
+                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of Cosine and Dot only, "
+                f"not of {', '.join(sorted(metrics))}: migrate the collection"
+            )
+        reasons = strict_mode.obstacles(
+            source.schema["described"],
+            "",
+            points=source.rows,
+            width=0,
+            keys=len(SLOT_FIELDS) + 1,
+            conditions=strict_mode.ENABLED_CONDITIONS,
+        )
+        if reasons:
+            raise CannotMigrate(f"{source.name!r} cannot be enabled: {'; '.join(reasons)}")
+        return "can be added"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
+        return [
+            *strict_mode.remarks(source.schema["described"], source.rows),
+            "points that clients other than HubnessQdrantClient write have no bias until a refresh",
+        ]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """Payloads accept any key."""
+        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is pending."""
+        keys = [name + suffix for name in SLOT_FIELDS]
+        self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
+        # Formulas of clients read the biases, and jobs look for points without one.
+        for key in keys:
+            self.index_payload(collection, key, models.PayloadSchemaType.FLOAT)
+        self.index_payload(collection, EPOCH_FIELD + suffix, models.PayloadSchemaType.INTEGER)
+
+    def _announce_keys(self, collection: str, keys: Sequence[str]) -> None:
+        """Add keys to those that clients hide in payloads."""
+        name = self._real_name(collection)
+        listed = payload_keys_in(self.properties_of(name))
+        if new := [key for key in keys if key not in listed]:
+            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new])})
+
+    # -- what a correction leaves behind ---------------------------------------------------------
+
+    def left_keys(self, collection: str) -> dict[str, int]:
+        """As LeavesKeys.left_keys."""
+        keys = payload_keys_in(self.properties_of(collection))
+        counts = {key: self._count_with(collection, key) for key in keys}
+        return {key: count for key, count in counts.items() if count}
+
+    def delete_keys(self, collection: str) -> None:
+        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them until then."""
+        keys = payload_keys_in(self.properties_of(collection))
+        for key in keys:
+            lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
+            holders = models.FilterSelector(filter=models.Filter(must_not=[lacking]))
+            self.ask("delete_payload", collection, keys=[key], points=holders, **SURE)
+        indexed = self.ask("get_collection", collection).payload_schema or {}
+        for key in keys:
+            if key in indexed:
+                self.ask("delete_payload_index", collection, field_name=key)
+        if keys:
+            self.properties.alter(self._real_name(collection), {PAYLOAD_KEYS: ""})
 
     # -- whole collections -------------------------------------------------------------
 
@@ -164,14 +286,13 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        def share_indexed() -> str | None:
-            described = self.ask("get_collection", collection)
-            if described.status != models.CollectionStatus.YELLOW:
-                return None
-            indexed, points = described.indexed_vectors_count or 0, described.points_count or 0
-            return f"{indexed:,} vectors of {points:,} points are indexed"
-
-        wait_until(f"Qdrant to optimise {collection!r}", share_indexed)
+        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a warning."""
+        optimiser = Optimiser(collection)
+        if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
+            # After a restart the optimiser waits for a change.
+            self.ask("update_collection", collection, optimizers_config=models.OptimizersConfigDiff())
+        awaited = f"Qdrant to optimise {collection!r}"
+        wait_until(awaited, lambda: optimiser.standing(self.ask("get_collection", collection)))
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
@@ -196,3 +317,8 @@ class QdrantStore(QdrantWriteIntents):
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether Qdrant counts the value of a key as empty."""
+    return value is None or value == []

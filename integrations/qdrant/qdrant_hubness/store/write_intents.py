@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import Key
@@ -31,10 +30,11 @@ from milvus_hubness.stores.records import (
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
-from qdrant_hubness.store.points import SURE, partition_of
+from qdrant_hubness.store.limits import Limits
+from qdrant_hubness.store.points import partition_of
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
-from qdrant_hubness.store.rows import named
+from qdrant_hubness.store.rows import OtherVector, named
 
 FIELDS_PROPERTY = "hubness_write_intents_fields"
 """The vectors whose notes a log takes, as a JSON list."""
@@ -122,29 +122,30 @@ class QdrantWriteIntents(QdrantBanks):
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
         done: list[Note] = []
-        for start in range(0, len(notes), _KEYS_PER_REQUEST):
-            keys = list(dict.fromkeys(note.key for note in notes[start : start + _KEYS_PER_REQUEST]))
+        size = min(_KEYS_PER_REQUEST, Limits.of(described).rows_per_read)
+        for start in range(0, len(notes), size):
+            keys = list(dict.fromkeys(note.key for note in notes[start : start + size]))
             records = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
             held = {record.id: record for record in records}
             for line in self._lines(intent_log, keys):
                 state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
                 if state is None or record is None or self._holds(record, line, state, described):
                     continue
-                self._replay_line(collection, line)
-                done.append(_note(line))
+                if self._replay_line(collection, line):
+                    done.append(_note(line))
         return done
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
         fields = _noted_fields(self.properties_of(intent_log.collection), intent_log.collection)
         ids = [line_id(field, key) for key in keys for field in fields]
         lines: list[Any] = []
-        for start in range(0, len(ids), _KEYS_PER_REQUEST):
-            part = ids[start : start + _KEYS_PER_REQUEST]
+        size = min(_KEYS_PER_REQUEST, self._limits(intent_log.collection).rows_per_read)
+        for start in range(0, len(ids), size):
+            part = ids[start : start + size]
             lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
         return lines
 
-    @staticmethod
-    def _holds(record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
+    def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
         """Whether a point has the noted vector and biases."""
         payload = record.payload or {}
         if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
@@ -153,18 +154,18 @@ class QdrantWriteIntents(QdrantBanks):
         noted_vector = named(noted.vector)[vector_name(state.field)]
         if vector is None:
             return False
-        a, b = np.asarray(vector, np.float32), np.asarray(noted_vector, np.float32)
-        if state.field in schema.unit_vectors(described):
-            return bool(np.allclose(a, b, atol=1e-6))
-        return np.array_equal(a, b)
+        normalisation = schema.normalised(described, self.units).get(state.field)
+        return OtherVector(vector, normalisation) == OtherVector(noted_vector)
 
-    def _replay_line(self, collection: str, noted: Any) -> None:
+    def _replay_line(self, collection: str, noted: Any) -> bool:
+        """Return whether the point still existed: what was deleted is not made again."""
         key, field = noted.payload["key"], noted.payload["field"]
         vector = named(noted.vector)[vector_name(field)]
         point = models.PointVectors(id=key, vector={field: vector} if field else vector)
-        self._update_existing("update_vectors", collection, points=[point], **SURE)
+        gone = self._update_vectors(collection, [point])
         if columns := noted.payload["columns"]:
-            self._update_existing("set_payload", collection, payload=columns, points=[key], **SURE)
+            gone |= self._set_payload(collection, columns, [key])
+        return not gone
 
 
 def _note(noted: Any) -> Note:

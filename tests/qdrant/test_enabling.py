@@ -1,0 +1,97 @@
+"""Clients write vectors while `enable` runs: all writes succeed, and each point has the bias of its last vector."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from qdrant_client import AsyncQdrantClient, models
+
+from milvus_hubness import NNN, QueryBank, enable, plan_enable
+from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
+from tests.galleries import nnn, similarity, vectors
+from tests.qdrant.strict import StrictServer
+from tests.qdrant.worlds import Backend
+
+DIM, ITEMS = 8, 60
+VECTORS = {"first": "Dot", "second": "Cosine"}
+
+
+class World:
+    """A collection of two vectors, of which `enable` corrects one after the other."""
+
+    def __init__(self, backend):
+        rng = np.random.default_rng(2)
+        self.backend, self.store = backend, backend.store()
+        self.name = backend.name()
+        params = {name: models.VectorParams(size=DIM, distance=distance) for name, distance in VECTORS.items()}
+        backend.client.create_collection(self.name, vectors_config=params)
+        self.items = {name: vectors(rng, ITEMS, DIM) for name in VECTORS}
+        self.bank = vectors(rng, 40, DIM)
+        backend.client.upsert(self.name, [self.point(i) for i in range(ITEMS)])
+
+    def point(self, i):
+        own = {name: rows[i].tolist() for name, rows in self.items.items()}
+        return models.PointStruct(id=i, vector=own, payload={"n": i})
+
+    def renew(self, i, seed):
+        """Return the point with other vectors."""
+        for rows in self.items.values():
+            rows[i] = vectors(np.random.default_rng(seed), 1, DIM)[0]
+        return self.point(i)
+
+    def enable(self, field, when_announced):
+        """Enable, and call `when_announced` once clients read the state and the write-intent log."""
+        world = self
+
+        class Announcing(QdrantStore):
+            def write_property(self, collection, name, record):
+                super().write_property(collection, name, record)
+                info = world.store.info(world.name)
+                if info.state_of(field) is not None and info.intent_log is not None:
+                    when_announced()
+
+        store = self.backend.store(Announcing)
+        plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field, where="fields")
+        enable(store, plan, client_ttl=0.0)
+
+    def assert_right(self, field):
+        query = self.items[field][:1]
+        metric = {"Dot": "IP", "Cosine": "COSINE"}[VECTORS[field]]
+        biases = nnn(self.bank, self.items[field], metric, 4, 0.75)
+        state = self.store.info(self.name).states[field]
+        wanted = similarity(query, self.items[field], metric)[0] - (biases - state.profile.mean_bias)
+        found = self.backend.hubness().query_points(self.name, query[0].tolist(), field, limit=ITEMS).points
+        scores = {point.id: point.score for point in found}
+        np.testing.assert_allclose([scores[i] for i in range(ITEMS)], wanted, atol=3e-5)
+
+
+def test_writes_of_a_client_during_enable_succeed(backend):
+    world = World(backend)
+    client = backend.hubness()
+    for seed, field in enumerate(VECTORS):
+        announced = []
+
+        def write(seed=seed, announced=announced):
+            announced.append(seed)
+            client.upsert(world.name, [world.renew(3, 10 + seed)])
+            changed = world.renew(5, 20 + seed)
+            client.update_vectors(world.name, [models.PointVectors(id=5, vector=changed.vector)])
+
+        world.enable(field, write)
+        assert announced
+        for corrected in list(VECTORS)[: seed + 1]:
+            world.assert_right(corrected)
+
+
+@pytest.mark.parametrize("over", ["rest", "grpc"])
+def test_writes_of_an_async_client_succeed_too(over):
+    server = StrictServer()
+    world = World(Backend("strict", server.client(over=over)))
+
+    async def write():
+        client = AsyncHubnessQdrantClient(client=server.client(AsyncQdrantClient, over=over), state_ttl=0.0)
+        await client.upsert(world.name, [world.renew(3, 10)])
+        await client.update_vectors(world.name, [models.PointVectors(id=5, vector=world.renew(5, 11).vector)])
+
+    world.enable("first", lambda: asyncio.run(write()))
+    world.assert_right("first")

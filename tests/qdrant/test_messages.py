@@ -1,0 +1,249 @@
+"""What qdrant-hubness says: one line for an error, words and no Python, and only options that it has."""
+
+import ast
+import json
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
+from qdrant_client.http.exceptions import ResponseHandlingException, UnexpectedResponse
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import milvus_hubness
+import qdrant_hubness
+from milvus_hubness import (
+    NNN,
+    MigrationOptions,
+    NoMigration,
+    QueryBank,
+    ResumeRefused,
+    ServerUnavailable,
+    StoreError,
+    cutover,
+    migrate,
+    plan_migration,
+    rollback,
+)
+from qdrant_hubness import cli
+from qdrant_hubness.store import connect
+from qdrant_hubness.store.requests import translated
+from tests.galleries import vectors
+from tests.qdrant.strict import StrictServer, listening
+from tests.qdrant.strict.grpc_errors import CallFailed
+
+ALONE = MigrationOptions(no_writers=True)
+DIM = 8
+PYTHON = re.compile(r"""[{\[(]['"]|\b(None|True|False)\b|'[a-z_]+': """)
+"""What a repr of a dictionary, a list or a tuple looks like."""
+
+
+def refused(text, status=400):
+    content = json.dumps({"status": {"error": text}, "time": 0.0}).encode()
+    return UnexpectedResponse(status, "Bad Request", content, httpx.Headers())
+
+
+def said(error, collection="items", alias=""):
+    """Return what becomes of an error of qdrant-client."""
+    with pytest.raises(StoreError) as raised, translated(collection, alias):
+        raise error
+    assert "\n" not in str(raised.value)
+    return raised.value
+
+
+def test_advice_about_parameters_of_requests_and_internal_names_are_left_out():
+    alias = "items__lease_3_0a1b2c3d"
+    text = f'Bad request: Limit exceeded 11 > 10 for "limit" of {alias}. Help: Reduce the "limit" parameter to 10.'
+    message = str(said(refused(text), alias=alias))
+    assert "Reduce" not in message
+    assert "lease" not in message
+    assert "raise that limit in the strict mode of 'items'" in message
+    message = str(said(refused("request larger than rate limiter capacity, please try to split your request.", 429)))
+    assert "split" not in message
+    assert "raise that limit in the strict mode of 'items'" in message
+
+
+SILENT = {
+    "REST": ResponseHandlingException(ConnectionResetError("reset by\n peer")),
+    "a gateway": UnexpectedResponse(503, "Service Unavailable", b"<html>\nno upstream</html>", httpx.Headers()),
+    "gRPC": CallFailed(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"),
+    "gRPC, too late": CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"),
+}
+
+
+@pytest.mark.parametrize("way", SILENT)
+def test_a_server_that_stops_answering_says_how_to_go_on(way):
+    error = said(SILENT[way])
+    assert isinstance(error, ServerUnavailable)
+    assert "run the command again, which continues" in str(error)
+
+
+def test_a_key_without_rights_names_the_variable():
+    for error in (refused("Forbidden", 403), CallFailed(grpc.StatusCode.PERMISSION_DENIED, "Forbidden")):
+        assert "$QDRANT_API_KEY" in str(said(error))
+
+
+def test_a_rate_is_an_error_of_the_store():
+    assert "rate limit" in str(said(ResourceExhaustedResponse("Read rate limit\n exceeded", 60)))
+
+
+def test_a_rate_that_lasts_is_one_line_of_the_command(monkeypatch, capsys):
+    server = StrictServer()
+    client = server.client()
+    rates = models.StrictModeConfig(enabled=True, read_rate_limit=1)
+    config = models.VectorParams(size=DIM, distance="Dot")
+    client.create_collection("items", vectors_config=config, strict_mode_config=rates)
+    monkeypatch.setenv("MILVUS_HUBNESS_WAIT_SECONDS", "2")
+    monkeypatch.delenv("QDRANT_API_KEY", raising=False)
+    with listening(server) as url:
+        monkeypatch.setattr("sys.argv", ["qdrant-hubness", "status", "items", "--uri", url])
+        client.count("items")
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert ended.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("qdrant-hubness: Qdrant refused a request on 'items': ")
+
+
+def test_a_key_over_http_is_one_line_of_ours(monkeypatch, caplog):
+    monkeypatch.setattr(QdrantClient, "info", lambda self: models.VersionInfo(title="", version="1.18.1"))
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING):
+        warnings.simplefilter("always")
+        connect("http://qdrant.example:6333", "k3y").close()
+    assert not [str(each.message) for each in caught if "Api key" in str(each.message)]
+    [message] = caplog.messages
+    assert "the API key for http://qdrant.example:6333 is sent unencrypted" in message
+    assert "https://" in message
+    caplog.clear()
+    connect("http://127.0.0.1:6333", "k3y").close()
+    assert not caplog.messages, "nobody is on the way"
+
+
+@pytest.fixture
+def small(backend):
+    rng = np.random.default_rng(5)
+    name = backend.fill(vectors(rng, 60, DIM), "Dot")
+    return backend.store(), name, QueryBank(vectors(rng, 40, DIM))
+
+
+def test_a_mistyped_name_is_answered_with_near_ones_only(small):
+    store, name, bank = small
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4)), ALONE)
+    with pytest.raises(NoMigration, match=rf"did you mean {name} -> {name}_hubness\?") as raised:
+        rollback(store, f"{name}_hubnes")
+    with pytest.raises(NoMigration) as raised:
+        rollback(store, "something else")
+    assert name not in str(raised.value)
+
+
+def test_a_copy_after_a_rollback_is_not_called_unfinished(small, backend):
+    store, name, bank = small
+    backend.made.append("live")
+    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4)), ALONE).target
+    cutover(store, target, alias="live", options=ALONE)
+    rollback(store, "live", options=ALONE)
+    with pytest.raises(ResumeRefused, match="from before a rollback") as raised:
+        migrate(store, plan_migration(store, name, bank, estimator=NNN(5)), ALONE)
+    assert "unfinished" not in str(raised.value)
+    assert "--restart" in str(raised.value)
+
+
+def test_messages_name_the_commands_of_this_program(small, backend):
+    store, name, bank = small
+    plan = plan_migration(store, name, bank, estimator=NNN(4))
+    target = migrate(store, plan, ALONE).target
+    backend.client.delete_collection(target)
+    with pytest.raises(StoreError, match=r": qdrant-hubness migrate .* --bank FILE --restart begins again"):
+        migrate(store, plan, ALONE)
+
+
+def test_commands_print_words(quick_folder, monkeypatch):
+    data, rng = quick_folder / "data", np.random.default_rng(0)
+    client = QdrantClient(path=str(data))
+    client.create_collection("items", vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
+    rows = vectors(rng, 60, DIM)
+    rows[7] = 0
+    client.upload_collection("items", rows, ids=range(60))
+    client.close()
+    for bank in ("bank", "other"):
+        np.save(quick_folder / f"{bank}.npy", vectors(rng, 40, DIM))
+    monkeypatch.setenv("QDRANT_URL", str(data))
+    opened = []
+    open_store = cli.connect
+    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(open_store(*args)) or opened[-1])
+    bank, other = str(quick_folder / "bank.npy"), str(quick_folder / "other.npy")
+    fast = ("--client-ttl", "0")
+
+    def run(*words, code=0):
+        done = CliRunner().invoke(cli.app, list(words), catch_exceptions=False)
+        opened.pop().close()
+        assert done.exit_code == code, done.output
+        found = PYTHON.search(done.output)
+        assert not found, f"{' '.join(words)}: {done.output}"
+        return done.output
+
+    run("status", "items")
+    run("migrate", "items", "--bank", bank, "--k", "4", "--alias", "live", "--plan")
+    run("migrate", "items", "--bank", bank, "--k", "4", *fast)
+    assert "bias 0" in run("migrate", "items", "--alias", "live", "--plan")
+    run("migrate", "items", "--alias", "live", *fast)
+    assert "rows without bias" in run("status", "live")
+    run("refresh", "live", "--bank", other, "--force", "--plan")
+    run("refresh", "live", "--bank", other, "--force", *fast)
+    run("refresh", "live", *fast)
+    run("rollback", "live", *fast)
+    assert "already" in run("rollback", "live", *fast)
+    run("sweep", "items", "--plan")
+    assert "not confirmed: add --yes" in run("sweep", "items", code=2)
+    assert "items_hubness" in run("sweep", "items", "--yes")
+    assert "no leftovers" in run("sweep", "items")
+    run("enable", "items", "--bank", bank, "--k", "4", "--plan")
+    run("enable", "items", "--bank", bank, "--k", "4")
+    run("status", "items")
+    run("disable", "items")
+    assert "hubness_bias of 60 points" in run("sweep", "items", "--yes")
+
+
+SHARED = ("banks", "enable", "migration", "operations", "refresh", "state.py", "waiting.py", "correction.py", "stores")
+"""The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
+ELSEWHERE = {
+    "--drop": "an option of clean",
+    "--restart-ttl": "rows of Qdrant do not expire",
+    "--where": "Qdrant has no side collections and no time to live; QdrantStore.bias_fields says what to do instead",
+    "--renamed-from": "collections of Qdrant cannot be renamed: its Commands have no adopt",
+}
+
+
+def texts_of(path):
+    """Yield the strings of a module, without docstrings."""
+    tree = ast.parse(path.read_text())
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+def test_every_option_that_a_message_advises_exists():
+    options = {
+        name
+        for command in get_command(cli.app).commands.values()
+        for parameter in command.params
+        for name in parameter.opts
+    }
+    root = Path(milvus_hubness.__file__).parent
+    paths = [path for part in SHARED for path in ([root / part] if "." in part else (root / part).rglob("*.py"))]
+    paths = [path for path in paths if not path.name.startswith("milvus")]
+    paths += Path(qdrant_hubness.__file__).parent.rglob("*.py")
+    advised = {
+        option for path in paths for text in texts_of(path) for option in re.findall(r"(?<!\w)--[a-z-]{2,}", text)
+    }
+    assert {"--restart", "--field", "--bank"} <= advised
+    assert advised - options - ELSEWHERE.keys() == set()
+    assert ELSEWHERE.keys() <= advised, "no exception without a message"
