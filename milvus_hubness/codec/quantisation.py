@@ -29,6 +29,8 @@ DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
 Half squares, under L2, differ more than biases."""
 LARGEST_WEIGHT = 2.5
 """Largest weight of a column of the query, in ρ: 99% of a vector's numbers are within it, and int8 clips others."""
+OUT_OF_SCALE = 4
+"""Least factor between two scales that costs recall: a factor of 2 costs int8 0.01, one of 4 costs 0.04 and more."""
 LEAST_LENGTHS = 512
 """Least s under L2, as a fraction of the length of an item: rows of nearly one length need no column ½‖r‖²."""
 DEVIATIONS = 4.65
@@ -65,6 +67,13 @@ def with_bias_scale(layout: Layout, vectors: Floats, biases: Floats, strength: f
     within_the_range = abs(strength) / (LARGEST_WEIGHT * size * layout.spread)
     factor = max(like_the_vectors, within_the_range)
     return replace(layout, bias_scale=_power_of_two(factor) * layout.scale)
+
+
+def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> bool:
+    """Whether a scale measured on these valid vectors (n, d) and biases (n,) differs so much from that of the layout
+    that a quantiser loses by it: biases of another estimator may be several times as large."""
+    measured = with_bias_scale(layout, vectors, biases, strength)
+    return not 1 / OUT_OF_SCALE < measured.bias_scale / layout.bias_scale < OUT_OF_SCALE
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:

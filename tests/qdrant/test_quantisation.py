@@ -108,6 +108,24 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(backend
     store.drop_alias("live")
 
 
+def test_biases_of_another_size_get_another_scale_with_a_copy(backend, quantised):
+    quantised.append(INT8)
+    corrected = Corrected(backend)
+    store, before = corrected.store, corrected.state.layout
+    store.point_alias("live", corrected.name)
+    backend.made.append(f"{corrected.name}_r2")
+    small = NNN(corrected.K, corrected.ALPHA / 20)
+    by_name = refresh(store, corrected.name, estimator=small, force=True, plan=True)
+    assert by_name.action == "full"
+    assert "another scale" in by_name.reason
+    done = refresh(store, "live", estimator=small, force=True)
+    assert done.action == "rebuilt"
+    corrected.name = done.collection
+    assert corrected.state.layout.bias_scale >= 8 * before.bias_scale
+    corrected.assert_scores(alpha=small.alpha)
+    store.drop_alias("live")
+
+
 def _all(client, name):
     return client.scroll(name, limit=1_000, with_vectors=True)[0]
 
