@@ -40,7 +40,7 @@ LARGEST_EXPONENT = 48
 
 
 def spread_for(dim: int, metric: str) -> int:
-    """Return n, the number of columns of a bias beside vectors of this dimension: a power of two, at least 2; 1 for
+    """Return n, the number of columns of a bias with vectors of this dimension: a power of two, at least 2; 1 for
     metrics that cannot be corrected."""
     if metric not in DIMENSIONS_PER_COLUMN:
         return 1

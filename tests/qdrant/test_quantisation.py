@@ -161,9 +161,11 @@ def test_a_plan_says_what_the_quantiser_does_to_biases(backend, quantised, confi
     rng = np.random.default_rng(1)
     source, bank = backend.fill(vectors(rng, 60, 12)), QueryBank(vectors(rng, 40, 12))
     quantised += [config] if config else []
-    remarks = [text for text in plan_migration(backend.store(), source, bank).remarks if "quantiz" in text]
+    plan = plan_migration(backend.store(), source, bank)
+    remarks = [text for text in plan.remarks if "quantiz" in text]
     assert len(remarks) == bool(parts)
     assert all(part in remarks[0] for part in parts)
+    assert plan.layout.spread == (2 if parts and "1-bit binary" not in parts else 1)
 
 
 def test_turbo_rescores_by_default_below_four_bits():

@@ -77,9 +77,11 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
     """Return in how many columns the vector's quantiser needs a bias.
 
     Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation and binary
-    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow.
+    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow. Binary
+    quantisation of one bit, which keeps signs, ranks worse the more columns have the sign of a bias.
     """
-    if quantization(source, field) is None:
+    config = quantization(source, field)
+    if config is None or _keeps_signs(config):
         return 1
     return spread_for(*source.users_shape(field))
 
