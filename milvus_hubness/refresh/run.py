@@ -302,11 +302,14 @@ class Refreshing:
         if not obstacle:
             return ""
         spread = self.store.bias_spread(self.info, self.state.field)
+        remedy = f"give {self.info.name!r} one alias and refresh by it"
+        if self.state.codec.leaves_vectors:
+            remedy = "disable the correction and enable it again"
         return (
-            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, its "
-            f"vectors have {self.state.layout.spread}, and only a copy can have more: {obstacle}. Refresh "
-            f"{self.info.name!r} by its only alias, turn the quantization off, or write the biases as they are "
-            "(--force), of which it loses a part"
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, "
+            f"where its vectors have {self.state.layout.spread}, and no copy with more can take over: {obstacle}. "
+            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), of which it loses "
+            "a part"
         )
 
     # -- all rows -----------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_where_no_copy_can_take_over_the_refresh_is_refused_and_says_what_to_do(
     quantised.append(INT8)
     done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
     assert (done.action, done.written) == ("refused", 1)
-    for part in ("in 2 columns", "no alias leads", "by its only alias", "--force"):
+    for part in ("in 2 columns", "no alias leads", "one alias and refresh by it", "--force"):
         assert part in done.reason
     assert status(corrected.store, corrected.name).pending == 0
     corrected.assert_scores()
