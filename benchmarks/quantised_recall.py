@@ -5,7 +5,7 @@
 The items of two tasks with the biases of NNN(32, 0.75), in the quantisers of Qdrant (qdrant-edge-py, the Rust engine
 embedded, without a graph and without rescoring) and of Milvus (FAISS). Columns: plain vectors, against the plain
 ranking; and augmented vectors, against the exact corrected ranking: as they are where nothing is quantised, with the
-scale 4·c in one column, c = ρ/sd(b), with c in 8 columns, and with c in as many as the dimension asks for. A migration
+scale 4·f in one column, f = ρ/sd(b), with f in 8 columns, and with f in as many as the dimension asks for. A migration
 chooses the last for every quantiser of Qdrant but 1-bit binary, and for RaBitQ in Milvus. The standby slot holds the
 same biases, as after a migration. FAISS also has the graph hint column, which a migration writes for Milvus, but not
 for RaBitQ and SQ4U.
@@ -104,7 +104,7 @@ def forms_of(gallery: Gallery, *, graph_hint: bool, multiple_of: int) -> dict[st
     forms = {
         "plain": Form(items, queries, best),
         "as it is": augmented(in_one),
-        "4·c in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
+        "4·f in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
         "8 columns": augmented(with_bias_scale(replace(in_one, spread=8), items, biases)),
         SPREAD: augmented(spread),
     }
@@ -246,7 +246,7 @@ def shown(found: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
         role = "reported only" if name.startswith(REPORTED) else "chosen on"
         texts.append(
             f"{name} ({role}): {about['rows']:,} rows, {about['dim']:,} dimensions, sd(b) {about['deviation']:.3f}, "
-            f"by dimension c = {about['scale']:g} in {about['spread']} columns.\n\n{table(['quantiser', *heads], rows)}"
+            f"by dimension f = {about['scale']:g} in {about['spread']} columns.\n\n{table(['quantiser', *heads], rows)}"
         )
     return "\n\n".join(texts)
 

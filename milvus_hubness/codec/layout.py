@@ -68,7 +68,7 @@ class Layout:
     reach: float = 0.0
     mean: str = ""
     bias_scale: float = 1.0
-    """c, a power of two: a bias b is stored as c·b, and its weight is sent as w/c."""
+    """f, a power of two: a bias b is stored as f·b, and its weight is sent as w/f."""
     spread: int = 1
     """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
     each. If n is above 1, the column u of L2, which no query reads, is 0."""

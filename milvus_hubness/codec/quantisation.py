@@ -3,14 +3,14 @@
 A quantiser with one range for all columns (scalar int8 in Qdrant), or one that rotates vectors before it rounds them
 (RaBitQ, Qdrant's turbo), rounds a bias b as it rounds any other number of the vector, but the query's −1 multiplies
 that error by some twenty times the weight of other numbers; int8 even clips the −1 to the range of the vectors, and the
-correction is gone. Both end if the bias column looks like the vector's own: c·b in n columns, −w/(n·c) in each column
+correction is gone. Both end if the bias column looks like the vector's own: f·b in n columns, −w/(n·f) in each column
 of the query (see Layout).
 
-    c = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
+    f = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
 
-gives c·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to the dimension, brings
+gives f·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to the dimension, brings
 it into the range as well. Quantisers with a range for each column (SQ6 and SQ8 in FAISS and Milvus) round the same with
-any c and n. benchmarks/quantised_recall.py measures all of them.
+any f and n. benchmarks/quantised_recall.py measures all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_LENGTHS = 512
 DEVIATIONS = 4.65
 """Standard deviations of normal numbers from their 1st to their 99th percentile."""
 LARGEST_EXPONENT = 48
-"""Of two, in c and s: biases that differ less, or more, are no signal, and layouts accept twice that."""
+"""Of two, in f and s: biases that differ less, or more, are no signal, and layouts accept twice that."""
 
 
 def spread_for(dim: int, metric: str) -> int:
@@ -55,7 +55,7 @@ def with_spread(layout: Layout, spread: int) -> Layout:
 
 
 def with_bias_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> Layout:
-    """Return the layout with c measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
+    """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
 
     It stays as it is if biases have one column each, or are all alike.
     """
