@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,13 @@ FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
 @st.composite
 def cases(draw, metric=None):
     dim = draw(st.integers(1, 40))
-    layout = Layout(dim, metric or draw(st.sampled_from(METRICS)), draw(st.integers(1, 5)))
+    layout = Layout(
+        dim,
+        metric or draw(st.sampled_from(METRICS)),
+        draw(st.integers(1, 5)),
+        bias_scale=draw(st.sampled_from([1.0, 0.25, 64.0])),
+        spread=draw(st.sampled_from([1, 1, 2, 8])),
+    )
     items = draw(hnp.arrays(np.float32, (draw(st.integers(1, 6)), dim), elements=FLOATS))
     queries = draw(hnp.arrays(np.float32, (draw(st.integers(1, 4)), dim), elements=FLOATS))
     biases = draw(hnp.arrays(np.float32, len(items), elements=st.floats(-2, 2, width=32)))
@@ -125,8 +132,8 @@ def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
     stored = layout.augment(items, 0.5 * biases)
     changed = layout.with_biases(stored, {layout.slots - 1: biases})
     np.testing.assert_allclose(layout.biases(changed, layout.slots - 1), biases, rtol=0, atol=1e-37)
-    slot = layout.first_slot + layout.slots - 1
-    others = np.delete(np.arange(layout.width), [slot, layout.width - 1] if layout.anchor else slot)
+    slot = np.arange(layout.width)[layout.columns_of(layout.slots - 1)].tolist()
+    others = np.delete(np.arange(layout.width), [*slot, layout.width - 1] if layout.anchor else slot)
     np.testing.assert_array_equal(changed[:, others], stored[:, others])
 
 
@@ -140,7 +147,7 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
     assert not layout.encode_queries(queries)[:, -1].any()
     graph_hint = stored[:, -1].astype(float)
     np.testing.assert_allclose(graph_hint, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6)
-    assert not stored[:, layout.first_slot + layout.slots : -1].any()
+    assert not stored[:, layout.dim + layout.numbers : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
     falls = layout.pull / layout.slots
     np.testing.assert_allclose(graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max()))
@@ -317,6 +324,56 @@ def test_rows_that_tell_nothing_leave_the_constants_alone(items):
 )
 def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots, width):
     assert Layout(dim, metric, slots).width == width
+
+
+@pytest.mark.parametrize(
+    ("dim", "metric", "spread", "width"),
+    [(384, "IP", 8, 400), (385, "IP", 8, 416), (384, "L2", 8, 416), (376, "L2", 8, 416), (128, "COSINE", 16, 160)],
+)
+def test_a_spread_form_has_a_width_of_sixteens_too(dim, metric, spread, width):
+    assert Layout(dim, metric, 2, spread=spread).width == width
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
+    layout = Layout(5, metric, 2, bias_scale=16.0, spread=8)
+    items = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    table = np.float32([[0.5, -0.25], [0.1, 0.2], [0.0, 3.0], [-1.5, 0.75]])
+    stored, sent = layout.augment(items, table), layout.encode_queries(items, 0.5, slot=1)
+    for slot in range(2):
+        columns = layout.columns_of(slot)
+        np.testing.assert_array_equal(stored[:, columns], np.repeat(16 * table[:, [slot]], 8, axis=1))
+    np.testing.assert_array_equal(sent[:, layout.columns_of(1)], np.full((4, 8), -0.5 / (16 * 8), np.float32))
+    assert not sent[:, layout.columns_of(0)].any()
+    assert layout.numbers == (25 if metric == "L2" else 16)
+    if metric == "L2":
+        assert (stored[:, 6:14] == stored[:, [6]]).all(), "½‖r‖² is spread likewise"
+        np.testing.assert_array_equal(sent[:, 6:14], np.full((4, 8), -4 / 8, np.float32))
+        assert not stored[:, 5].any(), "no query reads the column u"
+
+
+@given(cases(), st.floats(-2, 2))
+def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
+    """Scale and spread are powers of two, so that they move exponents and leave all digits alone."""
+    layout, items, queries, biases = case
+    plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0)
+    stored, slot = layout.augment(items, biases), layout.slots - 1
+    np.testing.assert_array_equal(layout.biases(stored, slot), plain.biases(plain.augment(items, biases), slot))
+    weights = [
+        form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)].sum(axis=1) * form.bias_scale
+        for form in (layout, plain)
+    ]
+    np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [{"spread": 3}, {"spread": 0}, {"spread": 128}, {"spread": -2}, {"bias_scale": 3.0}, {"bias_scale": 0.0},
+     {"bias_scale": math.nan}, {"bias_scale": 2.0**101}, {"bias_scale": 2.0**60, "scale": 2.0**-60}],
+)  # fmt: skip
+def test_scales_and_spreads_that_would_round_are_refused(others):
+    with pytest.raises(InvalidParameter, match="power of two"):
+        Layout(4, "L2", **others)
 
 
 def test_product_quantisation_can_ask_for_another_multiple():

@@ -56,11 +56,13 @@ def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(
 
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
     plain = state.model_copy(update={"layout": Layout(384, "L2")})
-    text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "")
+    text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "").replace(',"bias_scale":1.0,"spread":1', "")
     assert "scale" not in text
+    assert "spread" not in text
     assert read_states({"hubness": text}, "products") == {state.field: plain}
     assert plain.layout == Layout(384, "L2")
-    measured = plain.model_copy(update={"layout": Layout(384, "L2", offset=1234.5678901234, scale=16.0)})
+    constants = {"offset": 1234.5678901234, "scale": 16.0, "bias_scale": 0.25, "spread": 8}
+    measured = plain.model_copy(update={"layout": Layout(384, "L2", **constants)})
     assert read_states({"hubness": measured.to_json()}, "products")[state.field].layout == measured.layout
 
 

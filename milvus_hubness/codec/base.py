@@ -54,7 +54,7 @@ _form = lru_cache(maxsize=256)(StorageFormat)
 def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
     """Return the storage format of a layout's rows in a field of `dtype`. Raises InvalidParameter if the field is too
     narrow."""
-    return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
+    return _form(dtype, layout.dim, layout.numbers, layout.multiple_of)
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class VectorCodec(RowCodec):
 
     def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
         """Also check that one of these slots has the bias of the bias field."""
-        scale = np.float32(self.layout.scale)
-        shown = rounded_to_sums(np.array(columns[self.bias_field], np.float32) / scale, self.dtype) * scale
-        same = (self.read_biases(columns)[:, list(slots)] == shown[:, None]).any(axis=1)
+        shown = self.layout.as_stored(np.array(columns[self.bias_field], np.float32))
+        stored = self.layout.as_stored(self.read_biases(columns)[:, list(slots)])
+        same = (stored == rounded_to_sums(shown, self.dtype)[:, None]).any(axis=1)
         return np.asarray(super().valid(columns, slots) & same, np.bool_)

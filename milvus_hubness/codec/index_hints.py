@@ -32,6 +32,7 @@ from milvus_hubness.codec.arrays import (
     lost,
 )
 from milvus_hubness.codec.layout import LARGEST_SCALE, Layout
+from milvus_hubness.codec.quantisation import scale_of_half_squares
 
 COLUMNS, FEWEST = 13, 8
 """Most and fewest locality hint columns: a layout has as many as its width has to spare, or none."""
@@ -126,15 +127,17 @@ def measured_on(
     graph_hint: bool = True,
     locality_hints: bool = False,
     taken_off: bool = True,
+    keeps_mean: bool = False,
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
     vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries, for locality
     hint columns, and for IP, where their lengths may differ from those of the items.
 
-    mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of ½‖r‖² and R the
-    range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². Scores are
-    rounded in proportion to s²: a single long row must not cost all others their accuracy.
+    mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
+    offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, s is the
+    least power of two with s² ≥ H + 3R, and m = H + s². Scores are rounded in proportion to s²: a single long row must
+    not cost all others their accuracy. A spread layout has s as `scale_of_half_squares` returns it.
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
     multiplied by the median length of the items over that of the queries, as biases grow with the queries.
@@ -143,14 +146,17 @@ def measured_on(
     """
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
-    measured = with_mean(layout, rows, taken_off=taken_off)
+    measured = layout if keeps_mean else with_mean(layout, rows, taken_off=taken_off)
     squares = half_squares(measured.without_mean(rows))
     if not squares.any():
         return measured
     low, middle, high = np.percentile(squares, [1, 50, 99]).tolist()
     least = middle + SPREADS * (high - low)
     if layout.metric == "L2" and least > 0:
-        scale = max(2.0 ** math.ceil(math.log2(least) / 2), 1 / LARGEST_SCALE)
+        scale = 2.0 ** math.ceil(math.log2(least) / 2)
+        if layout.spread > 1:
+            scale = scale_of_half_squares(layout, squares)
+        scale = max(scale, 1 / LARGEST_SCALE)
         measured = replace(measured, offset=middle + scale**2, scale=scale)
     length = math.sqrt(2 * middle) or 1.0
     bank = layout.rows(queries) if locality_hints and queries is not None else rows[:0]

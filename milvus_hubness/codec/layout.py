@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -35,6 +35,8 @@ LARGEST_CONSTANT = 1e38
 LARGEST_SCALE = 2.0**100
 MOST_SCALES = 2.0**20
 """Largest offset, in units of scale². A measured one is at most 2."""
+LARGEST_SPREAD = 64
+"""Most columns of one number after the vector."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class Layout:
     and sent exactly. mean: c as `index_hints.mean_of` returns it, for L2 only. anchor, pull: a and p of the graph hint
     column, the last one if a is not 0. locality_hints, reach: the directions and the length of the locality hint
     columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
+
+    Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
+    and `spread` are chosen, see milvus_hubness/codec/quantisation.py.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -62,6 +67,11 @@ class Layout:
     locality_hints: str = ""
     reach: float = 0.0
     mean: str = ""
+    bias_scale: float = 1.0
+    """f, a power of two: a bias b is stored as f·b, and its weight is sent as w/f."""
+    spread: int = 1
+    """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
+    each. If n is above 1, the column u of L2, which no query reads, is 0."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -74,13 +84,19 @@ class Layout:
                 raise InvalidParameter(
                     f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
                 )
-        is_power = 1 / LARGEST_SCALE <= self.scale <= LARGEST_SCALE and math.frexp(self.scale)[0] == 0.5
         others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
-        if not is_power or (self.metric != "L2" and others):
+        if not _is_power_of_two(self.scale) or (self.metric != "L2" and others):
             raise InvalidParameter(
                 f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset:g} and "
                 f"{self.scale:g} for {self.metric}"
             )
+        # The product must be one too: biases are multiplied by it.
+        if not _is_power_of_two(self.bias_scale) or not _is_power_of_two(self._bias_factor):
+            raise InvalidParameter(
+                f"bias_scale is a power of two, got {self.bias_scale!r:.20} with scale {self.scale:g}"
+            )
+        if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
+            raise InvalidParameter(f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}")
         if abs(self.offset) > MOST_SCALES * self.scale**2:
             raise InvalidParameter(f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}")
         if self.pull and not self.anchor:
@@ -105,17 +121,26 @@ class Layout:
     @cached_property
     def first_slot(self) -> int:
         """Column of slot 0."""
-        return self.dim + 2 * (self.metric == "L2")
+        return self.dim + (1 + self.spread) * (self.metric == "L2")
+
+    @property
+    def numbers(self) -> int:
+        """Number of columns between the vector and the index hints."""
+        return self.first_slot + self.slots * self.spread - self.dim
 
     @cached_property
     def width(self) -> int:
         """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the slots."""
-        return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
+        return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
 
     @property
     def spare(self) -> int:
         """Number of columns after the slots."""
-        return self.width - self.first_slot - self.slots
+        return self.width - self.dim - self.numbers
+
+    @cached_property
+    def _unhinted(self) -> Layout:
+        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, locality_hints="", reach=0.0)
 
     @cached_property
     def locality_directions(self) -> Floats:
@@ -140,6 +165,10 @@ class Layout:
     def _query_offset(self) -> float:
         """m′: typical for ½‖r − c‖², as m − s² is for ½‖r‖²."""
         return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
+
+    def stores_like(self, other: Layout) -> bool:
+        """Whether rows of both layouts differ in their biases and index hints only."""
+        return self._unhinted == other._unhinted
 
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""
@@ -198,11 +227,13 @@ class Layout:
         stored = np.zeros((len(rows), self.width), np.float32)
         stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
         if self.metric == "L2":
-            stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
+            if self.spread == 1:
+                stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
             squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
-            stored[:, self.dim + 1] = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
-        scaled = slots / np.float32(self.scale)
-        stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
+            half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
+            stored[:, self.dim + 1 : self.first_slot] = half[:, None]
+        by_slot = np.broadcast_to(slots.reshape(len(rows), -1), (len(rows), self.slots))
+        stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
         return self._set_hints(stored, locality_hints)
 
     def with_biases(
@@ -212,7 +243,7 @@ class Layout:
         numbers of the locality hint columns; None leaves them."""
         changed = stored.copy()
         for slot, column in biases.items():
-            changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
+            changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[:, None]
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
 
     def held_locality_hints(self, stored: Floats) -> Floats:
@@ -244,13 +275,23 @@ class Layout:
         self.require_finite(rows, "query")
         query_vectors[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
         if self.metric == "L2":
-            query_vectors[:, self.dim + 1] = -QUERY_SCALE * self.scale
-        query_vectors[:, self.first_slot + slot] = -weights * self.scale
+            query_vectors[:, self.dim + 1 : self.first_slot] = -QUERY_SCALE * self.scale / self.spread
+        sent = np.asarray(-weights / self._bias_factor / self.spread)
+        query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
-        return stored[:, self._slot_columns][:, slot] * np.float32(self.scale)
+        return stored[:, self._slot_columns][:, :: self.spread][:, slot] / np.float32(self._bias_factor)
+
+    def as_stored(self, biases: Floats) -> Floats:
+        """Return biases in the unit of the stored columns, in the same shape; the factor is a power of two."""
+        return biases * np.float32(self._bias_factor)
+
+    def columns_of(self, slot: int) -> slice:
+        """Return the columns of one slot."""
+        first = self.first_slot + slot * self.spread
+        return slice(first, first + self.spread)
 
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
@@ -316,7 +357,7 @@ class Layout:
         if not np.isfinite(stored[:, self._slot_columns]).all():
             raise InvalidInput("biases must be finite numbers of float32, in units of the layout's scale")
         if self.anchor and graph_hint:
-            mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
+            mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
             stored[:, -1] = self.anchor - self.pull * mean
         if locality_hints is not None:
             hints = matrix(locality_hints, self.locality_hint_count, "locality hint columns")
@@ -325,7 +366,13 @@ class Layout:
 
     @property
     def _slot_columns(self) -> slice:
-        return slice(self.first_slot, self.first_slot + self.slots)
+        """All slots, one after the other."""
+        return slice(self.first_slot, self.dim + self.numbers)
+
+    @property
+    def _bias_factor(self) -> float:
+        """The number by which a bias is multiplied before it is stored."""
+        return self.bias_scale / self.scale
 
     @property
     def _locality_hint_columns(self) -> slice:
@@ -338,3 +385,8 @@ class Layout:
             return rows
         lengths[lengths == 0] = 1.0
         return (rows / lengths[:, None]).astype(np.float32)
+
+
+def _is_power_of_two(number: float) -> bool:
+    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE: products with it are exact."""
+    return 1 / LARGEST_SCALE <= number <= LARGEST_SCALE and math.frexp(number)[0] == 0.5

@@ -127,7 +127,7 @@ class QdrantStore(QdrantWriteIntents):
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         described: Any = source.schema["described"]
-        return [*schema.remarks(source), *strict_mode.remarks(described, source.rows)]
+        return [*schema.remarks(source, field), *strict_mode.remarks(described, source.rows)]
 
     def most_candidates(self, source: CollectionInfo) -> int:
         """As Store.most_candidates."""
@@ -139,6 +139,9 @@ class QdrantStore(QdrantWriteIntents):
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         if planned != source:
             raise InvalidParameter("this database builds the index of a copy as in the source: omit the index options")
+
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        return schema.bias_spread(source, field)
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_graph_hint(source, field)
