@@ -51,7 +51,8 @@ class Layout:
     columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
 
     A quantiser that treats all columns alike needs the numbers after the vector to look like the vector's own: see
-    `bias_scale` and `spread`, and milvus_hubness/codec/quantisation.py, which chooses them.
+    `bias_scale` and `spread`, and milvus_hubness/codec/quantisation.py, which chooses them. A graph needs small biases
+    where queries are long or the lengths of items vary: `index_hints` chooses `bias_scale` and `length_pull` for it.
 
     Raises InvalidParameter for values that do not fit together.
     """
