@@ -18,12 +18,14 @@ from milvus_hubness.client.messages import QUICK_FORM
 from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.quantisation import with_bias_scale
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.base import Estimator, expect_estimator
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import VectorField
 
 
 @dataclass(frozen=True)
@@ -131,20 +133,33 @@ def _new_field(
     dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
-    layout = Layout(dim, as_metric(str(index["metric_type"])), slots_for(config.profiles), multiple_of)
+    vector = VectorField(field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype)
+    layout = Layout(
+        dim,
+        as_metric(vector.metric),
+        slots_for(config.profiles),
+        multiple_of,
+        spread=milvus_schema.bias_spread(vector, dim, vector.metric),
+    )
     bank, targets = QueryBank.of(config.bank), optional_bank(config.target_bank)
     bank.expect_dim(dim, "the field")
     layout = measured_on(
         layout,
         (targets or bank).vectors,
         bank.vectors,
-        locality_hints=milvus_schema.takes_locality_hints(str(index.get("index_type")), dtype),
+        graph_hint=milvus_schema.takes_graph_hint(vector),
+        locality_hints=milvus_schema.takes_locality_hints(vector),
         taken_off=config.target_bank is not None,
+        dtype=dtype,
     )
     from milvus_hubness.correction import Correction, initial_state
 
     stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
-    Correction.restore(layout, config.estimator, stored)
+    correction = Correction.restore(layout, config.estimator, stored)
+    if layout.spread > 1:
+        rows = (targets or bank).vectors
+        rows = rows[~layout.invalid(rows)]
+        layout = with_bias_scale(layout, rows, correction.centred(rows), config.strength)
     state = partial(
         initial_state,
         layout,

@@ -27,11 +27,14 @@ lengths of items vary under IP. With λ = a·p and κ = a·g this column adds
     −λ(b + b') − κ(½‖r‖² + ½‖r'‖²) + (p·b + g·½‖r‖²)(p·b' + g·½‖r'‖²) + a constant
 
 to the inner products of stored vectors, so that the neighbours of an item are those that a corrected search with this
-item as the query finds. If lengths vary, a is several lengths of an item, so that the third term is small. With κ = 1
-the graph would be that of L2, as with a column √(M² − ‖r‖²) (Bachrach et al.), but there is no M that a later row can
-exceed. A tenth is enough: without it, all links lead to the longest items, which corrected searches find less often.
-The term of a much longer row is at most a. And the slots are then stored as c·b with a small c, and asked with w/c,
-because each of them adds c²·b·b', which is largest among the items that corrected searches avoid. Queries also have 0 in the locality hint columns. `codec.index_hints` describes these, and
-chooses m, s, a, p, g and, where no quantiser does, c; benchmarks/l2_graph.py, benchmarks/graph_hint.py and
-benchmarks/lengths.py measure their effect.
+item as the query finds. Queries also have 0 in the locality hint columns.
+
+If lengths vary, a is several lengths of an item, so that the third term is small. With κ = 1 the links would be those
+of L2, as with a column √(M² − ‖r‖²) (Bachrach et al.), but there is no M that a later row can exceed; the term of a
+much longer row is at most a. A tenth of it is enough: without it, all links lead to the longest items, which corrected
+searches find less often. The slots add b·b' each, which is largest among the items that corrected searches avoid, so
+biases are stored smaller and asked with a larger weight (`Layout.bias_scale`).
+
+`codec.index_hints` describes these columns and chooses the constants; benchmarks/l2_graph.py, benchmarks/graph_hint.py
+and benchmarks/lengths.py measure their effect.
 """

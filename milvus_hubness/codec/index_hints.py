@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import (
     LARGEST_NUMBER,
+    Dtype,
     Floats,
     Metric,
     as_text,
@@ -32,6 +33,7 @@ from milvus_hubness.codec.arrays import (
     lost,
 )
 from milvus_hubness.codec.layout import LARGEST_SCALE, Layout
+from milvus_hubness.codec.quantisation import scale_of_half_squares
 
 COLUMNS, FEWEST = 13, 8
 """Most and fewest locality hint columns: a layout has as many as its width has to spare, or none."""
@@ -141,38 +143,44 @@ def measured_on(
     graph_hint: bool = True,
     locality_hints: bool = False,
     taken_off: bool = True,
+    keeps_mean: bool = False,
+    dtype: Dtype = "float32",
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
     vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries, for locality
     hint columns, and for IP, where their lengths may differ from those of the items.
 
-    mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of ½‖r‖² and R the
-    range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². Scores are
-    rounded in proportion to s²: a single long row must not cost all others their accuracy.
+    mean, under L2: see `with_mean`, also for taken_off; keeps_mean: that of the layout stays.
+    offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th percentile, s is the
+    least power of two with s² ≥ H + 3R, and m = H + s². Scores are rounded in proportion to s²: a single long row must
+    not cost all others their accuracy. A spread layout has s as `scale_of_half_squares` returns it.
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
     multiplied by the median length of the items over that of the queries, as biases grow with the queries.
     length_pull, under IP if lengths vary by LENGTHS_VARY: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
-    as large. bias_scale, under IP unless a quantiser needs its own: such that biases, which grow with the queries, are
-    as small as those for queries of length 1, or SMALL_BIASES of that if lengths vary.
+    as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the queries, are as small
+    as those for queries of length 1, or SMALL_BIASES of that if lengths vary. Both are for a dtype of float32: in
+    half precision most widths have no room for the graph hint column.
     locality_hints, reach: the principal directions of the queries, and REACH times the median length of the items; not
     for L2, d > 1,920, or few queries, and only if the hints of neighbours resemble each other.
     """
-    # Without a graph hint column, a quantiser has chosen the scale; with one, an earlier measurement.
-    needs_its_scale = layout.spread > 1 or (layout.bias_scale != 1 and not layout.anchor)
-    if layout.metric == "IP" and not needs_its_scale:
+    if layout.metric == "IP" and layout.spread == 1:
+        # Of an earlier measurement.
         layout = replace(layout, length_pull=0.0, bias_scale=1.0)
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
-    measured = with_mean(layout, rows, taken_off=taken_off)
+    measured = layout if keeps_mean else with_mean(layout, rows, taken_off=taken_off)
     squares = half_squares(measured.without_mean(rows))
     if not squares.any():
         return measured
     low, middle, high = np.percentile(squares, [1, 50, 99]).tolist()
     least = middle + SPREADS * (high - low)
     if layout.metric == "L2" and least > 0:
-        scale = max(2.0 ** math.ceil(math.log2(least) / 2), 1 / LARGEST_SCALE)
+        scale = 2.0 ** math.ceil(math.log2(least) / 2)
+        if layout.spread > 1:
+            scale = scale_of_half_squares(layout, squares)
+        scale = max(scale, 1 / LARGEST_SCALE)
         measured = replace(measured, offset=middle + scale**2, scale=scale)
     length = math.sqrt(2 * middle) or 1.0
     bank = layout.rows(queries) if locality_hints and queries is not None else rows[:0]
@@ -188,7 +196,7 @@ def measured_on(
         return replace(measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale)
     query_lengths = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
     query_length = float(np.median(query_lengths)) or 1.0
-    vary = math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
+    vary = dtype == "float32" and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
     anchor = 2.0 ** round(math.log2(length)) * (FAR_ANCHOR if vary else 1.0)
     measured = replace(
         measured,
@@ -196,7 +204,7 @@ def measured_on(
         pull=GRAPH_HINT_SHARE["IP"] * length / query_length / anchor,
         length_pull=LENGTH_SHARE / anchor if vary else 0.0,
     )
-    if needs_its_scale:
+    if measured.spread > 1 or dtype != "float32":
         return measured
     return replace(measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length))
 

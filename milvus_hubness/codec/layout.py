@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -50,9 +50,10 @@ class Layout:
     column, the last one if a is not 0. locality_hints, reach: the directions and the length of the locality hint
     columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
 
-    A quantiser that treats all columns alike needs the numbers after the vector to look like the vector's own: see
-    `bias_scale` and `spread`, and milvus_hubness/codec/quantisation.py, which chooses them. A graph needs small biases
-    where queries are long or the lengths of items vary: `index_hints` chooses `bias_scale` and `length_pull` for it.
+    Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
+    and `spread` are chosen, see milvus_hubness/codec/quantisation.py. A graph of unquantised vectors needs small biases
+    where queries are long or the lengths of items vary: see `index_hints`, which chooses `bias_scale` and `length_pull`
+    for it.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -147,6 +148,10 @@ class Layout:
         return self.width - self.dim - self.numbers
 
     @cached_property
+    def _unhinted(self) -> Layout:
+        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
+
+    @cached_property
     def locality_directions(self) -> Floats:
         """(d, c) directions of the c locality hint columns."""
         return np.asarray(hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32)
@@ -169,6 +174,10 @@ class Layout:
     def _query_offset(self) -> float:
         """m′: typical for ½‖r − c‖², as m − s² is for ½‖r‖²."""
         return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
+
+    def stores_like(self, other: Layout) -> bool:
+        """Whether rows of both layouts differ in their biases and index hints only."""
+        return self._unhinted == other._unhinted
 
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""

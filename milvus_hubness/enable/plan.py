@@ -142,7 +142,13 @@ def plan_enable(
         vector = info.vector_fields[field]
         if not vector.metric:
             raise CannotMigrate(f"field {field!r} has no index, so its metric is unknown: create an index first")
-        new = Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
+        new = Layout(
+            vector.dim,
+            as_metric(vector.metric),
+            slots_for(1),
+            store.width_multiple(vector),
+            spread=store.bias_spread(info, field),
+        )
         layout = unfinished.layout if unfinished else new
         second_vectors = capability(store, SecondVectors)
         presence = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
@@ -173,7 +179,7 @@ def plan_enable(
         estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
         banks = (estimator, bank, target_bank)
         if layout is not None:
-            correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)
+            correction = fit_measured(store, info, field, layout, gallery.vectors, *banks, strength)
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
             side = _free_side(store, info, suffix) if where == "side" else None

@@ -55,9 +55,12 @@ class Endpoint:
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
-        """Return rows of this collection from stored rows of the origin; already corrected vectors stay the same."""
+        """Return rows of this collection from stored rows of the origin; already corrected vectors stay the same,
+        unless the two collections have them in different columns."""
         rows = origin.decode_rows(stored)
         if origin.codec is None or self.codec is None or self.state is None:
+            return self.encode_rows(rows)
+        if not self.codec.layout.stores_like(origin.codec.layout):
             return self.encode_rows(rows)
         columns = self.codec.columns(stored.vectors, stored.rows)
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)

@@ -44,7 +44,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     """Fit the estimator, save the bank, and record the state and the chunks; after an interruption, once more."""
     correction = fit_measured(
         store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
-        plan.target_bank,
+        plan.target_bank, plan.strength,
     )  # fmt: skip
     stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     if not store.exists(plan.bank_collection):

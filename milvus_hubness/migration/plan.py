@@ -103,6 +103,7 @@ class MigrationPlan(Fitting):
             "gate": self.gate,
             "gate_targets": self.gate_targets,
             "slots": self.layout.slots,
+            "spread": self.layout.spread,
             "index": self.index,
         }
 
@@ -118,6 +119,7 @@ class MigrationPlan(Fitting):
             "dim": self.layout.dim,
             "dtype": vector.dtype,
             "width": self.form.width,
+            "spread": self.layout.spread,
             "rows": self.rows,
             "partitions": [name for name in self.survey.sample if name],
             "hidden_fields": [
@@ -211,7 +213,13 @@ def plan_migration(
     info = info.with_index(field, **index) if index else info
     vector = info.vector_fields[field]
     store.validate_index(vector, former)
-    layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
+    layout = Layout(
+        vector.dim,
+        as_metric(vector.metric),
+        slots_for(profiles),
+        store.width_multiple(vector),
+        spread=store.bias_spread(info, field),
+    )
     bank.expect_dim(layout.dim, "the field")
     names_method = estimator is not None
     estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)

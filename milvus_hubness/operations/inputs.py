@@ -16,6 +16,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats, as_metric
 from milvus_hubness.codec.index_hints import measured_on, with_mean
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.quantisation import with_bias_scale
 from milvus_hubness.correction import Correction
 from milvus_hubness.defaults import KEY_COLUMN, QUERY_COLUMN
 from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
@@ -190,6 +191,7 @@ def fit_measured(
     estimator: Estimator,
     bank: QueryBank,
     target_bank: QueryBank | None,
+    strength: float = 1.0,
 ) -> Correction:
     """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the field."""
     measured = measured_on(
@@ -198,17 +200,28 @@ def fit_measured(
         bank.vectors,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=store.takes_locality_hints(info, field),
+        dtype=info.vector_fields[field].dtype,
     )
-    return fit_with_mean(measured, vectors, estimator, bank, target_bank)
+    return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength)
 
 
 def fit_with_mean(
-    layout: Layout, vectors: Floats, estimator: Estimator, bank: QueryBank, target_bank: QueryBank | None
+    layout: Layout,
+    vectors: Floats,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    strength: float = 1.0,
 ) -> Correction:
     """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n, d), whose
-    biases give its mean bias. Raises as `Correction.fit` does."""
+    biases give its mean bias and the scale of a spread layout. strength: of most searches. Raises as `Correction.fit`
+    does."""
     gallery = vectors if estimator.needs_gallery else None
     correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
-    biases = correction.centred(vectors)[~layout.invalid(vectors)]
+
+    valid = ~layout.invalid(vectors)
+    biases = correction.centred(vectors)[valid]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-    return replace(correction, mean_bias=mean_bias)
+    if layout.spread > 1:
+        layout = with_bias_scale(layout, vectors[valid], biases, strength)
+    return replace(correction, layout=layout, mean_bias=mean_bias)

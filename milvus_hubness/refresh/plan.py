@@ -23,6 +23,8 @@ from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_t
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost, measured_on
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.quantisation import with_bias_scale, with_spread
+from milvus_hubness.correction import Correction
 from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, WHERE_FROM, Engine, Live
 from milvus_hubness.errors import (
     EmptyBank,
@@ -237,6 +239,8 @@ def plan_refresh(
         changes.append("the parameters changed")
     if gates != (profile.gate, profile.gate_targets):
         changes.append("the gate changed")
+    if needs_other_columns(store, info, state):
+        changes.append("the quantization of the vectors changed")
     return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates)
 
 
@@ -317,6 +321,14 @@ def _newly_tuned(info: CollectionInfo, state: CollectionState, bank: StoredBank)
     return None if is_in_use and verdict.tuned_at <= profile.refreshed_at else verdict
 
 
+def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
+    """Whether the field's quantiser, which its owner can change at any time, needs biases in more columns than stored
+    vectors have. Biases in more columns than necessary are as good."""
+    if state.codec.needs_candidates:
+        return False
+    return store.bias_spread(info, state.field) > state.layout.spread
+
+
 def choose_rebuild(
     info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
 ) -> tuple[bool, str]:
@@ -328,17 +340,23 @@ def choose_rebuild(
         return False, f"{moved}: they are upserted"
     if info.rows < options.rebuild_rows:
         return False, f"{moved}, fewer than {options.rebuild_rows:,} in all: they are upserted"
+    if obstacle := rebuild_obstacle(info, requested, state):
+        return False, f"{moved}, and are upserted: {obstacle}"
+    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+
+
+def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionState) -> str:
+    """Return why no copy can take over from the collection; empty if one can."""
     if state.codec.leaves_vectors:
-        return False, f"{moved}, and are upserted: biases outside the vector field are not rebuilt"
+        return "biases outside the vector field are not rebuilt"
     if len(info.states) > 1:
-        return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
+        return f"other fields of {info.name!r} are corrected too"
     if len(info.aliases) != 1:
         what = "several aliases lead" if info.aliases else "no alias leads"
-        return False, f"{moved}, and are upserted: {what} to {info.name!r}, and one is moved in one step"
+        return f"{what} to {info.name!r}, and one is moved in one step"
     if requested == info.name:
-        alias = info.aliases[0]
-        return False, f"{moved}, and are upserted: requested by its alias {alias!r}, a copy would take over"
-    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+        return f"requested by its alias {info.aliases[0]!r}, a copy would take over"
+    return ""
 
 
 def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
@@ -366,15 +384,35 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 
 
 def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
-    """Return the layout of the copy; its index hints depend on the bank and, in `some` chunks, on vector lengths."""
-    if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
-        return state.layout
-    first = some[0]
-    rows = scan_chunk(store, info.name, state.field, first, store.chunk_rows(info))
-    bank = store.load_bank(state.profile.bank).queries
+    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
+    bank and, in `some` chunks, on the vectors."""
+    layout, field, spread = state.layout, state.field, store.bias_spread(info, state.field)
+    has_hints = store.takes_locality_hints(info, field) and layout.metric != "L2"
+    is_other = spread != layout.spread
+    if not some or not (is_other or has_hints or spread > 1):
+        return layout
+
+    rows = scan_chunk(store, info.name, field, some[0], store.chunk_rows(info))
     vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
-    graph_hint = store.takes_graph_hint(info, state.field)
-    return measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
+    vectors = vectors[~layout.invalid(vectors)]
+    bank = store.load_bank(state.profile.bank)
+
+    if is_other or has_hints:
+        layout = measured_on(
+            with_spread(layout, spread) if is_other else layout,
+            vectors,
+            bank.queries.vectors,
+            graph_hint=store.takes_graph_hint(info, field),
+            locality_hints=store.takes_locality_hints(info, field),
+            # The first chunk says too little of rows that could not be read back.
+            keeps_mean=True,
+            dtype=state.dtype,
+        )
+    if spread > 1:
+        profile = state.profile
+        correction = Correction.restore(layout, from_dict(profile.estimator), bank, profile.mean_bias)
+        layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
+    return layout
 
 
 def rebuildings(store: Store, collection: str) -> list[Migration]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -38,8 +39,10 @@ from milvus_hubness.refresh.plan import (
     carry_out,
     choose_rebuild,
     half_switched,
+    needs_other_columns,
     plan_refresh,
     ready_state,
+    rebuild_obstacle,
     rebuildings,
     unfinished,
     with_profile,
@@ -184,6 +187,8 @@ def _refreshed(
         spare.drop(noted)
     if plan.reason and job.restarts_ttl:
         result = job.without_restart(plan, reading.result)
+    elif plan.reason and (obstacle := job.column_obstacle(plan)):
+        result = job.with_former_biases(plan, reading.result, obstacle)
     else:
         result = job.full(plan) if plan.reason else job.pending(plan)
     age = now() - state.profile.refreshed_at
@@ -259,11 +264,37 @@ class Refreshing:
             "write, and a refresh writes unchanged rows again, so that they expire later: allow that with "
             "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where side)"
         )
+        return self.with_former_biases(plan, load_bank, reason)
+
+    def with_former_biases(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str) -> RefreshResult:
+        """Refuse the new biases for this reason, but fill rows that have none yet with the present ones."""
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
         if not (self.is_new or self.options.plan):
             count = self._fill(replace(plan, bank=load_bank()))
         return self._result("refused", reason, scanned=count, written=count)
+
+    # -- a quantiser that needs other columns -------------------------------------------------------------
+
+    @cached_property
+    def needs_other_columns(self) -> bool:
+        """Whether only a copy has the columns in which the field's quantiser keeps biases."""
+        return not self.is_new and needs_other_columns(self.store, self.info, self.state)
+
+    def column_obstacle(self, plan: RefreshPlan) -> str:
+        """Return why biases cannot be written as the field's quantiser needs them; empty if they can, or must be."""
+        if plan.carries_on or self.options.force or not self.needs_other_columns:
+            return ""
+        obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+        if not obstacle:
+            return ""
+        spread = self.store.bias_spread(self.info, self.state.field)
+        return (
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, its "
+            f"vectors have {self.state.layout.spread}, and only a copy can have more: {obstacle}. Refresh "
+            f"{self.info.name!r} by its only alias, turn the quantization off, or write the biases as they are "
+            "(--force), of which it loses a part"
+        )
 
     # -- all rows -----------------------------------------------------------------------------------------
 
@@ -286,6 +317,8 @@ class Refreshing:
             changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
             share = float(changed.mean()) if len(changed) else 0.0
             rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
+            if self.needs_other_columns and not rebuild_obstacle(self.info, self.requested, self.state):
+                rebuilds, why = True, f"a copy with more columns takes over the alias {self.info.aliases[0]!r}"
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
             action: Action = "rebuilt" if rebuilds else "full"

@@ -10,6 +10,7 @@ from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.lease_records import default_client_ttl
 from milvus_hubness.operations.row_writer import open_batches, repair_rows
+from milvus_hubness.refresh.plan import needs_other_columns
 from milvus_hubness.stores.protocols import Store, expect_store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -39,6 +40,12 @@ class Status:
     strength: float | None = None
     bank: dict[str, Any] | None = None
     where: str | None = None
+    spread: int | None = None
+    """In how many columns of the vectors a bias is; None if the vectors have none."""
+    bias_scale: float | None = None
+    """The factor by which a bias is multiplied before it is stored in them."""
+    needs_other_columns: bool = False
+    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy that has them."""
     second_vector: str | None = None
     side: str | None = None
     candidates: int | None = None
@@ -91,6 +98,9 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         strength=profile.strength,
         bank=profile.bank.model_dump(),
         where=codec.location,
+        spread=None if codec.needs_candidates else state.layout.spread,
+        bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
+        needs_other_columns=needs_other_columns(store, info, state),
         second_vector=codec.searched_field if codec.searched_field != codec.field else None,
         side=codec.side_collection,
         candidates=codec.candidates or None,

@@ -118,13 +118,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_server.validate_index(planned, source, self._version)
 
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        state = source.states.get(field)
+        searched = source.vector_fields[state.searched_field if state else field]
+        return milvus_schema.bias_spread(searched, *source.users_shape(field))
+
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Return true: Milvus's quantisers have a range for each column, or for each few."""
-        return True
+        return milvus_schema.takes_graph_hint(source.vector_fields[field])
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
-        vector = source.vector_fields[field]
-        return milvus_schema.takes_locality_hints(vector.index_type, vector.dtype)
+        return milvus_schema.takes_locality_hints(source.vector_fields[field])
 
     def units_moved(self) -> int:
         return 0

@@ -83,6 +83,10 @@ class Schemas(Protocol):
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         """Raise InvalidParameter if a copy of the source's field cannot have the planned index."""
 
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        """Return in how many columns the quantiser of a field, corrected or not, needs a bias; 1 if one suffices. See
+        Layout."""
+
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         """Whether a graph hint column, with its far numbers, costs the field's index nothing. See Layout."""
 

@@ -258,6 +258,11 @@ class CollectionInfo:
         """The helper collections that the properties name, apart from banks, which collections may share."""
         return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
+    def users_shape(self, field: str) -> tuple[int, str]:
+        """Return the dimension and the metric of a field as users see them, corrected or not."""
+        state, vector = self.states.get(field), self.vector_fields[field]
+        return (state.dim, state.metric) if state else (vector.dim, vector.metric)
+
     @property
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""

@@ -74,6 +74,19 @@ def test_copies_clients_dual_writes_and_refreshes_place_rows_by_their_lengths(da
     here.assert_sound(here.other)
 
 
+def assert_scores(client, name, items, bank):
+    """All but a constant, the mean bias."""
+    queries = bank[:3]
+    wanted = similarity(queries, items, "IP") - nnn(bank, items, "IP", K, 0.75)
+    search_params = {"params": {"ef": 2 * len(items)}}
+    for hits, scores in zip(
+        client.search(name, data=list(queries), limit=len(items), search_params=search_params), wanted, strict=True
+    ):
+        found = np.array([hit["distance"] for hit in sorted(hits, key=lambda hit: hit["id"])])
+        differences = found - scores
+        np.testing.assert_allclose(differences, differences[0], atol=1e-5 * np.abs(scores).max())
+
+
 @pytest.mark.lite_only
 def test_a_rebuild_measures_the_lengths_again(backend):
     rng = np.random.default_rng(29)
@@ -91,6 +104,7 @@ def test_a_rebuild_measures_the_lengths_again(backend):
     after = store.info(alias).state.layout
     assert (after.anchor, after.length_pull) == (4 * before.anchor, before.length_pull / 4)
     assert after.bias_scale == before.bias_scale / 4
+    assert_scores(client, alias, 4 * items, 4 * other)
     found = client.query(alias, filter="id >= 0", limit=ITEMS)
     np.testing.assert_array_equal([row["vector"] for row in sorted(found, key=lambda row: row["id"])], 4 * items)
 

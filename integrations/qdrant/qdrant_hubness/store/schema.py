@@ -7,6 +7,7 @@ from typing import Any
 from qdrant_client import models
 
 from milvus_hubness.codec.arrays import ALIGNMENT, Dtype
+from milvus_hubness.codec.quantisation import spread_for
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
@@ -65,11 +66,27 @@ def width_multiple(field: VectorField) -> int:
     return ALIGNMENT
 
 
-def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+def quantization(source: CollectionInfo, field: str) -> Any:
+    """Return the quantization of the vector, its own or the collection's; None without any."""
     described: Described = source.schema["described"]
     own = dense(described)[field].quantization_config
-    return own is None and described.config.quantization_config is None
+    return own if own is not None else described.config.quantization_config
+
+
+def bias_spread(source: CollectionInfo, field: str) -> int:
+    """Return in how many columns the vector's quantiser needs a bias.
+
+    Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation and binary
+    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow.
+    """
+    if quantization(source, field) is None:
+        return 1
+    return spread_for(*source.users_shape(field))
+
+
+def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
+    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    return quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
@@ -100,15 +117,41 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
     return reasons
 
 
-def remarks(source: CollectionInfo) -> list[str]:
+def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings."""
-    described: Described = source.schema["described"]
     texts = []
     if source.aliases:
         texts.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
-    if _is_quantized(described):
-        texts.append("quantization also rounds the biases: leave rescoring on")
-    return texts
+    return texts + quantization_remarks(quantization(source, field), bias_spread(source, field))
+
+
+def quantization_remarks(config: Any, spread: int) -> list[str]:
+    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about it."""
+    if config is None:
+        return []
+    if _keeps_signs(config):
+        return [
+            "1-bit binary quantization keeps only the sign of each number, and little of a bias: choose two bits or "
+            "scalar quantization, or search with rescore and an oversampling of 3 or more"
+        ]
+    stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
+    if _rescores(config):
+        return [f"{stored}; Qdrant rescores by default: an oversampling of 2 or more finds what rounding misses"]
+    return [f"{stored}; Qdrant does not rescore by default: for exact scores search with rescore and oversampling"]
+
+
+def _keeps_signs(config: Any) -> bool:
+    """Whether the quantiser keeps one bit of each number: binary quantization that names no other encoding."""
+    binary = getattr(config, "binary", None)
+    return binary is not None and binary.encoding in (None, models.BinaryQuantizationEncoding.ONE_BIT)
+
+
+def _rescores(config: Any) -> bool:
+    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4 bits."""
+    turbo = getattr(config, "turbo", None)
+    if turbo is not None and turbo.bits is not None:
+        return turbo.bits.value in {"bits1", "bits1_5", "bits2"}
+    return hasattr(config, "binary")
 
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
@@ -127,11 +170,8 @@ def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[s
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
     vectors: Any = dense(described)
-    before = source.states.get(state.field)
-    if before is None or before.codec.leaves_vectors:
-        vectors[state.field] = vectors[state.field].model_copy(
-            update={"size": state.codec.form.width, "distance": models.Distance.DOT}
-        )
+    augmented = {"size": state.codec.form.width, "distance": models.Distance.DOT}
+    vectors[state.field] = vectors[state.field].model_copy(update=augmented)
     options = {
         "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,
         "sparse_vectors_config": params.sparse_vectors,
@@ -161,11 +201,6 @@ def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str,
 
 def _strict(config: Any) -> Any:
     return models.StrictModeConfig(**_set(config)) if config is not None else None
-
-
-def _is_quantized(described: Described) -> bool:
-    own = [params.quantization_config for params in dense(described).values()]
-    return any(config is not None for config in (described.config.quantization_config, *own))
 
 
 def _set(model: Any) -> dict[str, Any]:

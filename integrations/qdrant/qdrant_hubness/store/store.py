@@ -79,7 +79,7 @@ class QdrantStore(QdrantWriteIntents):
         return int(self.ask("count", collection, count_filter=count_filter, exact=True).count)
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
-        return schema.remarks(source)
+        return schema.remarks(source, field)
 
     def width_multiple(self, field: VectorField) -> int:
         return schema.width_multiple(field)
@@ -87,6 +87,9 @@ class QdrantStore(QdrantWriteIntents):
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         if planned != source:
             raise InvalidParameter("this database builds the index of a copy as in the source: omit the index options")
+
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        return schema.bias_spread(source, field)
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_graph_hint(source, field)
