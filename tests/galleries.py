@@ -26,6 +26,34 @@ def similarity(queries, items, metric):
     return -0.5 * ((q[:, None] - r[None]) ** 2).sum(-1)
 
 
+def products_of(queries, items, metric):
+    """As `similarity`, without an array of all differences under L2."""
+    queries, items = queries.astype(float), items.astype(float)
+    if metric == "COSINE":
+        queries, items = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, items))
+    products = queries @ items.T
+    if metric != "L2":
+        return products
+    return products - 0.5 * (items**2).sum(axis=1) - 0.5 * (queries**2).sum(axis=1)[:, None]
+
+
+def embedding_like(dim, metric, rows=1_000):
+    """Items, queries and biases of sd near 0.05 of the squared length, as those of text embeddings; lengths vary unless
+    the metric is COSINE."""
+    rng = np.random.default_rng(dim)
+    # Few directions carry the content, as in an embedding.
+    basis = rng.normal(size=(24, dim)) / np.sqrt(24 * dim)
+    common = rng.normal(size=24)
+    drawn = [rng.normal(size=(n, 24)) + 0.7 * np.outer(rng.gamma(1.0, 1.0, n), common) for n in (rows, 80, 200)]
+    items, queries, bank = (part @ basis for part in drawn)
+    items, queries, bank = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (items, queries, bank))
+    if metric != "COSINE":
+        items *= np.exp(0.1 * rng.normal(size=rows))[:, None]
+    biases = np.sort(products_of(bank, items, metric), axis=0)[-16:].mean(axis=0)
+    biases *= 0.05 / biases.std()
+    return items.astype(np.float32), queries.astype(np.float32), (biases - biases.mean()).astype(np.float32)
+
+
 def nnn(bank, items, metric, k, alpha):
     """(n,) float64 biases straight from the definition."""
     scores = np.sort(similarity(bank, items, metric), axis=0)

@@ -1,6 +1,5 @@
 """Biases that a quantiser with one range for all columns, or one that rotates, leaves in the ranking."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import LARGEST_SPREAD, Layout
 from milvus_hubness.codec.quantisation import spread_for, with_bias_scale, with_spread
-from tests.galleries import nnn, similarity
+from tests.galleries import embedding_like, products_of
 
 METRICS = ["IP", "COSINE", "L2"]
 FEW = 10
@@ -37,23 +36,6 @@ def rotated_signs(stored, sent):
     return (sent @ rotation) @ (codes * factors[:, None]).T + (sent @ centre)[:, None]
 
 
-def gallery(dim, metric, rows=1_500):
-    """Items, queries and biases of sd near 0.05 of the squared length, as those of text embeddings; lengths vary unless
-    the metric is COSINE."""
-    rng = np.random.default_rng(dim)
-    # Few directions carry the content, as in an embedding.
-    basis = rng.normal(size=(24, dim)) / math.sqrt(24 * dim)
-    common = rng.normal(size=24)
-    drawn = [rng.normal(size=(n, 24)) + 0.7 * np.outer(rng.gamma(1.0, 1.0, n), common) for n in (rows, 100, 300)]
-    items, queries, bank = (part @ basis for part in drawn)
-    items, queries, bank = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (items, queries, bank))
-    if metric != "COSINE":
-        items *= np.exp(0.1 * rng.normal(size=rows))[:, None]
-    biases = nnn(bank, items, metric, 16, 0.5)
-    biases *= 0.05 / biases.std()
-    return items.astype(np.float32), queries.astype(np.float32), (biases - biases.mean()).astype(np.float32)
-
-
 def recall(products, exact):
     best, true = (np.argpartition(-scores, FEW, axis=1)[:, :FEW] for scores in (products, exact))
     return np.mean([np.isin(one, other).mean() for one, other in zip(true, best, strict=True)])
@@ -62,8 +44,8 @@ def recall(products, exact):
 def recalls(metric, dim, products, strength=1.0):
     """Recall@10 of the exact corrected ranking through a quantiser: of the plain layout, of the spread one; and of the
     raw ranking, of vectors without a bias."""
-    items, queries, biases = gallery(dim, metric)
-    raw = similarity(queries, items, metric)
+    items, queries, biases = embedding_like(dim, metric)
+    raw = products_of(queries, items, metric)
     plain = measured_on(Layout(dim, metric), items, queries, graph_hint=False)
     spread = measured_on(Layout(dim, metric, spread=spread_for(dim, metric)), items, queries, graph_hint=False)
     spread = with_bias_scale(spread, items, biases, strength)
@@ -94,7 +76,8 @@ def test_the_whole_range_of_values_keeps_it_too(metric):
 
 
 def test_a_strength_above_one_is_within_the_range_if_it_is_named():
-    _, after, plain = recalls("IP", 384, int8, strength=2.0)
+    before, after, plain = recalls("IP", 384, int8, strength=1.5)
+    assert after > before + 0.15
     assert after > plain - 0.08
 
 
@@ -102,7 +85,7 @@ def test_a_strength_above_one_is_within_the_range_if_it_is_named():
 def test_a_rotation_keeps_more_of_a_spread_bias(metric):
     before, after, plain = recalls(metric, 384, rotated_signs)
     assert after > before + 0.05
-    assert after > plain - 0.05
+    assert after > plain - 0.08
 
 
 def test_the_spread_grows_with_the_dimension_and_is_a_power_of_two():
@@ -116,7 +99,7 @@ def test_the_spread_grows_with_the_dimension_and_is_a_power_of_two():
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
 def test_a_scaled_bias_has_the_size_of_the_numbers_of_the_vector(metric, factor):
-    items, _, biases = gallery(384, metric)
+    items, _, biases = embedding_like(384, metric)
     items, biases = np.float32(factor) * items, biases * np.float32(factor**2 if metric != "COSINE" else 1)
     layout = measured_on(Layout(384, metric, spread=8), items, graph_hint=False)
     layout = with_bias_scale(layout, items, biases)

@@ -10,7 +10,7 @@ from milvus_hubness.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction import Correction
 from qdrant_hubness.store import schema
 from tests.galleries import METRICS as LAYOUT_METRICS
-from tests.galleries import similarity, vectors
+from tests.galleries import embedding_like, similarity, vectors
 from tests.qdrant.worlds import METRICS, Corrected, key
 
 INT8 = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
@@ -35,7 +35,6 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
         0,
         "",
     )
-    assert layout.bias_scale != 1
     assert layout.width % 16 == 0
     corrected.assert_scores()
     found, wanted = corrected.scores(strength=0.5), corrected.wanted(strength=0.5)
@@ -162,10 +161,8 @@ def test_turbo_rescores_by_default_below_four_bits():
 @pytest.mark.parametrize("metric", LAYOUT_METRICS)
 def test_the_rust_engine_keeps_the_correction_in_int8(quick_folder, metric):
     edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
-    dim, rows = 96, 600
-    rng = np.random.default_rng(3)
-    items, queries = vectors(rng, rows, dim), vectors(rng, 40, dim)
-    biases = (0.05 * np.median((items**2).sum(axis=1)) * rng.normal(size=rows)).astype(np.float32)
+    dim = 96
+    items, queries, biases = embedding_like(dim, metric, rows=600)
     exact = np.argsort(-(similarity(queries, items, metric) - biases), axis=1)[:, :10]
     found = {}
     spread_there = spread_for(dim, metric)
@@ -173,7 +170,7 @@ def test_the_rust_engine_keeps_the_correction_in_int8(quick_folder, metric):
         layout = measured_on(Layout(dim, metric, spread=spread), items, queries, graph_hint=False)
         layout = with_bias_scale(layout, items, biases)
         found[spread] = _recall_in_int8(edge, quick_folder / str(spread), layout, items, queries, biases, exact)
-    assert found[spread_there] > 0.93
+    assert found[spread_there] > 0.88
     assert found[1] < found[spread_there] - 0.1
 
 

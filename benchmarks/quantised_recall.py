@@ -1,0 +1,280 @@
+"""How much of a correction quantisers keep: recall@10 of the exact corrected ranking, by scale and spread.
+
+    python -m benchmarks.quantised_recall [--rows N] [--queries N] [--engine qdrant|faiss]
+
+The items of two tasks with the biases of NNN(32, 0.75), in the quantisers of Qdrant (qdrant-edge-py, the Rust engine
+embedded, without a graph and without rescoring) and of Milvus (FAISS). Columns: plain vectors, against the plain
+ranking; and augmented vectors, against the exact corrected ranking: as they are where nothing is quantised, with the
+scale 4·c in one column, c = ρ/sd(b), with c in 8 columns, and with c in as many as the dimension asks for. A migration
+chooses the last for every quantiser of Qdrant, and for RaBitQ in Milvus. The standby slot holds the same biases, as
+after a migration. FAISS also has the graph hint column, which a migration writes for Milvus, but not for RaBitQ and
+SQ4U.
+
+docstring_code in 1,536 dimensions is docstring_code turned by a random rotation into more dimensions, which changes no
+score: with it the rule for the spread was chosen, as with docstring_code itself. caption_translation had no part in
+that choice. Exits with 1 where the spread form has a lower recall than the form as it is by more than two standard
+errors, or, on caption_translation in int8, more than 0.03 below plain."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+import qdrant_edge as edge
+
+from benchmarks.environment import environment, save, table
+from milvus_hubness import NNN, Layout, QueryBank
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.index_hints import measured_on
+from milvus_hubness.codec.quantisation import spread_for, with_bias_scale
+from milvus_hubness.correction import Correction
+from tests.real_data import load_task
+
+LIMIT = 10
+ROTATED = "docstring_code in 1,536 dimensions"
+TASKS = ("docstring_code", ROTATED, "caption_translation")
+REPORTED = "caption_translation"
+CLOSE = 0.03
+SPREAD = "spread by dimension"
+POINTS_PER_REQUEST = 2_000
+
+
+class Gallery(NamedTuple):
+    """Items (n, d) and queries (m, d) of length 1, and centred biases (n,) of the items."""
+
+    items: Floats
+    queries: Floats
+    biases: Floats
+
+
+@dataclass(frozen=True)
+class Form:
+    """Stored vectors (n, width), queries (m, width), and the numbers (m, LIMIT) of the right answers."""
+
+    stored: Floats
+    sent: Floats
+    exact: npt.NDArray[np.int64]
+
+
+Search = Callable[[Floats, Floats], npt.NDArray[np.int64]]
+"""Build an index over stored vectors, and return the numbers of the LIMIT best of each query."""
+
+
+def loaded(name: str, rows: int, queries: int) -> Gallery:
+    task = load_task(name.partition(" ")[0])
+    items: Floats = task.gallery[task.gallery.any(axis=1)][:rows]
+    asked: Floats = task.query[task.query.any(axis=1)][:queries]
+    bank: Floats = task.bank[task.bank.any(axis=1)]
+    if name == ROTATED:
+        rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(1_536, items.shape[1])))[0]
+        items, asked, bank = (np.asarray(part @ rotation.T, np.float32) for part in (items, asked, bank))
+    fitted = Correction.fit(Layout(items.shape[1], "IP"), NNN(32, 0.75), QueryBank.of(bank))
+    centred = replace(fitted, mean_bias=float(fitted.centred(items).mean()))
+    return Gallery(items, asked, centred.centred(items))
+
+
+def forms_of(gallery: Gallery, *, graph_hint: bool, multiple_of: int) -> dict[str, Form]:
+    items, queries, biases = gallery
+    dim = items.shape[1]
+    scores = queries @ items.T
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :LIMIT]
+    corrected = np.argsort(-(scores - biases), axis=1, kind="stable")[:, :LIMIT]
+
+    def augmented(layout: Layout) -> Form:
+        return Form(layout.augment(items, biases), layout.encode_queries(queries), corrected)
+
+    in_one = Layout(dim, "IP", multiple_of=multiple_of)
+    size = 1 / math.sqrt(dim)
+    scale = 2.0 ** round(math.log2(size / float(biases.std())))
+    spread = with_bias_scale(replace(in_one, spread=spread_for(dim, "IP")), items, biases)
+    forms = {
+        "plain": Form(items, queries, best),
+        "as it is": augmented(in_one),
+        "4·c in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
+        "8 columns": augmented(with_bias_scale(replace(in_one, spread=8), items, biases)),
+        SPREAD: augmented(spread),
+    }
+    if graph_hint:
+        forms["with a graph hint"] = augmented(measured_on(in_one, items, queries))
+    return forms
+
+
+def shares(form: Form, search: Search) -> npt.NDArray[np.float64]:
+    """Return the recall of each query, (m,)."""
+    found = search(form.stored, form.sent)
+    return np.array([np.isin(true, got).mean() for true, got in zip(form.exact, found, strict=True)])
+
+
+def in_qdrant(quantization: Any) -> Search:
+    def search(stored: Floats, sent: Floats) -> npt.NDArray[np.int64]:
+        config = edge.EdgeConfig(
+            vectors=edge.EdgeVectorParams(size=stored.shape[1], distance=edge.Distance.Dot),
+            quantization_config=quantization,
+            # All vectors are compared, by their codes.
+            hnsw_config=edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=10**7),
+            optimizers=edge.EdgeOptimizersConfig(indexing_threshold=1, default_segment_number=1),
+            wal_enabled=False,
+        )
+        params = edge.SearchParams(quantization=edge.QuantizationSearchParams(rescore=False))
+        with tempfile.TemporaryDirectory() as folder:
+            shard = edge.EdgeShard.create(folder, config)
+            for start in range(0, len(stored), POINTS_PER_REQUEST):
+                part = enumerate(stored[start : start + POINTS_PER_REQUEST], start)
+                points = [edge.Point(number, row.tolist(), {}) for number, row in part]
+                shard.update(edge.UpdateOperation.upsert_points(points))
+            shard.optimize()
+            found = np.full((len(sent), LIMIT), -1, np.int64)
+            for row, query in enumerate(sent):
+                request = edge.QueryRequest(query=edge.Query.Nearest(query.tolist()), limit=LIMIT, params=params)
+                found[row] = [point.id for point in shard.query(request)]
+            shard.close()
+        return found
+
+    return search
+
+
+def in_faiss(make: Callable[[int], Any]) -> Search:
+    def search(stored: Floats, sent: Floats) -> npt.NDArray[np.int64]:
+        index = make(stored.shape[1])
+        index.train(stored)
+        index.add(stored)
+        found: npt.NDArray[np.int64] = index.search(sent, LIMIT)[1]
+        return found
+
+    return search
+
+
+def qdrant_quantisers() -> dict[str, Search]:
+    int8 = edge.ScalarType.Int8
+    turbo, bits = edge.TurboQuantQuantizationConfig, edge.TurboQuantBitSize
+    binary, encoding = edge.BinaryQuantizationConfig, edge.BinaryQuantizationEncoding
+    configs = {
+        "int8, quantile 0.99": edge.ScalarQuantizationConfig(type=int8, quantile=0.99),
+        "int8, no quantile": edge.ScalarQuantizationConfig(type=int8),
+        "turbo, default": turbo(),
+        "turbo, 2 bits": turbo(bits=bits.Bits2),
+        "turbo, 1 bit": turbo(bits=bits.Bits1),
+        "binary, 2 bits": binary(encoding=encoding.TwoBits),
+        "binary, 1 bit": binary(),
+    }
+    return {name: in_qdrant(config) for name, config in configs.items()}
+
+
+def faiss_quantisers() -> dict[str, Search]:
+    product = faiss.METRIC_INNER_PRODUCT
+
+    def scalar(kind: str) -> Search:
+        quantizer = getattr(faiss.ScalarQuantizer, kind)
+        return in_faiss(lambda width: faiss.IndexScalarQuantizer(width, quantizer, product))
+
+    def rabitq(width: int) -> Any:
+        rotation = faiss.RandomRotationMatrix(width, width)
+        return faiss.IndexPreTransform(rotation, faiss.IndexRaBitQ(width, product))
+
+    def pq(width: int) -> Any:
+        index = faiss.IndexPQ(width, 32, 8, product)
+        index.pq.cp.niter, index.pq.cp.max_points_per_centroid = 10, 16
+        index.pq.cp.min_points_per_centroid = 1
+        return index
+
+    return {
+        "SQ8": scalar("QT_8bit"),
+        "SQ6": scalar("QT_6bit"),
+        "SQ4 (FAISS only)": scalar("QT_4bit"),
+        "SQ4U": scalar("QT_4bit_uniform"),
+        "RaBitQ": in_faiss(rabitq),
+        "PQ, m = 32": in_faiss(pq),
+    }
+
+
+def measured(gallery: Gallery, quantisers: dict[str, Search], *, is_faiss: bool) -> dict[str, Any]:
+    """Return for each quantiser and form the recall, and the standard error of its mean over the queries."""
+    forms = forms_of(gallery, graph_hint=is_faiss, multiple_of=32 if is_faiss else 16)
+    found: dict[str, Any] = {}
+    for quantiser, search in quantisers.items():
+        cells = {}
+        for name, form in forms.items():
+            recalls = shares(form, search)
+            error = recalls.std(ddof=1) / math.sqrt(len(recalls))
+            cells[name] = [round(float(recalls.mean()), 4), round(float(error), 4)]
+        found[quantiser] = cells
+        print(quantiser, cells, flush=True)
+    return found
+
+
+def shown(found: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
+    texts = []
+    for name, quantisers in found.items():
+        heads = list(next(iter(quantisers.values())))
+        rows = [[quantiser, *(f"{cells[head][0]:.3f}" for head in heads)] for quantiser, cells in quantisers.items()]
+        about = facts[name]
+        role = "reported only" if name.startswith(REPORTED) else "chosen on"
+        texts.append(
+            f"{name} ({role}): {about['rows']:,} rows, {about['dim']:,} dimensions, sd(b) {about['deviation']:.3f}, "
+            f"by dimension c = {about['scale']:g} in {about['spread']} columns.\n\n{table(['quantiser', *heads], rows)}"
+        )
+    return "\n\n".join(texts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=7_000)
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--engine", choices=["qdrant", "faiss"])
+    options = parser.parse_args()
+    started = time.monotonic()
+    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
+    for task in TASKS:
+        gallery = loaded(task, options.rows, options.queries)
+        dim = gallery.items.shape[1]
+        layout = with_bias_scale(Layout(dim, "IP", spread=spread_for(dim, "IP")), gallery.items, gallery.biases)
+        about = {
+            "rows": len(gallery.items),
+            "dim": dim,
+            "deviation": float(gallery.biases.std()),
+            "scale": layout.bias_scale,
+            "spread": layout.spread,
+        }
+        for engine, quantisers in (("qdrant", qdrant_quantisers()), ("faiss", faiss_quantisers())):
+            if options.engine in (None, engine) and (task != ROTATED or engine == "qdrant"):
+                if task == ROTATED:
+                    quantisers = {name: search for name, search in quantisers.items() if "int8" in name}
+                key = f"{task}, {'Qdrant' if engine == 'qdrant' else 'FAISS'}"
+                print(key, flush=True)
+                facts[key] = about
+                found[key] = measured(gallery, quantisers, is_faiss=engine == "faiss")
+    print(shown(found, facts))
+    versions = {"qdrant_edge": version("qdrant-edge-py"), "faiss": faiss.__version__}
+    results = {"queries": options.queries, "facts": facts, "recall": found, "versions": versions}
+    if options.engine is None:
+        save("quantised_recall", {**results, "environment": environment(started)}, shown(found, facts))
+    return int(any(_worse(key, quantisers) for key, quantisers in found.items()))
+
+
+def _worse(key: str, quantisers: dict[str, Any]) -> bool:
+    """Whether the spread form keeps less than the present one, or int8 takes too much. Of 1-bit binary, which keeps
+    signs only, a plan warns."""
+    for name, cells in quantisers.items():
+        if name == "binary, 1 bit":
+            continue
+        (spread, error), (present, _), (plain, _) = cells[SPREAD], cells["as it is"], cells["plain"]
+        if spread < present - 2 * error:
+            return True
+        if key.startswith(REPORTED) and "int8" in name and spread < plain - CLOSE:
+            return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
