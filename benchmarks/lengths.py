@@ -107,6 +107,14 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
     items, queries = around_a_direction(rng, 32)
     yield "lengths 0.6 to 5.5, 32-d", cut(unit(items) * rng.uniform(0.6, 5.5, (ROWS, 1)), unit(queries))
     yield "one shared direction, 32-d", cut(items, queries)
+    # Queries of every direction spread the corrected answers over most items, which is the hardest for a graph.
+    queries = rng.normal(size=(asked, 32))
+    lengths = np.exp(rng.uniform(np.log(0.6), np.log(5.5), (ROWS, 1)))
+    yield (
+        "lengths 0.6 to 5.5, queries of all directions, 32-d",
+        cut(unit(items) * rng.uniform(0.6, 5.5, (ROWS, 1)), unit(queries)),
+    )
+    yield "log-uniform lengths, queries of all directions, 32-d", cut(unit(items) * lengths, unit(queries))
     items, queries = around_a_direction(np.random.default_rng(7), 100)
     yield "one shared direction, 100-d", cut(items, queries)
 

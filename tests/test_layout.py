@@ -261,8 +261,8 @@ def test_only_items_of_varying_lengths_under_ip_get_constants_for_them():
         assert (layout.length_pull, layout.bias_scale) == (0, 1)
         assert measured_on(layout, rows, bank) == layout
     assert measured_on(Layout(32, "IP"), items, bank, graph_hint=False) == Layout(32, "IP")
-    # In half precision no graph hint column would be stored.
-    assert measured_on(Layout(32, "IP"), items, bank, dtype="float16").bias_scale == 1
+    cells = measured_on(Layout(32, "IP"), items, bank, length_pull=False)
+    assert (cells.length_pull, cells.bias_scale, 8 * cells.anchor) == (0, 1, varied.anchor)
 
 
 def test_a_later_measurement_forgets_the_lengths_of_an_earlier_one_but_no_scale_of_a_quantiser():

@@ -33,7 +33,7 @@ If lengths vary, a is several lengths of an item, so that the third term is smal
 of L2, as with a column √(M² − ‖r‖²) (Bachrach et al.), but there is no M that a later row can exceed; the term of a
 much longer row is at most a. A tenth of it is enough: without it, all links lead to the longest items, which corrected
 searches find less often. The slots add b·b' each, which is largest among the items that corrected searches avoid, so
-biases are stored smaller and asked with a larger weight (`Layout.bias_scale`).
+biases are stored smaller and sent with a larger weight (`Layout.bias_scale`).
 
 `codec.index_hints` describes these columns and chooses the constants; benchmarks/l2_graph.py, benchmarks/graph_hint.py
 and benchmarks/lengths.py measure their effect.

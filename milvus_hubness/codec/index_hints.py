@@ -23,7 +23,6 @@ import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import (
     LARGEST_NUMBER,
-    Dtype,
     Floats,
     Metric,
     as_text,
@@ -144,7 +143,7 @@ def measured_on(
     locality_hints: bool = False,
     taken_off: bool = True,
     keeps_mean: bool = False,
-    dtype: Dtype = "float32",
+    length_pull: bool = True,
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
@@ -160,8 +159,8 @@ def measured_on(
     multiplied by the median length of the items over that of the queries, as biases grow with the queries.
     length_pull, under IP if lengths vary by LENGTHS_VARY: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
     as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the queries, are as small
-    as those for queries of length 1, or SMALL_BIASES of that if lengths vary. Both are for a dtype of float32: in
-    half precision most widths have no room for the graph hint column.
+    as those for queries of length 1, or SMALL_BIASES of that if lengths vary. The argument length_pull is false for
+    indexes that gain nothing by these two.
     locality_hints, reach: the principal directions of the queries, and REACH times the median length of the items; not
     for L2, d > 1,920, or few queries, and only if the hints of neighbours resemble each other.
     """
@@ -196,7 +195,7 @@ def measured_on(
         return replace(measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale)
     query_lengths = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
     query_length = float(np.median(query_lengths)) or 1.0
-    vary = dtype == "float32" and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
+    vary = length_pull and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
     anchor = 2.0 ** round(math.log2(length)) * (FAR_ANCHOR if vary else 1.0)
     measured = replace(
         measured,
@@ -204,7 +203,7 @@ def measured_on(
         pull=GRAPH_HINT_SHARE["IP"] * length / query_length / anchor,
         length_pull=LENGTH_SHARE / anchor if vary else 0.0,
     )
-    if measured.spread > 1 or dtype != "float32":
+    if measured.spread > 1 or not length_pull:
         return measured
     return replace(measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length))
 

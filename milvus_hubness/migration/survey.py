@@ -154,7 +154,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         rows_total=fitting.survey.rows,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=correction.locality_hints(vectors),
-        dtype=vector.dtype,
+        length_pull=store.takes_length_pull(info, field),
     )
 
 
@@ -202,7 +202,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
-    layout = measured_on(layout, rows, query_vectors, dtype=dtype)
+    layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
     products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T

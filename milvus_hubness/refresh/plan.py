@@ -406,7 +406,7 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
             locality_hints=store.takes_locality_hints(info, field),
             # The first chunk says too little of rows that could not be read back.
             keeps_mean=True,
-            dtype=state.dtype,
+            length_pull=store.takes_length_pull(info, field),
         )
     if spread > 1:
         profile = state.profile

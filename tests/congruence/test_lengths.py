@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, CorrectionConfig, QueryBank, enable, migrate, plan_enable, plan_migration, refresh
+from milvus_hubness.stores.milvus_schema import takes_length_pull
+from milvus_hubness.stores.records import VectorField
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
@@ -131,6 +133,16 @@ def test_a_second_vector_field_has_them(backend):
     hints = slice(layout.width - 1 - layout.locality_hint_count, layout.width - 1)
     wanted[:, hints] = stored[:, hints]
     np.testing.assert_allclose(stored, wanted, rtol=2e-5, atol=1e-5 * layout.anchor)
+
+
+def test_cells_and_half_precision_do_without():
+    def takes(index_type, dtype="float32", **params):
+        return takes_length_pull(VectorField("vector", 8, "IP", index_type, params, dtype))
+
+    assert all(takes(kind) for kind in ("HNSW", "HNSW_SQ", "AUTOINDEX", "FLAT", ""))
+    assert not any(takes(kind) for kind in ("IVF_FLAT", "IVF_SQ8", "GPU_IVF_PQ", "SCANN", "IVF_RABITQ"))
+    assert not takes("HNSW", "float16")
+    assert not takes("HNSW_SQ", sq_type="SQ4U")
 
 
 @pytest.mark.lite_only
