@@ -1,23 +1,26 @@
 """How much of a correction quantisers keep: recall@10 of the exact corrected ranking, by scale and spread.
 
-    python -m benchmarks.quantised_recall [--rows N] [--queries N] [--engine qdrant|faiss]
+    python -m benchmarks.quantised_recall [--rows N] [--queries N] [--part codes|rescored]
 
 The items of two tasks with the biases of NNN(32, 0.75), in the quantisers of Qdrant (qdrant-edge-py, the Rust engine
 embedded, without a graph and without rescoring) and of Milvus (FAISS). Columns: plain vectors, against the plain
 ranking; and augmented vectors, against the exact corrected ranking: as they are where nothing is quantised, with the
-scale 4·c in one column, c = ρ/sd(b), with c in 8 columns, and with c in as many as the dimension asks for. A migration
-chooses the last for every quantiser of Qdrant, and for RaBitQ in Milvus. The standby slot holds the same biases, as
-after a migration. FAISS also has the graph hint column, which a migration writes for Milvus, but not for RaBitQ and
-SQ4U.
+scale 4·f in one column, f = ρ/sd(b), with f in 8 columns, and with f in as many as the dimension asks for. A migration
+chooses the last for every quantiser of Qdrant but 1-bit binary, and for RaBitQ in Milvus. The standby slot holds the
+same biases, as after a migration. FAISS also has the graph hint column, which a migration writes for Milvus, but not
+for RaBitQ and SQ4U.
 
 docstring_code in 1,536 dimensions is docstring_code turned by a random rotation into more dimensions, which changes no
 score: with it the rule for the spread was chosen, as with docstring_code itself. caption_translation had no part in
-that choice. Exits with 1 where the spread form has a lower recall than the form as it is by more than two standard
-errors, or, on caption_translation in int8, more than 0.03 below plain."""
+that choice. Rescored: Qdrant finds oversampling × 10 items by their codes, and ranks those by their vectors.
+
+Exits with 1 where the spread form has a lower recall than the form as it is by more than two standard errors, or, on
+caption_translation in int8, more than 0.03 below plain."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -32,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import qdrant_edge as edge
 
-from benchmarks.environment import environment, save, table
+from benchmarks.environment import RESULTS, environment, save, table
 from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.index_hints import measured_on
@@ -45,6 +48,7 @@ ROTATED = "docstring_code in 1,536 dimensions"
 TASKS = ("docstring_code", ROTATED, "caption_translation")
 REPORTED = "caption_translation"
 CLOSE = 0.03
+OVERSAMPLINGS = (1.0, 2.0, 4.0, 10.0)
 SPREAD = "spread by dimension"
 POINTS_PER_REQUEST = 2_000
 
@@ -100,7 +104,7 @@ def forms_of(gallery: Gallery, *, graph_hint: bool, multiple_of: int) -> dict[st
     forms = {
         "plain": Form(items, queries, best),
         "as it is": augmented(in_one),
-        "4·c in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
+        "4·f in 1 column": augmented(replace(in_one, bias_scale=4 * scale)),
         "8 columns": augmented(with_bias_scale(replace(in_one, spread=8), items, biases)),
         SPREAD: augmented(spread),
     }
@@ -115,7 +119,7 @@ def shares(form: Form, search: Search) -> npt.NDArray[np.float64]:
     return np.array([np.isin(true, got).mean() for true, got in zip(form.exact, found, strict=True)])
 
 
-def in_qdrant(quantization: Any) -> Search:
+def in_qdrant(quantization: Any, oversampling: float | None = None) -> Search:
     def search(stored: Floats, sent: Floats) -> npt.NDArray[np.int64]:
         config = edge.EdgeConfig(
             vectors=edge.EdgeVectorParams(size=stored.shape[1], distance=edge.Distance.Dot),
@@ -125,7 +129,8 @@ def in_qdrant(quantization: Any) -> Search:
             optimizers=edge.EdgeOptimizersConfig(indexing_threshold=1, default_segment_number=1),
             wal_enabled=False,
         )
-        params = edge.SearchParams(quantization=edge.QuantizationSearchParams(rescore=False))
+        rescoring = edge.QuantizationSearchParams(rescore=oversampling is not None, oversampling=oversampling)
+        params = edge.SearchParams(quantization=rescoring)
         with tempfile.TemporaryDirectory() as folder:
             shard = edge.EdgeShard.create(folder, config)
             for start in range(0, len(stored), POINTS_PER_REQUEST):
@@ -212,6 +217,26 @@ def measured(gallery: Gallery, quantisers: dict[str, Search], *, is_faiss: bool)
     return found
 
 
+def rescored(gallery: Gallery) -> dict[str, dict[str, float]]:
+    """Return for quantisers of Qdrant the recall of the form that a migration chooses, by oversampling."""
+    forms = forms_of(gallery, graph_hint=False, multiple_of=16)
+    bits = edge.TurboQuantBitSize.Bits2
+    configs = {
+        "int8, quantile 0.99": edge.ScalarQuantizationConfig(type=edge.ScalarType.Int8, quantile=0.99),
+        "turbo, 2 bits": edge.TurboQuantQuantizationConfig(bits=bits),
+        "binary, 1 bit": edge.BinaryQuantizationConfig(),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, config in configs.items():
+        form = forms["as it is" if name == "binary, 1 bit" else SPREAD]
+        found[name] = {
+            f"{oversampling:g}": round(float(shares(form, in_qdrant(config, oversampling)).mean()), 4)
+            for oversampling in OVERSAMPLINGS
+        }
+        print("rescored", name, found[name], flush=True)
+    return found
+
+
 def shown(found: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
     texts = []
     for name, quantisers in found.items():
@@ -221,22 +246,27 @@ def shown(found: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
         role = "reported only" if name.startswith(REPORTED) else "chosen on"
         texts.append(
             f"{name} ({role}): {about['rows']:,} rows, {about['dim']:,} dimensions, sd(b) {about['deviation']:.3f}, "
-            f"by dimension c = {about['scale']:g} in {about['spread']} columns.\n\n{table(['quantiser', *heads], rows)}"
+            f"by dimension f = {about['scale']:g} in {about['spread']} columns.\n\n{table(['quantiser', *heads], rows)}"
         )
     return "\n\n".join(texts)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=7_000)
-    parser.add_argument("--queries", type=int, default=300)
-    parser.add_argument("--engine", choices=["qdrant", "faiss"])
-    options = parser.parse_args()
-    started = time.monotonic()
+def shown_rescored(found: dict[str, dict[str, dict[str, float]]]) -> str:
+    rows = [
+        [task, quantiser, *(f"{share:.3f}" for share in shares.values())]
+        for task, quantisers in found.items()
+        for quantiser, shares in quantisers.items()
+    ]
+    heads = [f"oversampling {oversampling:g}" for oversampling in OVERSAMPLINGS]
+    return f"Qdrant, rescored.\n\n{table(['task', 'quantiser', *heads], rows)}"
+
+
+def by_codes(rows: int, queries: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the recalls by task and engine, and the facts of each task."""
     found: dict[str, Any] = {}
     facts: dict[str, Any] = {}
     for task in TASKS:
-        gallery = loaded(task, options.rows, options.queries)
+        gallery = loaded(task, rows, queries)
         dim = gallery.items.shape[1]
         layout = with_bias_scale(Layout(dim, "IP", spread=spread_for(dim, "IP")), gallery.items, gallery.biases)
         about = {
@@ -246,20 +276,42 @@ def main() -> int:
             "scale": layout.bias_scale,
             "spread": layout.spread,
         }
-        for engine, quantisers in (("qdrant", qdrant_quantisers()), ("faiss", faiss_quantisers())):
-            if options.engine in (None, engine) and (task != ROTATED or engine == "qdrant"):
-                if task == ROTATED:
-                    quantisers = {name: search for name, search in quantisers.items() if "int8" in name}
-                key = f"{task}, {'Qdrant' if engine == 'qdrant' else 'FAISS'}"
-                print(key, flush=True)
-                facts[key] = about
-                found[key] = measured(gallery, quantisers, is_faiss=engine == "faiss")
-    print(shown(found, facts))
-    versions = {"qdrant_edge": version("qdrant-edge-py"), "faiss": faiss.__version__}
-    results = {"queries": options.queries, "facts": facts, "recall": found, "versions": versions}
-    if options.engine is None:
-        save("quantised_recall", {**results, "environment": environment(started)}, shown(found, facts))
-    return int(any(_worse(key, quantisers) for key, quantisers in found.items()))
+        for engine, quantisers in (("Qdrant", qdrant_quantisers()), ("FAISS", faiss_quantisers())):
+            if task == ROTATED:
+                quantisers = {name: search for name, search in quantisers.items() if "int8" in name}
+            if not quantisers:
+                continue
+            key = f"{task}, {engine}"
+            print(key, flush=True)
+            facts[key] = about
+            found[key] = measured(gallery, quantisers, is_faiss=engine == "FAISS")
+    return found, facts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=7_000)
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--part", choices=["codes", "rescored"])
+    options = parser.parse_args()
+    started = time.monotonic()
+    path = RESULTS / "quantised_recall.json"
+    # A part is kept with the other one.
+    results: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and options.part else {}
+    if options.part != "rescored":
+        results["recall"], results["facts"] = by_codes(options.rows, options.queries)
+    if options.part != "codes":
+        tasks = [task for task in TASKS if task != ROTATED]
+        results["rescored"] = {task: rescored(loaded(task, options.rows, options.queries)) for task in tasks}
+    text = "\n\n".join(
+        [shown(results.get("recall", {}), results.get("facts", {})), shown_rescored(results.get("rescored", {}))]
+    )
+    print(text)
+    results["queries"] = options.queries
+    results["versions"] = {"qdrant_edge": version("qdrant-edge-py"), "faiss": faiss.__version__}
+    results["environment"] = environment(started)
+    save("quantised_recall", results, text)
+    return int(any(_worse(key, quantisers) for key, quantisers in results.get("recall", {}).items()))
 
 
 def _worse(key: str, quantisers: dict[str, Any]) -> bool:

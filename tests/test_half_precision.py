@@ -89,7 +89,13 @@ def test_two_halves_keep_twice_the_bits(dtype, numbers):
 
 @st.composite
 def forms(draw):
-    layout = Layout(draw(st.integers(1, 40)), draw(st.sampled_from(METRICS)), draw(st.integers(1, 8)))
+    layout = Layout(
+        draw(st.integers(1, 40)),
+        draw(st.sampled_from(METRICS)),
+        draw(st.integers(1, 8)),
+        bias_scale=draw(st.sampled_from([1.0, 0.25, 4.0])),
+        spread=draw(st.sampled_from([1, 1, 4])),
+    )
     return layout, form_of(layout, draw(st.sampled_from(["float32", *HALVES])))
 
 

@@ -285,6 +285,9 @@ def _words(status: Status) -> dict[str, object]:
             "copied from": status.source if status.where == "vectors" and not status.second_vector else None,
             "field": f"{status.field}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
+            "quantizer": "needs biases in more columns: a refresh by the alias makes a copy that has them"
+            if status.needs_other_columns
+            else None,
             "estimator": f"{describe(status.estimator)}, strength {status.strength}",
             "agreement": agreement_sentence(status.estimator),
             "profiles": ", ".join(status.profiles) if len(status.profiles) > 1 else None,
@@ -305,9 +308,12 @@ def _verdict_words(verdict: dict[str, Any]) -> str:
 
 
 def _bias_location(status: Status) -> str:
+    columns = ""
+    if status.spread and status.spread > 1:
+        columns = f", each in {status.spread} columns, times {status.bias_scale:g}, for a quantizer"
     if status.second_vector:
-        return f"in {status.second_vector}, a second vector field"
+        return f"in {status.second_vector}, a second vector field{columns}"
     if status.missed is None:
-        return "in the vectors"
+        return f"in the vectors{columns}"
     location = f"in the side collection {status.side}" if status.side else "in fields of the collection"
     return f"{location}; {status.candidates} candidates a search miss {status.missed:.1%} of the top 10"

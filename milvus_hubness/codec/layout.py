@@ -70,7 +70,7 @@ class Layout:
     reach: float = 0.0
     mean: str = ""
     bias_scale: float = 1.0
-    """c, a power of two: a bias b is stored as c·b, and its weight is sent as w/c."""
+    """f, a power of two: a bias b is stored as f·b, and its weight is sent as w/f."""
     spread: int = 1
     """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
     each. If n is above 1, the column u of L2, which no query reads, is 0."""
@@ -239,8 +239,8 @@ class Layout:
             if self.spread == 1:
                 stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
             squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
-            halves = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
-            stored[:, self.dim + 1 : self.first_slot] = halves[:, None]
+            half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
+            stored[:, self.dim + 1 : self.first_slot] = half[:, None]
         by_slot = np.broadcast_to(slots.reshape(len(rows), -1), (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
         return self._set_hints(stored, locality_hints)

@@ -3,14 +3,14 @@
 A quantiser with one range for all columns (scalar int8 in Qdrant), or one that rotates vectors before it rounds them
 (RaBitQ, Qdrant's turbo), rounds a bias b as it rounds any other number of the vector, but the query's −1 multiplies
 that error by some twenty times the weight of other numbers; int8 even clips the −1 to the range of the vectors, and the
-correction is gone. Both end if the bias column looks like the vector's own: c·b in n columns, −w/(n·c) in each column
+correction is gone. Both end if the bias column looks like the vector's own: f·b in n columns, −w/(n·f) in each column
 of the query (see Layout).
 
-    c = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
+    f = ρ/sd(b),    ρ = the root mean square of the numbers of stored vectors
 
-gives c·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to the dimension, brings
+gives f·b the size of the vector's numbers. The weight is then w·sd(b)/(n·ρ): n, in proportion to the dimension, brings
 it into the range as well. Quantisers with a range for each column (SQ6 and SQ8 in FAISS and Milvus) round the same with
-any c and n. benchmarks/quantised_recall.py measures all of them.
+any f and n. benchmarks/quantised_recall.py measures all of them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
 Half squares, under L2, differ more than biases."""
 LARGEST_WEIGHT = 2.5
 """Largest weight of a column of the query, in ρ: 99% of a vector's numbers are within it, and int8 clips others."""
+OUT_OF_SCALE = 4
+"""Least factor between two scales that costs recall: a factor of 2 costs int8 0.01, one of 4 costs 0.04 and more."""
 LEAST_LENGTHS = 512
 """Least s under L2, as a fraction of the length of an item: rows of nearly one length need no column ½‖r‖²."""
 DEVIATIONS = 4.65
 """Standard deviations of normal numbers from their 1st to their 99th percentile."""
 LARGEST_EXPONENT = 48
-"""Of two, in c and s: biases that differ less, or more, are no signal, and layouts accept twice that."""
+"""Of two, in f and s: biases that differ less, or more, are no signal, and layouts accept twice that."""
 
 
 def spread_for(dim: int, metric: str) -> int:
-    """Return n, the number of columns of a bias beside vectors of this dimension: a power of two, at least 2; 1 for
+    """Return n, the number of columns of a bias with vectors of this dimension: a power of two, at least 2; 1 for
     metrics that cannot be corrected."""
     if metric not in DIMENSIONS_PER_COLUMN:
         return 1
@@ -53,7 +55,7 @@ def with_spread(layout: Layout, spread: int) -> Layout:
 
 
 def with_bias_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> Layout:
-    """Return the layout with c measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
+    """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
 
     It stays as it is if biases have one column each, or are all alike.
     """
@@ -65,6 +67,13 @@ def with_bias_scale(layout: Layout, vectors: Floats, biases: Floats, strength: f
     within_the_range = abs(strength) / (LARGEST_WEIGHT * size * layout.spread)
     factor = max(like_the_vectors, within_the_range)
     return replace(layout, bias_scale=_power_of_two(factor) * layout.scale)
+
+
+def is_out_of_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> bool:
+    """Whether a scale measured on these valid vectors (n, d) and biases (n,) differs so much from that of the layout
+    that a quantiser loses by it: biases of another estimator may be several times as large."""
+    measured = with_bias_scale(layout, vectors, biases, strength)
+    return not 1 / OUT_OF_SCALE < measured.bias_scale / layout.bias_scale < OUT_OF_SCALE
 
 
 def scale_of_half_squares(layout: Layout, half_squares: npt.NDArray[np.float64]) -> float:

@@ -324,7 +324,8 @@ def _newly_tuned(info: CollectionInfo, state: CollectionState, bank: StoredBank)
 def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
     """Whether the field's quantiser, which its owner can change at any time, needs biases in more columns than stored
     vectors have. Biases in more columns than necessary are as good."""
-    if state.codec.needs_candidates:
+    # A state can name a field that its owner has dropped meanwhile; other checks say so.
+    if state.codec.needs_candidates or state.searched_field not in info.vector_fields:
         return False
     return store.bias_spread(info, state.field) > state.layout.spread
 

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 from milvus_hubness.banks.generations import StoredBank
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.quantisation import is_out_of_scale
 from milvus_hubness.correction import NONE_READ, Banks, Correction, keep_nearest, load_correction
 from milvus_hubness.enable.plan import measure
 from milvus_hubness.errors import Cancelled
@@ -281,6 +283,17 @@ class Refreshing:
         """Whether only a copy has the columns in which the field's quantiser keeps biases."""
         return not self.is_new and needs_other_columns(self.store, self.info, self.state)
 
+    def _other_columns(self, vectors: Floats, biases: Floats, strength: float) -> str:
+        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors (n, d); empty if the
+        present ones suit."""
+        if self.is_new or self.state.codec.needs_candidates:
+            return ""
+        if self.needs_other_columns:
+            return "the quantizer needs more columns, which"
+        if is_out_of_scale(self.state.layout, vectors, biases, strength):
+            return "the quantizer needs another scale of biases, which"
+        return ""
+
     def column_obstacle(self, plan: RefreshPlan) -> str:
         """Return why biases cannot be written as the field's quantiser needs them; empty if they can, or must be."""
         if plan.carries_on or self.options.force or not self.needs_other_columns:
@@ -289,11 +302,14 @@ class Refreshing:
         if not obstacle:
             return ""
         spread = self.store.bias_spread(self.info, self.state.field)
+        remedy = f"give {self.info.name!r} one alias and refresh by it"
+        if self.state.codec.leaves_vectors:
+            remedy = "disable the correction and enable it again"
         return (
-            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, its "
-            f"vectors have {self.state.layout.spread}, and only a copy can have more: {obstacle}. Refresh "
-            f"{self.info.name!r} by its only alias, turn the quantization off, or write the biases as they are "
-            "(--force), of which it loses a part"
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, "
+            f"where its vectors have {self.state.layout.spread}, and no copy with more can take over: {obstacle}. "
+            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), of which it loses "
+            "a part"
         )
 
     # -- all rows -----------------------------------------------------------------------------------------
@@ -317,8 +333,10 @@ class Refreshing:
             changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
             share = float(changed.mean()) if len(changed) else 0.0
             rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
-            if self.needs_other_columns and not rebuild_obstacle(self.info, self.requested, self.state):
-                rebuilds, why = True, f"a copy with more columns takes over the alias {self.info.aliases[0]!r}"
+            if suits := self._other_columns(sample.vectors, biases, plan.strength):
+                obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+                rebuilds = not obstacle
+                why = f"{suits} only a copy has: {obstacle or f'it takes over the alias {self.info.aliases[0]!r}'}"
         reason = f"{plan.reason}; {why}" if why else plan.reason
         if options.plan:
             action: Action = "rebuilt" if rebuilds else "full"

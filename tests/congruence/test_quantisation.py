@@ -96,6 +96,10 @@ def test_a_second_vector_has_the_spread_too(backend, spread):
     enable(store, plan_enable(store, name, QueryBank(bank), estimator=NNN(K), where="vectors"))
     assert store.info(name).state.layout.spread == SPREAD
     assert_scores(backend.hubness_client(), name, items, query, bank, "IP")
+    spread.append(2 * SPREAD)
+    refused = refresh(store, name, refit=True)
+    assert refused.action == "refused"
+    assert "disable the correction and enable it again" in refused.reason
 
 
 def test_rabitq_alone_needs_a_spread_and_indexes_with_one_range_take_no_hint():

@@ -108,6 +108,24 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(backend
     store.drop_alias("live")
 
 
+def test_biases_of_another_size_get_another_scale_with_a_copy(backend, quantised):
+    quantised.append(INT8)
+    corrected = Corrected(backend)
+    store, before = corrected.store, corrected.state.layout
+    store.point_alias("live", corrected.name)
+    backend.made.append(f"{corrected.name}_r2")
+    small = NNN(corrected.K, corrected.ALPHA / 20)
+    by_name = refresh(store, corrected.name, estimator=small, force=True, plan=True)
+    assert by_name.action == "full"
+    assert "another scale" in by_name.reason
+    done = refresh(store, "live", estimator=small, force=True)
+    assert done.action == "rebuilt"
+    corrected.name = done.collection
+    assert corrected.state.layout.bias_scale >= 8 * before.bias_scale
+    corrected.assert_scores(alpha=small.alpha)
+    store.drop_alias("live")
+
+
 def _all(client, name):
     return client.scroll(name, limit=1_000, with_vectors=True)[0]
 
@@ -120,7 +138,7 @@ def test_where_no_copy_can_take_over_the_refresh_is_refused_and_says_what_to_do(
     quantised.append(INT8)
     done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
     assert (done.action, done.written) == ("refused", 1)
-    for part in ("in 2 columns", "no alias leads", "by its only alias", "--force"):
+    for part in ("in 2 columns", "no alias leads", "one alias and refresh by it", "--force"):
         assert part in done.reason
     assert status(corrected.store, corrected.name).pending == 0
     corrected.assert_scores()
@@ -143,9 +161,11 @@ def test_a_plan_says_what_the_quantiser_does_to_biases(backend, quantised, confi
     rng = np.random.default_rng(1)
     source, bank = backend.fill(vectors(rng, 60, 12)), QueryBank(vectors(rng, 40, 12))
     quantised += [config] if config else []
-    remarks = [text for text in plan_migration(backend.store(), source, bank).remarks if "quantiz" in text]
+    plan = plan_migration(backend.store(), source, bank)
+    remarks = [text for text in plan.remarks if "quantiz" in text]
     assert len(remarks) == bool(parts)
     assert all(part in remarks[0] for part in parts)
+    assert plan.layout.spread == (2 if parts and "1-bit binary" not in parts else 1)
 
 
 def test_turbo_rescores_by_default_below_four_bits():

@@ -103,7 +103,7 @@ def test_a_copy_has_the_settings_of_its_source(backend):
     assert config["replication_factor"] == 2
     assert config["metadata"] == {"owner": "search", "hubness": state.to_json()}
     assert schema.facts(info)["indexes"] == {"group": "integer"}
-    assert any("quantization" in said for said in schema.remarks(info, ""))
+    assert any("quantized" in said for said in schema.remarks(info, ""))
 
 
 def test_errors_are_ours_and_name_the_collection(backend):

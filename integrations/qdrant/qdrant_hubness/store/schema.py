@@ -77,9 +77,11 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
     """Return in how many columns the vector's quantiser needs a bias.
 
     Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation and binary
-    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow.
+    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow. Binary
+    quantisation of one bit, which keeps signs, ranks worse the more columns have the sign of a bias.
     """
-    if quantization(source, field) is None:
+    config = quantization(source, field)
+    if config is None or _keeps_signs(config):
         return 1
     return spread_for(*source.users_shape(field))
 
@@ -132,12 +134,14 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
     if _keeps_signs(config):
         return [
             "1-bit binary quantization keeps only the sign of each number, and little of a bias: choose two bits or "
-            "scalar quantization, or search with rescore and an oversampling of 3 or more"
+            "scalar quantization, or search with rescore and an oversampling of 10 or more"
         ]
     stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
-    if _rescores(config):
-        return [f"{stored}; Qdrant rescores by default: an oversampling of 2 or more finds what rounding misses"]
-    return [f"{stored}; Qdrant does not rescore by default: for exact scores search with rescore and oversampling"]
+    default = "rescores" if _rescores(config) else "does not rescore"
+    return [
+        f"{stored}; Qdrant {default} by default: for the exact ranking search with rescore and an oversampling of 2 "
+        "or more"
+    ]
 
 
 def _keeps_signs(config: Any) -> bool:
