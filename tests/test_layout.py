@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from milvus_hubness.codec.arrays import rounded
-from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
+from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, LENGTH_SHARE, SMALL_BIASES, measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from tests.galleries import decoded
+from tests.galleries import decoded, nnn
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -146,7 +146,9 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
         return
     assert not layout.encode_queries(queries)[:, -1].any()
     graph_hint = stored[:, -1].astype(float)
-    np.testing.assert_allclose(graph_hint, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6)
+    by_length = np.minimum(0.5 * layout.length_pull * (items.astype(float) ** 2).sum(1), layout.anchor)
+    wanted = layout.anchor - layout.pull * biases.astype(float) - by_length
+    np.testing.assert_allclose(graph_hint, wanted, rtol=3e-7, atol=1e-6 * (1 + layout.anchor))
     assert not stored[:, layout.dim + layout.numbers : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
     falls = layout.pull / layout.slots
@@ -191,6 +193,130 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
         found = index.search(layout.encode_queries(queries), 10, 20)
         shares.append(np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]))
     assert shares[1] > shares[0] + 0.02
+
+
+def of_varying_lengths(name, rows=2_500, asked=400):
+    """(items, bank, queries) under IP, float32."""
+    rng = np.random.default_rng(11)
+    if name == "one shared direction":
+        direction = rng.normal(size=32)
+        items, queries = (
+            rng.normal(size=(count, 32)) + np.outer(rng.gamma(1, 0.6, count), direction) for count in (rows, asked)
+        )
+    else:
+        basis = rng.normal(size=(12, 64))
+        items, queries = (
+            unit(rng.normal(size=(count, 12)) @ basis + 0.1 * rng.normal(size=(count, 64))) for count in (rows, asked)
+        )
+        items *= np.exp(rng.normal(size=(rows, 1)))
+    return items.astype(np.float32), queries[:300].astype(np.float32), queries[300:].astype(np.float32)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows.astype(float), axis=1)[:, None]
+
+
+def graph_recalls(items, bank, queries, layout):
+    """recall@10 of HNSW at ef 64: of the vectors as they are, and in augmented form."""
+    biases = nnn(bank, items, "IP", 16, 0.75)
+    biases -= biases.mean()
+    raw = similarity(Layout(items.shape[1], "IP"), queries, items)
+    forms = [(items, queries, raw), (layout.augment(items, biases), layout.encode_queries(queries), raw - biases)]
+    for stored, sent, scores in forms:
+        index = AnnIndex(stored, IndexSpec.of("HNSW", {"M": 16, "efConstruction": 100}), metric="IP")
+        exact = np.argsort(-scores, axis=1)[:, :10]
+        found = index.search(sent, 10, 64)
+        yield np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["one shared direction", "low rank, log-normal lengths"])
+def test_a_graph_finds_corrected_answers_among_items_of_varying_lengths_as_it_finds_plain_ones(name):
+    items, bank, queries = of_varying_lengths(name)
+    layout = measured_on(Layout(items.shape[1], "IP"), items, bank)
+    plain, corrected = graph_recalls(items, bank, queries, layout)
+    assert corrected > plain - 0.01
+
+
+def test_a_graph_finds_as_much_for_queries_that_are_long():
+    """Their biases are as much larger; what the queries rank is the same."""
+    items, bank, queries = of_varying_lengths("one shared direction")
+    items, bank, queries = (unit(rows).astype(np.float32) for rows in (items, bank, queries))
+    shares = []
+    for factor in (1, 32):
+        layout = measured_on(Layout(32, "IP"), items, factor * bank)
+        shares += list(graph_recalls(items, factor * bank, factor * queries, layout))[1:]
+    assert shares[1] == pytest.approx(shares[0], abs=0.005)
+
+
+def test_only_items_of_varying_lengths_under_ip_get_constants_for_them():
+    items, bank, _ = of_varying_lengths("one shared direction", rows=200)
+    bank = unit(bank).astype(np.float32)
+    varied = measured_on(Layout(32, "IP"), items, bank)
+    assert (varied.length_pull > 0, varied.bias_scale) == (True, SMALL_BIASES)
+    assert varied.anchor * varied.length_pull == pytest.approx(LENGTH_SHARE)
+    assert measured_on(Layout(32, "IP"), items, 8 * bank).bias_scale == SMALL_BIASES / 8
+    one_length = unit(items).astype(np.float32)
+    for metric, rows in [("IP", one_length), ("IP", 3 * one_length), ("COSINE", items), ("L2", items)]:
+        layout = measured_on(Layout(32, metric), rows, bank)
+        assert (layout.length_pull, layout.bias_scale) == (0, 1)
+        assert measured_on(layout, rows, bank) == layout
+    assert measured_on(Layout(32, "IP"), items, bank, graph_hint=False) == Layout(32, "IP")
+    cells = measured_on(Layout(32, "IP"), items, bank, length_pull=False)
+    assert (cells.length_pull, cells.bias_scale, 8 * cells.anchor) == (0, 1, varied.anchor)
+
+
+def test_a_later_measurement_forgets_the_lengths_of_an_earlier_one_but_no_scale_of_a_quantiser():
+    items, bank, _ = of_varying_lengths("one shared direction", rows=200)
+    one_length = unit(items).astype(np.float32)
+    varied = measured_on(Layout(32, "IP"), items, bank)
+    assert measured_on(varied, one_length, bank) == measured_on(Layout(32, "IP"), one_length, bank)
+    assert measured_on(varied, items, bank) == varied
+    assert measured_on(Layout(32, "IP", spread=4, bias_scale=2.0), items, bank).bias_scale == 2.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-6, 30.0, 1e4, 1e15])
+def test_a_row_of_any_length_is_stored_found_and_read_back(factor):
+    """Shorter or longer than all that the constants were measured on."""
+    items, bank, queries = of_varying_lengths("one shared direction", rows=1_000)
+    layout = measured_on(Layout(32, "IP"), items, bank)
+    items[7] = factor * items[7]
+    biases = nnn(bank, items, "IP", 16, 0.75).astype(np.float32)
+    stored = layout.augment(items, biases)
+    assert np.isfinite(stored).all()
+    assert abs(stored[7, -1] + layout.pull * biases[7]) <= layout.anchor * (1 + 1e-5)
+    np.testing.assert_array_equal(decoded(layout, stored), items)
+    scores = layout.encode_queries(queries).astype(float) @ stored.astype(float).T
+    wanted = similarity(layout, queries, items) - biases.astype(float)
+    np.testing.assert_allclose(scores, wanted, rtol=1e-6, atol=1e-5)
+    index = AnnIndex(stored, IndexSpec.of("HNSW", {"M": 16, "efConstruction": 100}), metric="IP")
+    exact = np.argsort(-wanted, axis=1)[:, :10]
+    found = index.search(layout.encode_queries(queries), 10, 128)
+    assert np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]) > 0.97
+
+
+@given(cases("IP"))
+def test_new_biases_leave_the_hint_of_a_length_as_a_new_row_has_it(case):
+    layout, items, _, biases = case
+    layout = replace(measured_on(layout, items), bias_scale=0.25)
+    if layout.anchor:
+        layout = replace(layout, length_pull=0.3)
+    stored = layout.augment(items, biases)
+    refreshed = layout.with_biases(stored, dict.fromkeys(range(layout.slots), biases + 1))
+    np.testing.assert_array_equal(refreshed, layout.augment(items, biases + 1))
+
+
+def test_lengths_without_an_anchor_or_of_another_metric_are_refused():
+    for options in (
+        {"length_pull": 0.1},
+        {"length_pull": -0.1, "anchor": 1.0},
+        {"length_pull": 0.1, "anchor": -1.0},
+        {"length_pull": 0.1, "anchor": 1.0, "metric": "COSINE"},
+        {"length_pull": 0.1, "anchor": 1.0, "metric": "L2"},
+        {"length_pull": math.nan, "anchor": 1.0},
+        {"length_pull": math.inf, "anchor": 1.0},
+    ):
+        with pytest.raises(InvalidParameter, match=r"anchor|finite number"):
+            Layout(**{"dim": 20, "metric": "IP", **options})
 
 
 def test_without_constants_the_half_square_is_stored_as_it_is():
@@ -356,7 +482,7 @@ def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
 def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
     """Scale and spread are powers of two, so that they move exponents and leave all digits alone."""
     layout, items, queries, biases = case
-    plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0)
+    plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0, length_pull=0.0)
     stored, slot = layout.augment(items, biases), layout.slots - 1
     np.testing.assert_array_equal(layout.biases(stored, slot), plain.biases(plain.augment(items, biases), slot))
     weights = [

@@ -132,5 +132,5 @@ def test_another_spread_drops_what_was_measured_for_the_former():
     hinted = measured_on(Layout(20, "IP"), items, items)
     assert hinted.anchor
     assert with_spread(hinted, 4) == Layout(20, "IP", spread=4)
-    assert hinted.stores_like(replace(hinted, anchor=0.0, pull=0.0))
+    assert hinted.stores_like(replace(hinted, anchor=0.0, pull=0.0, length_pull=0.0))
     assert not hinted.stores_like(with_spread(hinted, 4))

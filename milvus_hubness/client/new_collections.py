@@ -150,6 +150,7 @@ def _new_field(
         graph_hint=milvus_schema.takes_graph_hint(vector),
         locality_hints=milvus_schema.takes_locality_hints(vector),
         taken_off=config.target_bank is not None,
+        length_pull=milvus_schema.takes_length_pull(vector),
     )
     from milvus_hubness.correction import Correction, initial_state
 

@@ -1,6 +1,6 @@
 """Rows and queries to and from augmented vectors. NumPy only, no I/O.
 
-    vector   < r or r/‖r‖ ,  [u , v] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [locality hints] ,  [a − p·b] >
+    vector   < r or r/‖r‖ ,  [u , v] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [locality hints] ,  [a − p·b − g·½‖r‖²] >
     query    < q or q/‖q‖ ,  [0 , −4s] ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,        [0]      >
 
 The width is a multiple of 16. s = 1 except under L2, and only L2 has u and v.
@@ -21,11 +21,20 @@ This is the order of the L2 index itself, up to a term that vanishes as s grows.
 everything to the longest items instead. Queries have 0 in the column of u, because m is far larger than the half
 squares by which neighbours differ.
 
-Queries have 0 in the graph hint column a − p·b, where b is the mean of the slots. With λ = a·p this column adds
+Queries have 0 in the graph hint column a − p·b − g·½‖r‖², where b is the mean of the slots, and g is 0 unless the
+lengths of items vary under IP. With λ = a·p and κ = a·g this column adds
 
-    −λ(b + b') + p²·b·b' + a constant
+    −λ(b + b') − κ(½‖r‖² + ½‖r'‖²) + (p·b + g·½‖r‖²)(p·b' + g·½‖r'‖²) + a constant
 
 to the inner products of stored vectors, so that the neighbours of an item are those that a corrected search with this
-item as the query finds. Queries also have 0 in the locality hint columns. `codec.index_hints` describes these, and
-chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their effect.
+item as the query finds. Queries also have 0 in the locality hint columns.
+
+If lengths vary, a is several lengths of an item, so that the third term is small. With κ = 1 the links would be those
+of L2, as with a column √(M² − ‖r‖²) (Bachrach et al.), but there is no M that a later row can exceed; the term of a
+much longer row is at most a. A tenth of it is enough: without it, all links lead to the longest items, which corrected
+searches find less often. The slots add b·b' each, which is largest among the items that corrected searches avoid, so
+biases are stored smaller and sent with a larger weight (`Layout.bias_scale`).
+
+`codec.index_hints` describes these columns and chooses the constants; benchmarks/l2_graph.py, benchmarks/graph_hint.py
+and benchmarks/lengths.py measure their effect.
 """

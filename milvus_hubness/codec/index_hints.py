@@ -118,6 +118,21 @@ SPREADS = 3
 GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 """λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
+LENGTHS_VARY = 0.2
+"""Range of the items' lengths under IP, from the 1st to the 99th percentile and in units of the median,
+above which a layout has the constants below. Vectors of nearly one length do without them."""
+LENGTH_SHARE = 0.1
+"""κ, the share of −½‖r‖² in the links of items of varying lengths. At 1 the graph is that of L2."""
+FAR_ANCHOR = 8.0
+"""a, in lengths of an item, if lengths vary: the products of what the graph hint column subtracts are
+then small, and its terms only add up."""
+SMALL_BIASES = 0.25
+"""Size of a stored bias if lengths vary, where 1 is its size for queries of length 1. The inner product
+of two stored vectors has b·b' once for each slot, which draws links to the items that corrected
+searches avoid; a sixteenth of that does no harm."""
+MOST_HALVINGS = 60
+"""Largest number of times that biases are halved for queries that are long."""
+
 
 def measured_on(
     layout: Layout,
@@ -128,6 +143,7 @@ def measured_on(
     locality_hints: bool = False,
     taken_off: bool = True,
     keeps_mean: bool = False,
+    length_pull: bool = True,
 ) -> Layout:
     """Return the layout with the constants under which an index finds most.
 
@@ -141,9 +157,16 @@ def measured_on(
 
     anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
     multiplied by the median length of the items over that of the queries, as biases grow with the queries.
+    length_pull, under IP if lengths vary by LENGTHS_VARY: LENGTH_SHARE/a, with an anchor that is FAR_ANCHOR times
+    as large. bias_scale, under IP and with a spread of 1: such that biases, which grow with the queries, are as small
+    as those for queries of length 1, or SMALL_BIASES of that if lengths vary. The argument length_pull is false for
+    indexes that gain nothing by these two.
     locality_hints, reach: the principal directions of the queries, and REACH times the median length of the items; not
     for L2, d > 1,920, or few queries, and only if the hints of neighbours resemble each other.
     """
+    if layout.metric == "IP" and layout.spread == 1:
+        # Of an earlier measurement.
+        layout = replace(layout, length_pull=0.0, bias_scale=1.0)
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]
     measured = layout if keeps_mean else with_mean(layout, rows, taken_off=taken_off)
@@ -170,10 +193,24 @@ def measured_on(
         return measured
     if layout.metric != "IP":
         return replace(measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale)
-    query_vectors = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
-    anchor = 2.0 ** round(math.log2(length))
-    pull = GRAPH_HINT_SHARE["IP"] * length / (float(np.median(query_vectors)) or 1.0) / anchor
-    return replace(measured, anchor=anchor, pull=pull)
+    query_lengths = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
+    query_length = float(np.median(query_lengths)) or 1.0
+    vary = length_pull and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
+    anchor = 2.0 ** round(math.log2(length)) * (FAR_ANCHOR if vary else 1.0)
+    measured = replace(
+        measured,
+        anchor=anchor,
+        pull=GRAPH_HINT_SHARE["IP"] * length / query_length / anchor,
+        length_pull=LENGTH_SHARE / anchor if vary else 0.0,
+    )
+    if measured.spread > 1 or not length_pull:
+        return measured
+    return replace(measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length))
+
+
+def _bias_scale(factor: float) -> float:
+    """Return the power of two that makes biases smaller by `factor`, or 1 if they would grow."""
+    return float(2.0 ** min(0, max(-MOST_HALVINGS, -round(math.log2(factor)))))
 
 
 def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:

@@ -51,7 +51,9 @@ class Layout:
     columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
 
     Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
-    and `spread` are chosen, see milvus_hubness/codec/quantisation.py.
+    and `spread` are chosen, see milvus_hubness/codec/quantisation.py. A graph of unquantised vectors needs small biases
+    where queries are long or the lengths of items vary: see `index_hints`, which chooses `bias_scale` and `length_pull`
+    for it.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -72,6 +74,8 @@ class Layout:
     spread: int = 1
     """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
     each. If n is above 1, the column u of L2, which no query reads, is 0."""
+    length_pull: float = 0.0
+    """g, for IP only: the graph hint column is lower by g·½‖r‖², but by no more than a."""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -79,7 +83,7 @@ class Layout:
         for name in ("dim", "slots", "multiple_of"):
             if not 1 <= getattr(self, name) <= MAX_WIDTH:
                 raise InvalidParameter(f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}")
-        for name in ("offset", "anchor", "pull", "reach"):
+        for name in ("offset", "anchor", "pull", "length_pull", "reach"):
             if not abs(getattr(self, name)) <= LARGEST_CONSTANT:
                 raise InvalidParameter(
                     f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
@@ -99,8 +103,13 @@ class Layout:
             raise InvalidParameter(f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}")
         if abs(self.offset) > MOST_SCALES * self.scale**2:
             raise InvalidParameter(f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}")
-        if self.pull and not self.anchor:
+        if (self.pull or self.length_pull) and not self.anchor:
             raise InvalidParameter(f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}")
+        if self.length_pull and (self.metric != "IP" or self.length_pull < 0 or self.anchor < 0):
+            raise InvalidParameter(
+                f"a length_pull, with an anchor, both above 0, is for IP: got {self.length_pull:g} and "
+                f"{self.anchor:g} for {self.metric}"
+            )
         if bool(self.locality_hints) != (self.reach > 0):
             raise InvalidParameter(f"locality hint columns need directions and a length above 0, got {self.reach}")
         if self.locality_hints and self.metric == "L2":
@@ -140,7 +149,7 @@ class Layout:
 
     @cached_property
     def _unhinted(self) -> Layout:
-        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, locality_hints="", reach=0.0)
+        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
 
     @cached_property
     def locality_directions(self) -> Floats:
@@ -358,11 +367,22 @@ class Layout:
             raise InvalidInput("biases must be finite numbers of float32, in units of the layout's scale")
         if self.anchor and graph_hint:
             mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
-            stored[:, -1] = self.anchor - self.pull * mean
+            stored[:, -1] = self.anchor - self.pull * mean - self._lowered_by_length(stored)
         if locality_hints is not None:
             hints = matrix(locality_hints, self.locality_hint_count, "locality hint columns")
             stored[:, self._locality_hint_columns] = hints
         return stored
+
+    def _lowered_by_length(self, stored: Floats) -> npt.NDArray[np.float64]:
+        """Return by how much the lengths of stored vectors lower their graph hint column, (n,).
+
+        The bound is for rows much longer than those that the constants were measured on: without it their hint would
+        grow with the square of their length, and outweigh their vector.
+        """
+        if not self.length_pull:
+            return np.zeros(len(stored))
+        squares = half_squares(stored[:, : self.dim])
+        return np.fmin(self.length_pull * squares, self.anchor)
 
     @property
     def _slot_columns(self) -> slice:

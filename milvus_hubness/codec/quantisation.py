@@ -50,7 +50,7 @@ def spread_for(dim: int, metric: str) -> int:
 
 def with_spread(layout: Layout, spread: int) -> Layout:
     """Return the layout with another spread, and without the constants that are measured for one."""
-    unhinted = replace(layout, anchor=0.0, pull=0.0, locality_hints="", reach=0.0)
+    unhinted = replace(layout, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
     return replace(unhinted, spread=spread, bias_scale=1.0)
 
 

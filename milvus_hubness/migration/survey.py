@@ -154,6 +154,7 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
         rows_total=fitting.survey.rows,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=correction.locality_hints(vectors),
+        length_pull=store.takes_length_pull(info, field),
     )
 
 

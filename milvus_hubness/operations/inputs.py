@@ -200,6 +200,7 @@ def fit_measured(
         bank.vectors,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=store.takes_locality_hints(info, field),
+        length_pull=store.takes_length_pull(info, field),
     )
     return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength)
 

@@ -73,14 +73,15 @@ def measure_recall(
     value: int | None = None,
     graph_hint: bool = True,
     locality_hints: npt.ArrayLike | None = None,
+    length_pull: bool = True,
 ) -> RecallGate:
     """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall again.
 
     vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2; at most ROWS and QUERIES usable
     ones are drawn. rows_total: rows of the collection, n by default. at_most: rows to measure, `affordable_rows` by
-    default. value: the user's ef or nprobe, Milvus's default by default. graph_hint: see Layout. locality_hints:
-    (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a sample are easier to
-    find than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
+    default. value: the user's ef or nprobe, Milvus's default by default. graph_hint, length_pull: see `measured_on`.
+    locality_hints: (n, c), zeros by default. Compare the two recalls only with each other: the nearest items of a
+    sample are easier to find than those of all rows. Raises InvalidParameter, FaissConflict, InvalidInput.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     columns = None if locality_hints is None else np.asarray(locality_hints)
@@ -109,7 +110,7 @@ def measure_recall(
     form = _Form(reduced, reduced_queries, "L2" if layout.metric == "L2" else "IP", scores, k, spec)
     raw = form.recalls(value)
     scores -= subtracted
-    fitted = measured_on(layout, rows, query_vectors, graph_hint=graph_hint)
+    fitted = measured_on(layout, rows, query_vectors, graph_hint=graph_hint, length_pull=length_pull)
     stored, sent = fitted.augment(rows, subtracted, columns), fitted.encode_queries(query_vectors)
     form = _Form(stored, sent, "IP", scores, k, spec)
     return RecallGate(

@@ -294,13 +294,14 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
     layout = state.layout
-    bare = replace(layout, slots=slots, anchor=0.0, pull=0.0, locality_hints="", reach=0.0)
+    bare = replace(layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
     count = min(layout.locality_hint_count, bare.spare - bool(layout.anchor))
     hints = foremost(layout.locality_hints, layout.dim, count)
     wider = replace(
         bare,
         anchor=layout.anchor if bare.spare else 0.0,
         pull=layout.pull if bare.spare else 0.0,
+        length_pull=layout.length_pull if bare.spare else 0.0,
         locality_hints=hints,
         reach=layout.reach if hints else 0.0,
     )
@@ -410,6 +411,7 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
             locality_hints=store.takes_locality_hints(info, field),
             # The first chunk says too little of rows that could not be read back.
             keeps_mean=True,
+            length_pull=store.takes_length_pull(info, field),
         )
     if spread > 1:
         profile = state.profile

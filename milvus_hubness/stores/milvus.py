@@ -130,6 +130,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return milvus_schema.takes_graph_hint(source.vector_fields[field])
 
+    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
+        return milvus_schema.takes_length_pull(source.vector_fields[field])
+
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         return milvus_schema.takes_locality_hints(source.vector_fields[field])
 

@@ -186,6 +186,13 @@ def takes_graph_hint(field: VectorField) -> bool:
     return not has_one_range and "RABITQ" not in field.index_type.upper()
 
 
+def takes_length_pull(field: VectorField) -> bool:
+    """Whether the index links rows, or compares them all, in float32. In half precision a graph hint column is too
+    far to the right to be stored, and cells (IVF) by length would be those of rows that fewer raw searches find."""
+    has_cells = any(name in field.index_type.upper() for name in ("IVF", "SCANN"))
+    return takes_graph_hint(field) and field.dtype == "float32" and not has_cells
+
+
 def takes_locality_hints(field: VectorField) -> bool:
     """Whether an index takes locality hint columns: it keeps columns apart and the hints take one column each."""
     return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)

@@ -94,6 +94,9 @@ class Schemas(Protocol):
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         """Whether a graph hint column, with its far numbers, costs the field's index nothing. See Layout."""
 
+    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
+        """Whether the index finds more if the graph hint column falls with the length of a row. See Layout."""
+
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 

@@ -12,7 +12,7 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.quality import recall
 from milvus_hubness.quality.recall import affordable_rows, measure_recall
-from tests.galleries import METRICS, similarity
+from tests.galleries import METRICS, nnn, similarity
 
 SMALL = {"M": 8, "efConstruction": 60}
 FORMS = ("raw", "stored")
@@ -72,6 +72,24 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     for form in FORMS:
         interval = getattr(gate, form)
         assert 0.2 < interval.low < interval.estimate < interval.high < 1
+
+
+def test_items_of_varying_lengths_are_measured_as_they_will_be_stored():
+    rng = np.random.default_rng(2)
+    direction = rng.normal(size=24)
+    items, bank = (
+        (rng.normal(size=(count, 24)) + np.outer(rng.gamma(1, 0.6, count), direction)).astype(np.float32)
+        for count in (2_000, 150)
+    )
+    biases = nnn(bank, items, "IP", 16, 0.75)
+    biases = (biases - biases.mean()).astype(np.float32)
+    by_length, without = (
+        measure_recall(Layout(24, "IP"), items, biases, bank, "HNSW", SMALL, value=64, length_pull=length_pull)
+        for length_pull in (True, False)
+    )
+    assert by_length.raw == without.raw
+    assert by_length.stored.estimate > by_length.raw.estimate - 0.01
+    assert by_length.stored.estimate > without.stored.estimate + 0.1
 
 
 def test_cell_columns_are_measured_as_they_will_be_stored():

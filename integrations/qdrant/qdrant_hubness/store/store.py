@@ -146,6 +146,9 @@ class QdrantStore(QdrantWriteIntents):
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_graph_hint(source, field)
 
+    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
+        return schema.takes_locality_hints(source, field)
+
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_locality_hints(source, field)
 
