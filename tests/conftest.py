@@ -157,18 +157,6 @@ def pytest_unconfigure(config):
         server.stop()
 
 
-@pytest.fixture(autouse=True)
-def _heard():
-    """The package's logger is as a program finds it that has set up no logging, whatever earlier tests of this process,
-    and the libraries that they imported, have left."""
-    logger = logging.getLogger("milvus_hubness")
-    logger.disabled = False
-    logger.propagate = True
-    logger.setLevel(logging.NOTSET)
-    logging.disable(logging.NOTSET)
-    logging.getLogger().setLevel(logging.WARNING)
-
-
 @pytest.fixture(scope="session")
 def lite_uri(tmp_path_factory):
     return servers.lite_uri(tmp_path_factory.mktemp("lite"))

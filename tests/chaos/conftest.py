@@ -1,9 +1,11 @@
 """Milvus Lite as a server of several processes, and short waits in pymilvus."""
 
+import logging
+
 import pytest
 from pymilvus.client import grpc_handler
 
-from tests.chaos.processes import be_quiet
+from tests.chaos.processes import LIBRARIES, be_quiet
 from tests.chaos.scene import milvus
 from tests.chaos.settings import hasten
 
@@ -19,4 +21,8 @@ def _quick(monkeypatch):
     """As other tests are, after these."""
     monkeypatch.setattr("pymilvus.client.grpc_handler.time", grpc_handler.time)
     hasten()
+    levels = {name: logging.getLogger(name).level for name in LIBRARIES}
     be_quiet()
+    yield
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

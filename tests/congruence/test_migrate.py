@@ -611,8 +611,8 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     client, name, _, store, _ = finished
     target, state = f"{name}_hubness", store.info(f"{name}_hubness").state
     [row] = client.get(target, 0, consistency_level="Strong")
-    first = state.layout.first_slot
-    vector = [*row["vector"][:first], 0.25, 0.25, *row["vector"][first + 2 :]]
+    stored = np.array([row["vector"]], np.float32)
+    [vector] = state.layout.with_biases(stored, {slot: [0.25] for slot in range(state.layout.slots)})
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
     with pytest.raises(VerificationFailed, match="of its bank: rows 0"):
         verify(store, name)

@@ -125,10 +125,10 @@ def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
     store, client = lite.store(), lite.client()
     target = migrate(store, plan_migration(store, name, bank)).target
     state = store.info(target).state
-    first = state.layout.first_slot
     client.load_collection(target)
     [row] = client.query(target, filter='sku == "P-0299"', output_fields=["*"])
-    vector = [*row["vector"][:first], 0.25, 0.25, *row["vector"][first + 2 :]]
+    stored = np.array([row["vector"]], np.float32)
+    [vector] = state.layout.with_biases(stored, {slot: [0.25] for slot in range(state.layout.slots)})
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
 
     def verify_often():
