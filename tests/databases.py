@@ -230,7 +230,9 @@ class OnQdrant(Held):
         store.create_copy(replace(source, schema=schema), target, state)
 
     def served(self, name: str) -> Any:
-        return self._client.get_collection(name).payload_schema
+        indexes = self._client.get_collection(name).payload_schema
+        # Those of jobs are not the user's.
+        return {key: index for key, index in indexes.items() if not key.startswith("hubness_")}
 
 
 def write_state(store: Store, collection: str, state: CollectionState) -> None:

@@ -365,7 +365,7 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
         calls.append(args)
         if len(calls) == 2:
             raise Interrupted
-        update(*args, **options)
+        return update(*args, **options)
 
     monkeypatch.setattr(untouched.store, "chunk_rows", lambda info: 60)
     monkeypatch.setattr(untouched.store, "update", fail_late)
@@ -407,7 +407,7 @@ def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, u
     def interfere(*args, **options):
         if pending and updates:
             untouched.client.upsert(untouched.name, pending.pop())
-        update(*args, **options)
+        return update(*args, **options)
         if pending:
             untouched.client.upsert(untouched.name, pending.pop())
 
@@ -430,7 +430,7 @@ def test_a_refresh_keeps_what_clients_write_meanwhile(fresh, monkeypatch):
     def interfere(*args, **options):
         if pending:
             fresh.client.upsert(fresh.name, pending.pop())
-        update(*args, **options)
+        return update(*args, **options)
 
     monkeypatch.setattr(fresh.store, "update", interfere)
     refresh(fresh.store, fresh.name, estimator=NNN(K, 1.0))
@@ -450,7 +450,7 @@ def test_a_row_that_is_deleted_while_it_is_filled_stays_deleted(untouched, monke
     def interfere(*args, **options):
         if pending:
             untouched.client.delete(untouched.name, ids=[pending.pop()])
-        update(*args, **options)
+        return update(*args, **options)
 
     monkeypatch.setattr(untouched.store, "update", interfere)
     assert enable(untouched.store, untouched.plan()).rows == ITEMS - 1
