@@ -18,13 +18,15 @@ test-server: .venv/installed-for-tests
 
 # Units and Milvus Lite on every Python that is found, and on the oldest of them with the lowest versions that pyproject.toml
 # allows. `make test-versions VERSIONS=3.12` tries one, LOWEST= leaves the lowest out, TESTS=tests/client takes a part.
-# UV_TORCH_BACKEND=cpu spares gigabytes of CUDA where PyTorch's own index can be reached.
+# UV_TORCH_BACKEND=cpu spares gigabytes of CUDA where PyTorch's own index can be reached. Of pyenv's versions, only those are found
+# that PYENV_VERSION=3.12.1:3.13.0 names.
 VERSIONS ?= 3.10 3.11 3.12 3.13 3.14
 LOWEST ?= $(firstword $(VERSIONS))
 TESTS ?= tests
 test-versions: .venv/installed-for-tests
 	for version in $(VERSIONS); do \
-		$(BIN)/uv python find --no-python-downloads $$version || continue; \
+		$(BIN)/uv python find --no-python-downloads $$version || \
+			{ echo "Python $$version was not found, so that nothing was tried on it" >&2; continue; }; \
 		$(MAKE) test-python VERSION=$$version OPTIONS='-c constraints.txt' || exit 1; \
 	done
 	test -z '$(LOWEST)' || $(MAKE) test-python VERSION=$(LOWEST) OPTIONS='--resolution lowest-direct'

@@ -42,7 +42,7 @@ from milvus_hubness.quality.collections import read_biased
 from milvus_hubness.quality.explain import explain_row
 from milvus_hubness.refresh.online_bank import list_online_banks, start_online_bank
 from milvus_hubness.state import CollectionState, Incoming, Profile
-from milvus_hubness.stores.records import DualWrite, TuningRecord, WriteIntentLog
+from milvus_hubness.stores.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24
@@ -345,10 +345,16 @@ class World:
         if self.place == "records":
             start_online_bank(self.store, self.name, rate=0.5)
             tuning = TuningRecord(
-                verdict="apply", choice={"name": "NNN", "k": 5}, strength=0.5, reason="tried", labelled=False,
-                bank_fingerprint=self.bank.fingerprint, tuned_at=self.state.profile.refreshed_at,
-            )  # fmt: skip
-            self.store.write_property(self.name, tuning.property_name, tuning)
+                field=self.state.field,
+                verdict="apply",
+                choice={"name": "NNN", "k": 5},
+                strength=0.5,
+                reason="tried",
+                labelled=False,
+                bank_fingerprint=self.bank.fingerprint,
+                tuned_at=self.state.profile.refreshed_at,
+            )
+            self.store.write_property(self.name, Verdicts.property_name, Verdicts(records=(tuning,)))
 
     @property
     def state(self) -> CollectionState:

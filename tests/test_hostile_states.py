@@ -31,7 +31,7 @@ from milvus_hubness.operations.row_writer import BATCHES, open_batches
 from milvus_hubness.refresh.plan import SPARE_BANKS
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import DualWrite, OnlineBanks, Record, TuningRecord, WriteIntentLog
+from milvus_hubness.stores.records import MOST_VERDICTS, DualWrite, OnlineBanks, Record, Verdicts, WriteIntentLog
 from tests import hostile_states
 from tests.galleries import plain_collection, vectors
 from tests.hostile_states import PLACES, World
@@ -202,7 +202,7 @@ def test_a_state_in_the_property_of_another_field_is_refused():
 
 
 TUNED = {
-    "verdict": "apply", "choice": {"name": "NNN"}, "strength": 1.0, "reason": "", "labelled": False,
+    "field": "vector", "verdict": "apply", "choice": {"name": "NNN"}, "strength": 1.0, "reason": "", "labelled": False,
     "bank_fingerprint": "", "tuned_at": "2026-01-02T00:00:00Z",
 }  # fmt: skip
 ONLINE = {
@@ -210,10 +210,11 @@ ONLINE = {
     "profile": "default", "samples_collection": "s", "rate": 0.5,
 }  # fmt: skip
 RECORDS = [
-    (TuningRecord, TUNED, {"choice": {"name": "NNN", "k": 0}}, "choice"),
-    (TuningRecord, TUNED, {"strength": math.nan}, "strength"),
-    (TuningRecord, TUNED, {"tuned_at": "2026-01-02"}, "tuned_at"),
-    (TuningRecord, TUNED, {"gate_targets": 2**31}, "gate_targets"),
+    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "choice": {"name": "NNN", "k": 0}}]}, "records.0.choice"),
+    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "strength": math.nan}]}, "records.0.strength"),
+    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "tuned_at": "2026-01-02"}]}, "records.0.tuned_at"),
+    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "gate_targets": 2**31}]}, "records.0.gate_targets"),
+    (Verdicts, {"records": [TUNED]}, {"records": [TUNED] * (MOST_VERDICTS + 1)}, "records"),
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
     (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
     (WriteIntentLog, {"collection": "c", "made": "1"}, {"made": "x" * 65}, "made"),

@@ -44,7 +44,7 @@ def shop(tmp_path_factory):
     np.save("nan.npy", np.where(np.eye(QUERIES, DIM) == 1, np.nan, bank))
     np.save("empty.npy", bank[:0])
     np.savez("two.npz", past=bank, new=bank)
-    client = connect(URI)
+    client = connect(URI, create=True)
     for name in ("products", "songs", "books"):
         plain_collection(client, name, rows, "COSINE")
     store = MilvusStore(client)

@@ -101,9 +101,9 @@ def connect(
     if uri.endswith(".db"):
         with naming_extras():
             import_module("milvus_lite")
+        expect_lite(uri)
         if not create:
             _expect_database(uri)
-        expect_lite(uri)
     options = with_keepalive(uri, options)
     # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):

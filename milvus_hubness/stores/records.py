@@ -79,7 +79,7 @@ class Verdicts(PropertyModel):
     """The results of `tune`, the latest first: one for each bank and field, at most MOST_VERDICTS."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
-    records: tuple[TuningRecord, ...] = ()
+    records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)
 
     def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
         """Return the verdict on this bank for this field; None if there is none."""

@@ -369,7 +369,8 @@ class _Attempt:
     def _check_source(self, database: Database, name: str, wanted: Rows, *, converted: bool) -> None:
         sameness = database.sameness(self._trial.shape.metric, converted=converted)
         assert_same(database.held(name), wanted, sameness)
-        assert database.described(name) == self._before, "the source was changed"
+        described = database.described(name)
+        assert described == self._before, f"the source was changed from {self._before} to {described}"
 
     def _check_collections(self, database: Database, source: str) -> None:
         names = self._names

@@ -128,7 +128,9 @@ class MilvusDatabase(Database):
         """As Database.described. An empty property says as little as none, see MilvusStore.write_property."""
         client, found = self.client, self.client.describe_collection(name)
         properties = {
-            k: v for k, v in found["properties"].items() if v or k not in {DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY}
+            key: value
+            for key, value in found["properties"].items()
+            if key != IDENTITY_PROPERTY and (value or key != DUAL_WRITE_PROPERTY)
         }
         indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]
         counts = {"total_rows", "indexed_rows", "pending_index_rows"}

@@ -159,7 +159,11 @@ class QdrantDatabase(Database):
         """As Database.described. An empty property says as little as none."""
         found = self.client.get_collection(name)
         result = found.config.metadata or {}
-        metadata = {k: v for k, v in result.items() if v or k not in {DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY}}
+        metadata = {
+            key: value
+            for key, value in result.items()
+            if key != IDENTITY_PROPERTY and (value or key != DUAL_WRITE_PROPERTY)
+        }
         return {"config": {**found.config.model_dump(), "metadata": metadata}, "payload": found.payload_schema}
 
     def aliases(self, name: str) -> set[str]:

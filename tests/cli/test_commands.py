@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from milvus_lite.server_manager import server_manager_instance
 
 import milvus_hubness
 from milvus_hubness import connect
@@ -27,6 +28,7 @@ NOW = ("--client-ttl", "0")
 def test_an_unknown_collection_is_one_line_of_a_process(started):
     """pymilvus, which a command imports late, logs no traceback."""
     connect("empty.db", create=True).close()
+    server_manager_instance.release_server("empty.db")
     process = started("status", "nothing", "--uri", "empty.db")
     _, message = process.communicate(timeout=60)
     assert process.returncode == 1

@@ -14,7 +14,7 @@ READS_AND_JOBS = {
     "migrate plan": ("migrate", "plan", "products", "--bank", "bank.npy"),
     "migrate status": ("migrate", "status"),
     "migrate run": ("migrate", "run", "products", "--bank", "bank.npy"),
-    "enable": ("enable", "products", "--bank", "bank.npy", "--execute"),
+    "enable": ("enable", "products", "--bank", "bank.npy"),
     "diagnose": ("diagnose", "products", "--queries", "bank.npy"),
     "match": ("match", "products", "--queries", "bank.npy", "--out", "out.parquet"),
     "hubs": ("hubs", "products", "--bank", "bank.npy"),

@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_migration,
     status,
 )
-from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
+from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.cli.conftest import DIM
 from tests.galleries import plain_collection, vectors
 
@@ -144,11 +144,18 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
 def test_a_method_other_than_the_one_that_tune_chose_needs_override(corrected, run, keys, said):
     """An example with a method once overrode what tune had chosen, for everybody who copied it."""
     store = MilvusStore(connect("shop.db"))
+    [state] = store.info("products_hubness").states.values()
     verdict = TuningRecord(
-        verdict="apply", choice={"name": "NNN", "k": 4, "alpha": 0.5}, strength=0.8, reason="", labelled=False,
-        bank_fingerprint="sha256:0", tuned_at=datetime(2026, 5, 4, tzinfo=timezone.utc),
-    )  # fmt: skip
-    store.write_property("products_hubness", TUNING_PROPERTY, verdict)
+        field=state.field,
+        verdict="apply",
+        choice={"name": "NNN", "k": 4, "alpha": 0.5},
+        strength=0.8,
+        reason="",
+        labelled=False,
+        bank_fingerprint=state.profile.bank.fingerprint,
+        tuned_at=datetime(2026, 5, 4, tzinfo=timezone.utc),
+    )
+    store.write_property("products_hubness", TUNING_PROPERTY, Verdicts(records=(verdict,)))
     config = configured(f"{COLLECTION}{keys}\n")
     for mode in ("--check", "--once"):
         if said is None and mode == "--once":

@@ -46,7 +46,7 @@ def bank():
 def client(tmp_path_factory, bank):
     """A HubnessClient, with the plain collection `products` and its corrected copy `products_hubness`."""
     path = str(tmp_path_factory.mktemp("shop") / URI)
-    plain = connect(path)
+    plain = connect(path, create=True)
     plain_collection(plain, "products", vectors(np.random.default_rng(4), ROWS, DIM), "COSINE")
     store = MilvusStore(plain)
     migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)

@@ -228,7 +228,7 @@ def test_other_vectors_are_copied_in_the_form_in_which_they_are_written():
     ]
     read = {"id": 3, "bits": [b"\x01\x02"], "small": [b"\xff\x01"], "half": [b"\x00\x3c"], "none": None}
     read["sparse"] = {1: 0.5}
-    [written] = milvus_schema.insertable_rows([read], {"fields": fields})
+    [written] = milvus_schema.insertable_rows([read], {"fields": fields}, lite=False)
     assert written == {**read, "bits": b"\x01\x02", "small": b"\xff\x01", "half": b"\x00\x3c"}
     columns = Prepare.row_upsert_param("c", [written], "", fields).fields_data
     assert {column.field_name for column in columns} == set(read)

@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -477,11 +476,11 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
     old.get(written.name, [1])
     waits = []
 
-    def wait(seconds):
+    def wait(awaited, seconds, stop):
         waits.append((seconds, written.announced() is not None))
         old.query_iterator(written.name)  # reads the state, as if the time had passed
 
-    monkeypatch.setattr(row_writer, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
+    monkeypatch.setattr(row_writer, "wait_seconds", wait)
     rows = written.rows([35])
     written.plain.upsert(written.twin, rows)
     with written.rewriting(client_ttl=AN_HOUR) as writer:

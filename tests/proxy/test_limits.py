@@ -28,6 +28,9 @@ class TooLarge(grpc.RpcError):
     def details(self):
         return "grpc: received message larger than max (72138869 vs. 67108864)"
 
+    def trailing_metadata(self):
+        return None
+
 
 @pytest.fixture
 def limits(monkeypatch):

@@ -12,6 +12,7 @@ from pymilvus.client.types import LoadState
 
 from milvus_hubness import InvalidParameter, MilvusStore, StoreError
 from milvus_hubness.errors import WaitedTooLong
+from milvus_hubness.stores.milvus_requests import DEFAULT_GROUP
 from milvus_hubness.waiting import Standing, WaitPolicy, reported, wait_seconds, wait_until
 from tests.times import Time
 
@@ -42,6 +43,9 @@ class Server:
     def get_load_state(self, collection):
         state = self.loads.pop(0) if len(self.loads) > 1 else self.loads[0]
         return {"state": LoadState[state], **({"progress": 40} if state == "Loading" else {})}
+
+    def describe_replica(self, collection):
+        return [SimpleNamespace(resource_group=DEFAULT_GROUP)]
 
     def _generate_call_context(self):
         return "context"

@@ -37,8 +37,9 @@ class Loaded:
     def list_indexes(self, collection):
         return []
 
-    def load_collection(self, collection, **settings):
+    def load_collection(self, collection, _async, **settings):
         self.loads.append(settings)
+        self.state = "Loaded"
 
 
 @pytest.mark.parametrize(
