@@ -25,6 +25,7 @@ from milvus_hubness.client.steps import ClientPolicy
 from tests import servers, tiers
 from tests.browser import Browser
 
+servers.take_addresses()
 pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
 settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=200, derandomize=True)

@@ -26,7 +26,7 @@ from tests.chaos.milvus import MilvusDatabase
 from tests.chaos.ports import Application, Database
 from tests.chaos.qdrant import DISTANCES, AsMilvus, QdrantDatabase
 from tests.galleries import AWKWARD
-from tests.servers import made_for
+from tests.servers import made_for, own_name
 
 UUIDS = [str(uuid.UUID(int=random.Random(i).getrandbits(128))) for i in range(200)]
 EDGES = [str(uuid.UUID(int=0)), str(uuid.UUID(int=2**128 - 1))]
@@ -53,7 +53,7 @@ class Held(ABC):
         return self.kind in ("lite", "qdrant-local", "qdrant-states")
 
     def name(self, stem: str = "held") -> str:
-        name = f"{stem}_{next(_numbers)}"
+        name = own_name(f"{stem}_{next(_numbers)}")
         self.made.append(name)
         return name
 

@@ -1,7 +1,8 @@
 """Real Milvus backends for the tests; nothing here knows pytest, and nothing outlives its owner.
 
 Each server class has `unavailable()`, the reason why it cannot run here or None; `start()`, `stop()` and
-`uri`; and is a context manager.
+`uri`; and is a context manager. In place of a container, $MILVUS_URI and $QDRANT_URL name a server that runs already:
+see `take_addresses`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from contextlib import closing
 from http.client import HTTPConnection, HTTPException
 from importlib.metadata import version
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pymilvus import MilvusClient, MilvusException
 from pymilvus.client.types import LoadState
+from qdrant_client import QdrantClient
+
+from milvus_hubness.stores.ownership import LEDGER
+from qdrant_hubness.store.properties import STATES
 
 STARTUP_SECONDS = 120
 STOP_SECONDS = 5
@@ -258,29 +264,91 @@ def _etcd_config(client_port: int, peer_port: int) -> str:
     )
 
 
+ADDRESSES = ("MILVUS_URI", "QDRANT_URL")
+_TAKEN = "SERVER_UNDER_TEST_"
+
+
+def take_addresses() -> None:
+    """Move the addresses of given servers to variables that only tests read: commands and examples in tests, which read
+    $MILVUS_URI and $QDRANT_URL too, must not reach these servers. Processes that tests start inherit them."""
+    for name in ADDRESSES:
+        if name in os.environ:
+            os.environ[_TAKEN + name] = os.environ.pop(name)
+
+
+def given(name: str) -> str:
+    """Return the address of a given server, by its variable; "" if there is none."""
+    return os.environ.get(_TAKEN + name, "")
+
+
+def own_name(stem: str) -> str:
+    """Return the beginning of the names of what this process makes: on a given server others may have the same name."""
+    return f"t{os.getpid():x}_{_STARTED:x}_{stem}" if given("QDRANT_URL") else stem
+
+
+_STARTED = time.time_ns() >> 20 & 0xFFFFFF
+
+
+@functools.cache
+def _no_answer(name: str, address: str) -> str | None:
+    """Why nothing answers at the address of a given server, in one line."""
+    place = urlsplit(address)
+    try:
+        port = place.port or (443 if place.scheme == "https" else DEFAULT_PORTS[name])
+        with socket.create_connection((place.hostname or "", port), timeout=5):
+            return None
+    except (OSError, ValueError) as error:
+        return f"no server answers at ${name} ({place.scheme}://{place.hostname}): {error}"
+
+
+DEFAULT_PORTS = {"MILVUS_URI": 19530, "QDRANT_URL": 6333}
+
+
 class CurrentMilvus:
-    """A current Milvus standalone in Docker, removed by testcontainers even if the tests are killed."""
+    """The Milvus at $MILVUS_URI, or a current one in Docker, removed by testcontainers even if the tests are killed.
+
+    On a given server the tests use a database of their own, which is dropped after them.
+    """
 
     IMAGE = os.environ.get("MILVUS_IMAGE", "milvusdb/milvus:v3.0.1")
 
     def __init__(self) -> None:
-        from testcontainers.community.milvus import MilvusContainer
+        self._address = given("MILVUS_URI")
+        self._database = f"tests_{os.getpid():x}_{_STARTED:x}"
+        if not self._address:
+            from testcontainers.community.milvus import MilvusContainer
 
-        self._container = MilvusContainer(self.IMAGE).with_env("DEPLOY_MODE", "STANDALONE")
+            self._container = MilvusContainer(self.IMAGE).with_env("DEPLOY_MODE", "STANDALONE")
 
     @staticmethod
     def unavailable() -> str | None:
-        return _no_docker()
+        address = given("MILVUS_URI")
+        return _no_answer("MILVUS_URI", address) if address else no_docker()
 
     @property
     def uri(self) -> str:
+        if self._address:
+            return f"{self._address.rstrip('/')}/{self._database}"
         return str(self._container.get_connection_url())
 
     def start(self) -> None:
-        self._container.start()
+        if not self._address:
+            self._container.start()
+            return
+        with closing(MilvusClient(self._address)) as client:
+            client.create_database(self._database)
 
     def stop(self) -> None:
-        self._container.stop()
+        if not self._address:
+            self._container.stop()
+            return
+        with closing(MilvusClient(self.uri)) as client:
+            for name in client.list_collections():
+                for alias in aliases_of(client, name):
+                    client.drop_alias(alias)
+                client.drop_collection(name)
+        with closing(MilvusClient(self._address)) as client:
+            client.drop_database(self._database)
 
     def __enter__(self) -> CurrentMilvus:
         self.start()
@@ -291,33 +359,61 @@ class CurrentMilvus:
 
 
 class QdrantServer:
-    """A Qdrant in Docker, removed by testcontainers even if the tests are killed."""
+    """The Qdrant at $QDRANT_URL, or one in Docker, removed by testcontainers even if the tests are killed.
 
-    IMAGE = os.environ.get("QDRANT_IMAGE", "qdrant/qdrant:v1.16.3")
+    On a given server, whose key is in $QDRANT_API_KEY, the names of collections begin as `own_name` says, and these are
+    dropped after the tests; and so are the ledger and the collection of states, if the tests made them.
+    """
+
+    IMAGE = os.environ.get("QDRANT_IMAGE", "qdrant/qdrant:v1.19.1")
     PORT = 6333
 
     def __init__(self) -> None:
-        from testcontainers.core.container import DockerContainer
+        self._address = given("QDRANT_URL")
+        self._present: set[str] = set()
+        if not self._address:
+            from testcontainers.core.container import DockerContainer
 
-        self._container = DockerContainer(self.IMAGE).with_exposed_ports(self.PORT)
+            self._container = DockerContainer(self.IMAGE).with_exposed_ports(self.PORT)
 
     @staticmethod
     def unavailable() -> str | None:
-        return _no_docker()
+        address = given("QDRANT_URL")
+        return _no_answer("QDRANT_URL", address) if address else no_docker()
+
+    @staticmethod
+    def client(uri: str) -> QdrantClient:
+        """Return a client of a server of any version."""
+        return QdrantClient(url=uri, api_key=os.environ.get("QDRANT_API_KEY"), check_compatibility=False)
 
     @property
     def uri(self) -> str:
+        if self._address:
+            return self._address
         host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(self.PORT)
         return f"http://{host}:{port}"
 
     def start(self) -> None:
+        if self._address:
+            self._present = self._collections()
+            return
         from testcontainers.core.waiting_utils import wait_for_logs
 
         self._container.start()
         wait_for_logs(self._container, "Qdrant HTTP listening", timeout=STARTUP_SECONDS)
 
     def stop(self) -> None:
-        self._container.stop()
+        if not self._address:
+            self._container.stop()
+            return
+        with closing(self.client(self._address)) as client:
+            for name in self._collections() - self._present:
+                if name.startswith(own_name("")) or name in (LEDGER, STATES):
+                    client.delete_collection(name)
+
+    def _collections(self) -> set[str]:
+        with closing(self.client(self.uri)) as client:
+            return {each.name for each in client.get_collections().collections}
 
     def __enter__(self) -> QdrantServer:
         self.start()
@@ -328,7 +424,7 @@ class QdrantServer:
 
 
 @functools.cache
-def _no_docker() -> str | None:
+def no_docker() -> str | None:
     """Why nothing can be started in Docker."""
     folders = (
         Path("/var/run"),

@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 from fnmatch import fnmatch
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from qdrant_client.common.version_check import is_compatible
 
 from tests import tiers
 from tests.servers import CurrentMilvus
@@ -103,6 +105,15 @@ def test_every_supported_server_runs_its_tests():
     assert [re.sub(r".*:v(\d+\.\d+)\..*", r"\1", image) for image in images] == ["2.4", "2.5", "2.6", "3.0"]
     if "MILVUS_IMAGE" not in os.environ:
         assert CurrentMilvus.IMAGE in images
+
+
+def test_the_image_of_qdrant_is_one_that_the_client_accepts():
+    """It warns of others, and warnings are errors in tests."""
+    legs = workflow("servers.yml")["jobs"]["server"]["strategy"]["matrix"]["include"]
+    images = [leg["image"] for leg in legs if leg["tests"] == "qdrant-server"]
+    pinned = re.search(r'"QDRANT_IMAGE", "(.*)"', (ROOT / "tests" / "servers.py").read_text())
+    assert images == [pinned[1]]
+    assert is_compatible(version("qdrant-client"), images[0].rpartition(":v")[2])
 
 
 def test_every_package_is_built_and_published():

@@ -71,11 +71,20 @@ def needs_shared_server(nodeid: str) -> bool:
     return any(part in nodeid for part in USES_THE_SERVER)
 
 
+def given_server_of(nodeid: str) -> str:
+    """Return the variable of a given server on which a test runs; "" if it runs on none. Such a server is the same for
+    all workers, so that only one of them may use its names of aliases and its ledger."""
+    places = {"server-current": "MILVUS_URI", "qdrant-server": "QDRANT_URL"}
+    return next((name for kind, name in places.items() if kind in nodeid and servers.given(name)), "")
+
+
 def scope_of(nodeid: str) -> str:
     """Return what a test shares a worker with: the tests of its module on one database, with what was made for the
     module. Tests on Ray share one worker and its cluster, the demo and the examples the functions that they read. A
     long trial is alone."""
     file = nodeid.split("::")[0]
+    if given := given_server_of(nodeid):
+        return given
     if any(part in nodeid for part in ALONE):
         return nodeid
     if "/demo/" in file or "test_example" in file:

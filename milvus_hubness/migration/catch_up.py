@@ -71,13 +71,14 @@ class Sample:
 class Pass:
     """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
     differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
-    some of the differing rows, in words."""
+    some of the differing rows, in words. example: a field of the first of them, with both values; may be ""."""
 
     rows: int
     fields: int
     differing: int
     sample: Sample
     defects: tuple[str, ...]
+    example: str = ""
 
 
 def run_pass(
@@ -90,18 +91,21 @@ def run_pass(
     rows = fields = differing = 0
     sample = Sample()
     defects: list[str] = []
+    example = ""
     page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
         for page, copied in pair.pages(partition, page_rows):
             throttle.admit(0, 0)
             broken = pair.differences(page, copied)
             if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
-                rows_named = [f"{key!r} ({defect})" for key, defect in sorted(broken.items(), key=str)]
+                named = sorted(broken.items(), key=str)
+                rows_named = [f"{key!r} ({defect})" for key, defect in named]
+                example = example or pair.example(named[0][0], partition)
                 if not number:
                     raise VerificationFailed(
                         f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
-                        f"{name_some(rows_named)}: run the migration again, which carries them over; after the "
-                        "cutover, the application may have changed them rightly"
+                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration again, which carries "
+                        "them over; after the cutover, the application may have changed them rightly"
                     )
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
@@ -111,7 +115,7 @@ def run_pass(
             fields += sum(len(row) + 1 for row in page.rows)
             facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
             options.events.report("catching-up", **{"pass": number}, **facts)
-    return Pass(rows, fields, differing, sample, tuple(defects))
+    return Pass(rows, fields, differing, sample, tuple(defects), example)
 
 
 def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:

@@ -23,6 +23,8 @@ from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Rows, Store
 
 BYTES_PER_NUMBER = 4
+LONGEST_VALUE = 60
+"""Characters of a value in a message."""
 
 
 @dataclass(frozen=True)
@@ -160,25 +162,75 @@ class Pair:
             if not vectors[i]:
                 differing.append(self.state.field)
             if differing:
-                defects[key] = f"differs in {', '.join(differing)}"
+                defects[key] = f"differs in {', '.join(name or 'the vector' for name in differing)}"
             elif not valid[i]:
                 defects[key] = "bias pending, not finite or not the one in its field"
         return defects
 
     def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
         """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may differ by
-        one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near zero), or by the units
-        that the store states where the database normalizes vectors."""
+        one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database
+        normalizes vectors, only their directions count, up to the units that the store states."""
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
-        norms = self.state.layout.norms(vectors)
         moved = self.store.units_moved()
+        before, after = (_directions(vectors), _directions(copied)) if moved else (vectors, copied)
+        norms = self.state.layout.norms(before)
         units = np.full(len(norms), moved) if moved else np.where(norms != 1, 1, 0)
-        unit = SPACING[self.state.dtype] * np.abs(vectors)
+        unit = SPACING[self.state.dtype] * np.abs(before)
         floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
-        near = (np.abs(copied - vectors) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
+        near = (np.abs(after - before) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
         return np.asarray(exact | near, np.bool_)
+
+    def example(self, key: Key, partition: str | None) -> str:
+        """Return a field of a row that differs now, with both values; "" if both collections lack the row, or none of
+        its values differ."""
+        page, copied = self.current([key], partition)
+        if not (page.keys and copied.keys) or not self.differences(page, copied):
+            return ""
+        before, after = self.origin.decode_rows(page), self.copy.decode_rows(copied)
+        row, copy = before.rows[0], after.rows[0]
+        pairs = {name: (row.get(name), copy.get(name)) for name in sorted(row.keys() | copy.keys())}
+        differing = {name: pair for name, pair in pairs.items() if not _same(*pair)}
+        if not self._recovered(before.vectors, after.vectors)[0]:
+            differing[self.state.field] = (before.vectors[0], after.vectors[0])
+        if not differing:
+            return ""
+        name, (value, copied_value) = next(iter(differing.items()))
+        first, second = _shown(value, copied_value)
+        origin, target = self.origin.collection, self.copy.collection
+        return f"in row {key!r}, {_named(name)} is {first} in {origin!r} and {second} in {target!r}"
+
+
+def _directions(vectors: Floats) -> Any:
+    """Return vectors (n, d) divided by their lengths, in float64; zero vectors stay."""
+    numbers = vectors.astype(np.float64)
+    lengths = np.linalg.norm(numbers, axis=1, keepdims=True)
+    return numbers / np.where(lengths == 0, 1, lengths)
+
+
+def _named(field: str) -> str:
+    """Return the name of a field for messages: a vector of Qdrant may have none."""
+    return repr(field) if field else "the vector"
+
+
+def _shown(a: Any, b: Any) -> tuple[str, str]:
+    """Return two values in a few words: of vectors, the number that differs most."""
+    try:
+        first, second = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        is_vector = first.ndim > 0 and first.shape == second.shape
+    except (TypeError, ValueError):
+        is_vector = False
+    if not is_vector:
+        return _shortened(repr(a)), _shortened(repr(b))
+    place = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
+    number = ", ".join(str(int(i) + 1) for i in place)
+    return f"{first[place]} at number {number}", f"{second[place]} there"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:

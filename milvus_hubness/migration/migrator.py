@@ -276,15 +276,28 @@ class Migrator:
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
         """Run passes until one finds no difference. Return it, and the number of carried rows. Raises NotCaughtUp."""
         carried = 0
+        last, before = "", ""
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
             carried += done.differing
+            before, last = last, done.example
+
+        # A row that is carried over and differs as before was not written in between.
+        cause = (
+            "Some client writes without HubnessClient, which writes to both: stop it, and run it again with "
+            "--no-writers"
+        )
+        if last and last == before:
+            cause = (
+                f"That row was carried over before and nobody has written it since: {pair.copy.collection!r} cannot "
+                "hold it as it is, so change the row, and run the migration again"
+            )
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}. Some client "
-            "writes without HubnessClient, which writes to both: stop it, and run it again with --no-writers"
+            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}"
+            f"{last and f'; {last}'}. {cause}"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:

@@ -94,7 +94,8 @@ class Schemas(Protocol):
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
 
     def units_moved(self) -> int:
-        """Return by how many units in the last place the database may change numbers of a COSINE vector."""
+        """Return by how many units in the last place the database may change numbers of a COSINE vector, and their
+        lengths at will; 0 if it keeps COSINE vectors as they are written."""
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
@@ -185,7 +186,7 @@ class WriteIntents(Protocol):
     """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a log that can take the rows of `source`, with the fields of its states, or use one again."""
+        """Create a log that can take the rows of `source`, with the fields of its states, or use one that fits."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""

@@ -6,6 +6,7 @@ from qdrant_client import QdrantClient
 from tests.conftest import DATABASES, Backend
 from tests.databases import OnMilvus, OnQdrant
 from tests.qdrant.strict import StrictServer
+from tests.servers import QdrantServer
 
 QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-strict": "", "qdrant-server": "qdrant_uri"}
 
@@ -22,7 +23,7 @@ def _held(kind, uri):
         return OnMilvus(kind, uri, Backend(kind, uri).client)
     if kind == "qdrant-strict":
         return OnQdrant(kind, StrictServer().client())
-    return OnQdrant(kind, QdrantClient(url=uri) if "://" in uri else QdrantClient(uri))
+    return OnQdrant(kind, QdrantServer.client(uri) if "://" in uri else QdrantClient(uri))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from milvus_hubness.operations.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
-from tests.servers import CurrentMilvus, free_ports
+from tests.servers import free_ports, no_docker
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -300,7 +300,7 @@ def test_ports_are_open_to_this_machine_only():
 @pytest.fixture(scope="module")
 def build():
     """Build a target and return the id of its image."""
-    if reason := CurrentMilvus.unavailable() or (None if shutil.which("docker") else "no docker command"):
+    if reason := no_docker() or (None if shutil.which("docker") else "no docker command"):
         pytest.skip(reason)
     command = ["docker", "build", "-q", "-f", DOCKER / "Dockerfile", ROOT, "--target"]
     return functools.cache(lambda target: output([*command, target]))

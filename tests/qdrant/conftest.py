@@ -9,13 +9,14 @@ from qdrant_client import QdrantClient
 
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import METRICS, Backend, Corrected
+from tests.servers import QdrantServer
 
 
 def _client(request):
     if request.param == "strict":
         return StrictServer().client()
     if request.param == "qdrant-server":
-        return QdrantClient(url=request.getfixturevalue("qdrant_uri"))
+        return QdrantServer.client(request.getfixturevalue("qdrant_uri"))
     return QdrantClient(":memory:")
 
 

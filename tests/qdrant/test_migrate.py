@@ -46,6 +46,16 @@ def everything(client, name):
     return {record.id: (record.payload, record.vector) for record in found}
 
 
+def as_float32(vectors):
+    """Vectors by name with all their numbers as float32, sparse ones in pairs."""
+    return {
+        name: list(zip(value.indices, np.float32(value.values).tolist(), strict=True))
+        if isinstance(value, models.SparseVector)
+        else np.float32(value).tolist()
+        for name, value in vectors.items()
+    }
+
+
 def small(backend, distance="Dot", count=60, dim=8):
     rng = np.random.default_rng(5)
     return backend.fill(vectors(rng, count, dim), distance), QueryBank(vectors(rng, 40, dim))
@@ -98,6 +108,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     assert after.keys() == before.keys()
     unit = ["title", *(["image"] if distance == "Cosine" else [])]
     # The local mode brings vectors of its own to length 1 once more when it searches them.
+    # REST prints decimals, which are equal as float32 only.
     for found in (after, everything(client, name)):
         assert {each: payload for each, (payload, _) in found.items()} == {
             each: payload for each, (payload, _) in before.items()
@@ -106,7 +117,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
             mine, wanted = dict(found[each][1]), dict(vector)
             for loose in unit:
                 np.testing.assert_allclose(mine.pop(loose), wanted.pop(loose), rtol=3e-7, atol=1e-9)
-            assert mine == wanted
+            assert as_float32(mine) == as_float32(wanted)
     assert store.info(name).dual_write.collection == result.target
     told = client.get_collection(result.target).config
     assert (told.metadata or {}).get("owner") == (None if everywhere.kind == "states" else "search")
@@ -157,7 +168,7 @@ def test_halves_are_stored_as_halves(backend):
     name = backend.fill(items, "Dot", keys=lambda i: i, datatype=models.Datatype.FLOAT16)
     store = backend.store()
     target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
-    stored = np.array([r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]])
+    stored = np.float32([r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]])
     assert np.array_equal(stored.astype(np.float16).astype(np.float32), stored), "all numbers are halves"
     query = bank[0]
     found = backend.hubness().query_points(target, query.tolist(), limit=80).points
@@ -225,7 +236,7 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
         np.testing.assert_allclose(found[each][1], vector, rtol=moved, atol=1e-9)
     clean(store, name, drop=plan.target)
     assert not backend.client.collection_exists(plan.target)
-    assert Ledger(store).migrations() == []
+    assert plan.target not in {migration.target for migration in Ledger(store).migrations()}
 
 
 def test_a_copy_that_was_tampered_with_is_found_out(backend):

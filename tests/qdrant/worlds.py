@@ -10,6 +10,7 @@ from qdrant_client import QdrantClient, models
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.galleries import nnn, similarity, vectors
+from tests.servers import own_name
 
 METRICS = {"Cosine": "COSINE", "Dot": "IP", "Euclid": "L2"}
 _numbers = itertools.count()
@@ -43,7 +44,7 @@ class Backend:
         return made
 
     def name(self, stem="c"):
-        name = f"{stem}_{next(_numbers)}"
+        name = own_name(f"{stem}_{next(_numbers)}")
         self.made += [name, f"{name}_hubness", f"{name}__bank"]
         return name
 

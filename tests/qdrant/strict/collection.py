@@ -40,7 +40,7 @@ def stored_form(vector: Any, params: models.VectorParams) -> np.ndarray:
 class StrictCollection(LocalCollection):
     """settings: with which it was created; a server shows them. shards: their number."""
 
-    def __init__(self, settings: models.CreateCollection, shards: int, seed: int) -> None:
+    def __init__(self, settings: models.CreateCollection, shards: int, seed: str) -> None:
         kept = models.CreateCollection(
             vectors=settings.vectors, sparse_vectors=settings.sparse_vectors, metadata=settings.metadata
         )
@@ -87,6 +87,15 @@ class StrictCollection(LocalCollection):
         if isinstance(vectors, dict):
             return {name: self._stored.get((name, idx), vector) for name, vector in vectors.items()}
         return vectors if vectors is None else self._stored["", idx]
+
+    def upsert(
+        self, points: Any, update_filter: models.Filter | None = None, update_mode: models.UpdateMode | None = None
+    ) -> None:
+        structs = self._materialize_points(points)
+        # Points with equal scores come in another order in each collection.
+        if len({str(point.id) for point in structs}) == len(structs):
+            self._random.shuffle(structs)
+        super().upsert(structs, update_filter, update_mode)
 
     # -- requests about points by id -------------------------------------------------------
 

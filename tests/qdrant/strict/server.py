@@ -153,7 +153,7 @@ class StrictServer(QdrantLocal):
         self.create_collection(name, settings.vectors, settings.sparse_vectors, metadata=settings.metadata)
         if settings.strict_mode_config is None and self.strict_mode is not None:
             settings = settings.model_copy(update={"strict_mode_config": self.strict_mode})
-        self.collections[name] = StrictCollection(settings, self.shards, self.seed)
+        self.collections[name] = StrictCollection(settings, self.shards, f"{self.seed} {name}")
         return True
 
     def _change(self, name: str, change: models.UpdateCollection) -> bool:

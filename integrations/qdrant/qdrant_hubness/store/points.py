@@ -277,13 +277,13 @@ class QdrantPoints:
     def form(self, collection: str, field: str) -> Form:
         """Return the form in which points of the collection are read and written with this vector as the field."""
         described = self.ask("get_collection", collection)
-        unit, limits = schema.unit_vectors(described), Limits.of(described)
+        normalised, limits = schema.normalised(described, self.units), Limits.of(described)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
-            return Form(field, state.codec.form, state, unit, self.units, limits)
+            return Form(field, state.codec.form, state, normalised, limits)
         params = schema.dense(described)[field]
         form = StorageFormat(schema.DTYPES[params.datatype], params.size)
-        return Form(field, form, None, unit, self.units, limits)
+        return Form(field, form, None, normalised, limits)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
         """Create a payload index, so that strict mode allows filters and formulas with the key. The local mode has

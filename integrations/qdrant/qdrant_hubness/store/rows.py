@@ -1,7 +1,7 @@
 """Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the payload of a point; `OTHER_VECTORS` holds all its vectors but that of the batch. For an augmented vector
-the row also has the fields that other databases store: the bias, read from the vector; the epoch, PENDING if the
+A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch. For an augmented
+vector the row also has the fields that other databases store: the bias, read from the vector; the epoch, PENDING if the
 payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of these, only the mark of pending points is
 stored, so the payload is the user's.
 """
@@ -23,7 +23,8 @@ from milvus_hubness.codec.base import PENDING, RowCodec
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
-OTHER_VECTORS = "hubness_vectors"
+OTHER_VECTOR = "hubness_vector/"
+"""Beginning of the fields of a row that hold its other vectors; their names follow."""
 UNNAMED = ""
 """Qdrant's name for the single vector of a collection without vector names."""
 SERVER_UNITS, LOCAL_UNITS = 2, 64
@@ -36,45 +37,72 @@ Row = dict[str, Any]
 Vectors = dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Others:
-    """Vectors by name: lists of numbers, lists of such lists, or {"indices", "values"}; equal up to normalisation.
+@dataclass(frozen=True)
+class Normalisation:
+    """What Qdrant does to a Cosine vector that is written.
 
-    unit: the names of vectors that Qdrant normalises. units: tolerance for these, in units in the last place.
+    It leaves a vector alone whose squared length is within 1e-6 of 1, divides any other by its length, in float32, and
+    then rounds it to the numbers that it stores. So the copy of a vector has its direction, up to rounding.
     """
 
-    vectors: Mapping[str, Any]
-    unit: frozenset[str] = frozenset()
-    units: int = SERVER_UNITS
+    spacing: float
+    """Largest relative difference of two numbers that stand for the same one."""
+    smallest: float
+    """The same for numbers near zero, in absolute terms."""
+
+    def is_same(self, a: Floats, b: Floats) -> bool:
+        """Whether two vectors (…, d) have the same direction."""
+        return bool(np.allclose(_directions(a), _directions(b), rtol=self.spacing, atol=self.smallest))
+
+
+@dataclass(frozen=True, eq=False)
+class OtherVector:
+    """A vector of a point: a list of numbers, a list of such lists, or {"indices", "values"}.
+
+    normalisation: None if Qdrant keeps its numbers as they come, up to the decimals in which REST prints a float32.
+    """
+
+    value: Any
+    normalisation: Normalisation | None = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
+        """Return the numbers; those of a sparse vector without their places."""
+        numbers = self.value["values"] if isinstance(self.value, dict) else self.value
+        return np.array(numbers, dtype or np.float32)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Others) or self.vectors.keys() != other.vectors.keys():
+        if not isinstance(other, OtherVector):
             return False
-        return all(
-            _near(vector, other.vectors[name], self.units) if name in self.unit else vector == other.vectors[name]
-            for name, vector in self.vectors.items()
+        places = [own.value["indices"] if isinstance(own.value, dict) else None for own in (self, other)]
+        first, second = np.asarray(self), np.asarray(other)
+        if places[0] != places[1] or first.shape != second.shape:
+            return False
+        return np.array_equal(first, second) or (
+            self.normalisation is not None and self.normalisation.is_same(first, second)
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _near(a: Any, b: Any, units: int) -> bool:
-    first, second = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    return first.shape == second.shape and np.allclose(first, second, rtol=units * 2.0**-23, atol=2.0**-126)
+def _directions(vectors: Floats) -> Any:
+    """Return vectors (…, d) divided by their lengths, in float64; zero vectors stay."""
+    numbers = vectors.astype(np.float64)
+    lengths = np.linalg.norm(numbers, axis=-1, keepdims=True)
+    return numbers / np.where(lengths == 0, 1, lengths)
 
 
 @dataclass(frozen=True)
 class Form:
     """Conversion of a collection's points for one of their vectors.
 
-    field: the vector's name. form: its storage format. state: if it is an augmented vector. unit, units: see Others.
+    field: the vector's name. form: its storage format. state: if it is an augmented vector. normalised: for the names
+    of the vectors that Qdrant normalises.
     """
 
     field: str
     form: StorageFormat
     state: CollectionState | None
-    unit: frozenset[str]
-    units: int
+    normalised: Mapping[str, Normalisation]
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 
@@ -96,13 +124,11 @@ class Form:
             else:
                 stored[i] = own
             row = dict(record.payload or {})
-            if vectors:
-                unit = self.unit & vectors.keys()
-                vectors |= {name: _unit(vectors[name]).tolist() for name in unit}
-                row[OTHER_VECTORS] = Others(vectors, unit, self.units)
+            for name, value in vectors.items():
+                row[OTHER_VECTOR + name] = OtherVector(value, self.normalised.get(name))
             keys.append(record.id)
             rows.append(row)
-        joined = self.form.joined(_unit(stored) if self.field in self.unit else stored)
+        joined = self.form.joined(_unit(stored) if self.field in self.normalised else stored)
         joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
             _add_columns(self.state, joined, rows)
@@ -115,8 +141,11 @@ class Form:
         points = []
         for key, own, has_own, row in zip(batch.keys, split, present, batch.rows, strict=True):
             payload = self._payload(row)
-            others = payload.pop(OTHER_VECTORS, None)
-            vectors = {name: as_model(value) for name, value in others.vectors.items()} if others else {}
+            vectors = {
+                name.removeprefix(OTHER_VECTOR): as_model(payload.pop(name).value)
+                for name, value in row.items()
+                if isinstance(value, OtherVector)
+            }
             if has_own:
                 vectors[self.field] = own
             vector = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors

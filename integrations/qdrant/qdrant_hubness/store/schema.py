@@ -6,7 +6,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import ALIGNMENT, Dtype
+from milvus_hubness.codec.arrays import ALIGNMENT, SMALLEST, SPACING, Dtype
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
@@ -15,7 +15,7 @@ from milvus_hubness.stores.records import (
     CollectionInfo,
     VectorField,
 )
-from qdrant_hubness.store.rows import UNNAMED
+from qdrant_hubness.store.rows import UNNAMED, Normalisation
 
 METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
 """The distances that can be corrected, and the metrics of the layout."""
@@ -37,9 +37,16 @@ def is_unnamed(described: Described) -> bool:
     return isinstance(described.config.params.vectors, models.VectorParams)
 
 
-def unit_vectors(described: Described) -> frozenset[str]:
-    """Return the names of the dense vectors that Qdrant normalises."""
-    return frozenset(n for n, params in dense(described).items() if params.distance == models.Distance.COSINE)
+def normalised(described: Described, units: int) -> dict[str, Normalisation]:
+    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as they come.
+
+    units: units in the last place by which it may change the numbers of such a vector.
+    """
+    return {
+        name: Normalisation(units * SPACING[DTYPES[params.datatype]], units * SMALLEST[DTYPES[params.datatype]])
+        for name, params in dense(described).items()
+        if params.distance == models.Distance.COSINE and params.datatype in DTYPES
+    }
 
 
 def vector_fields(described: Described) -> dict[str, VectorField]:

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import Key
@@ -35,7 +34,7 @@ from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import partition_of
 from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
-from qdrant_hubness.store.rows import named
+from qdrant_hubness.store.rows import OtherVector, named
 
 FIELDS_PROPERTY = "hubness_write_intents_fields"
 """The vectors whose notes a log takes, as a JSON list."""
@@ -146,8 +145,7 @@ class QdrantWriteIntents(QdrantBanks):
             lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
         return lines
 
-    @staticmethod
-    def _holds(record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
+    def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
         """Whether a point has the noted vector and biases."""
         payload = record.payload or {}
         if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
@@ -156,10 +154,8 @@ class QdrantWriteIntents(QdrantBanks):
         noted_vector = named(noted.vector)[vector_name(state.field)]
         if vector is None:
             return False
-        a, b = np.asarray(vector, np.float32), np.asarray(noted_vector, np.float32)
-        if state.field in schema.unit_vectors(described):
-            return bool(np.allclose(a, b, atol=1e-6))
-        return np.array_equal(a, b)
+        normalisation = schema.normalised(described, self.units).get(state.field)
+        return OtherVector(vector, normalisation) == OtherVector(noted_vector)
 
     def _replay_line(self, collection: str, noted: Any) -> bool:
         """Return whether the point still existed: what was deleted is not made again."""
