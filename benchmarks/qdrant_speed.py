@@ -18,12 +18,13 @@ medians.
 URL is that of a Qdrant server; without --url and $QDRANT_URL it is the server of the tests, in a
 process of its own, which speaks the same HTTP and gives the answer to a search that it has given
 before at once. The local mode has no place here: it does the work of the server in the process of
-the client. --save: keep the results.
+the client. --save: keep the results, beside those of parts that --only leaves out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -33,14 +34,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
-from benchmarks.environment import environment, one_thread, save, table
+from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from milvus_hubness import NNN, MigrationOptions, QueryBank, migrate, plan_migration
 from milvus_hubness.operations.progress import Event, Events
 from milvus_hubness.stores.ownership import LEDGER
@@ -68,7 +69,7 @@ Work = Callable[[], object]
 
 
 def serve(address: Any) -> None:
-    """Serve until the process ends; send the address first."""
+    """Serve until the other process ends; send it the address first."""
     from tests.qdrant.strict import StrictServer, listening
 
     class Remembering(StrictServer):
@@ -90,7 +91,9 @@ def serve(address: Any) -> None:
 
     with listening(Remembering()) as url:
         address.send(url)
-        time.sleep(1e9)
+        # The benchmark never writes to the pipe: this ends with it, also where it is killed.
+        with suppress(EOFError):
+            address.recv()
 
 
 @contextmanager
@@ -368,6 +371,11 @@ def main() -> None:
         with server_of_tests() as url:
             results = measured(url, arguments.rounds, arguments.only)
         results["server"] = f"that of the tests, as {results['server']}"
+
+    earlier = RESULTS / "qdrant_speed.json"
+    if arguments.save and earlier.exists():
+        kept = json.loads(earlier.read_text())
+        results = {part: kept[part] for part in PARTS if part in kept} | results
 
     text = shown(results)
     print(text)
