@@ -33,7 +33,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 Floats = npt.NDArray[np.float32]
 
 
-def _packed(vectors: Any, width: int) -> Floats | None:
+def packed(vectors: Any, width: int) -> Floats | None:
     """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time. Returns None for anything
     else, and for numbers that do not fit into float32."""
     if not isinstance(vectors, list) or not vectors:
@@ -42,10 +42,10 @@ def _packed(vectors: Any, width: int) -> Floats | None:
         return None
     pack = struct.Struct(f"{width}f").pack
     try:
-        packed = b"".join([pack(*row) for row in vectors])
+        content = b"".join([pack(*row) for row in vectors])
     except (struct.error, OverflowError):
         return None
-    return np.frombuffer(packed, np.float32).reshape(len(vectors), width)
+    return np.frombuffer(content, np.float32).reshape(len(vectors), width)
 
 
 def without_tensors(vectors: Any) -> Any:
@@ -77,8 +77,8 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
         if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
             rows = np.asarray(vectors[0], np.float32)[None]  # This takes half the time.
         else:
-            packed = _packed(vectors, width)
-            rows = np.asarray(vectors, np.float32) if packed is None else packed
+            quick = packed(vectors, width)
+            rows = np.asarray(vectors, np.float32) if quick is None else quick
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
     if rows.ndim != 2:

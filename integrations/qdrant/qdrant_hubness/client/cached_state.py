@@ -66,7 +66,8 @@ class CachedState:
     def shown(self, point: Any, requested: Collection[str] = ()) -> Any:
         """Return a point as the user sees it. requested: hidden keys that the request names."""
         changed: dict[str, Any] = {}
-        if point.payload and (hidden := self.hidden - set(requested)):
+        # Most points have no hidden key, and then there is nothing to copy.
+        if point.payload and not self.hidden.isdisjoint(point.payload) and (hidden := self.hidden - set(requested)):
             changed["payload"] = {key: value for key, value in point.payload.items() if key not in hidden}
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.decoded(point.vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,9 +110,12 @@ class Operations(Writing):
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
             sent, decodings = [], []
+            rewriting = self._rewriting(cached, strength, profile)
+            if len(requests) > 1:
+                rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
-                rewritten, decoding = yield from self._rewritten(collection, cached, request, most, strength, profile)
+                rewritten, decoding = yield from self._rewritten(collection, rewriting, request, most)
                 sent.append(rewritten)
                 decodings.append(decoding)
             answers = []
@@ -119,8 +123,9 @@ class Operations(Writing):
             for request, decoding, response in zip(requests, decodings, responses, strict=True):
                 points = yield from self._diverse(collection, cached, decoding, response.points)
                 requested = payload_keys(request.with_payload)
-                points = [cached.shown(decoding.scored(point), requested) for point in points]
-                answers.append(response.model_copy(update={"points": points}))
+                # The answer was made for this call, and nobody else has it.
+                response.points = [cached.shown(decoding.scored(point), requested) for point in points]
+                answers.append(response)
             return answers
 
         return self.with_state(collection, call)
@@ -139,7 +144,8 @@ class Operations(Writing):
 
         def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            sent, decoding = yield from self._rewritten(collection, cached, request, limit, strength, profile)
+            rewriting = self._rewriting(cached, strength, profile)
+            sent, decoding = yield from self._rewritten(collection, rewriting, request, limit)
             if decoding.mmr is not None:
                 raise UnsupportedOperation("a corrected vector does not support mmr in groups: use query_points")
             grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
@@ -165,20 +171,21 @@ class Operations(Writing):
             return CachedState("")
         return (yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection))
 
-    def _rewritten(
-        self,
-        collection: str,
-        cached: CachedState,
-        request: models.QueryRequest,
-        most: int,
-        strength: float | None,
-        profile: str | None,
-    ) -> Operation[tuple[models.QueryRequest, Decoding]]:
+    def _rewriting(self, cached: CachedState, strength: float | None, profile: str | None) -> Rewriting:
+        """Return the rewriting of requests that name no points. Raises InvalidInput for the strength."""
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
-        vectors = yield from self._users_vectors(collection, cached, points_named(request, cached))
-        return Rewriting(cached, vectors, weight, profile).request(request, most=most)
+        return Rewriting(cached, {}, weight, profile)
+
+    def _rewritten(
+        self, collection: str, rewriting: Rewriting, request: models.QueryRequest, most: int
+    ) -> Operation[tuple[models.QueryRequest, Decoding]]:
+        points = points_named(request, rewriting.cached_state)
+        if points:
+            vectors = yield from self._users_vectors(collection, rewriting.cached_state, points)
+            rewriting = replace(rewriting, vectors=vectors)
+        return rewriting.request(request, most=most)
 
     def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import Floats, decode
+from milvus_hubness.codec.arrays import Floats, decode, packed
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.state import CollectionState, Profile
 from qdrant_hubness.client.cached_state import CachedState
-from qdrant_hubness.store.rows import UNNAMED
+from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
 Named = tuple[str | None, str, Any]
 """A point that a query names: its collection, None for the searched one; the name of the vector; the id."""
@@ -131,12 +131,38 @@ class Rewriting:
     """Rewrites requests.
 
     vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the active one.
+    encoded: of `encoded_together`.
     """
 
     cached_state: CachedState
     vectors: Vectors
     strength: float | None = None
     profile: str | None = None
+    encoded: Mapping[int, Uncopied] = field(default_factory=dict)
+
+    def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
+        """Return the augmented queries of the plain vectors in these requests, by `id` of the vector.
+
+        One matrix costs less than its rows one by one. Vectors that are left out here, or refused, are so when their
+        request is rewritten.
+        """
+        by_field: dict[str | None, list[Any]] = {}
+        for request in requests:
+            query = request.query
+            value = query.nearest if isinstance(query, models.NearestQuery) else query
+            if type(value) is list:
+                by_field.setdefault(request.using, []).append(value)
+
+        encoded: dict[int, Uncopied] = {}
+        for using, values in by_field.items():
+            state = self.cached_state.state_of(using)
+            if state is None or state.codec.leaves_vectors:
+                continue
+            rows = packed(values, state.dim)
+            if rows is not None and np.isfinite(rows).all():
+                queries = self._encode(state, rows, self._weight(state))
+                encoded |= {id(value): Uncopied(query) for value, query in zip(values, queries, strict=True)}
+        return encoded
 
     def request(self, request: models.QueryRequest, *, most: int) -> tuple[models.QueryRequest, Decoding]:
         """Return the request to send, and how to decode its answer. most: the points of the answer and of the offset.
@@ -188,10 +214,10 @@ class Rewriting:
                 )
             changed["query"] = _mapped(query, encode)
             return request.model_copy(update=changed), Decoding()
-        vector = as_vector(query.nearest)
-        changed["query"] = models.NearestQuery(nearest=encode(vector))
+        changed["query"] = models.NearestQuery.model_construct(nearest=encode(query.nearest))
         decoding = Decoding()
         if state.metric == "L2":
+            vector = as_vector(query.nearest)
             decoding = Decoding(state, state.layout.rows(vector[None])[0], weight)
             if request.score_threshold is not None:
                 squared = request.score_threshold * abs(request.score_threshold)
@@ -245,14 +271,18 @@ class Rewriting:
 
     def _encoder(self, state: CollectionState, weight: float) -> Callable[[Any], list[float]]:
         """Return the function that encodes a vector as an augmented query."""
-        slot = self._profile(state).slot
 
         def encode(value: Any) -> list[float]:
-            encoded = state.codec.pack_queries(as_vector(value)[None], weight, slot=slot)
-            query_vector: list[float] = decode(encoded, state.dtype)[0].tolist()
-            return query_vector
+            together = self.encoded.get(id(value))
+            return together or Uncopied(self._encode(state, as_vector(value)[None], weight)[0])
 
         return encode
+
+    def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
+        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are stored."""
+        packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
+        queries: list[list[float]] = decode(packed_queries, state.dtype).tolist()
+        return queries
 
     def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:
         """Return a request for candidates, from whose scores a formula subtracts their biases."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from qdrant_client import models
+from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import Floats, packed
 from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -234,19 +235,26 @@ class Writing(StateCache):
         points = structs(call.options["points"]) if upserts else list(call.options["points"])
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._encode(collection, cached, points, vectors, valid=True)
-        notes = [
-            line(field, key_of(point.id), own[field], {n: biases[n] for n in _fields_of(state) if n in biases})
-            for point, own, biases in zip(points, vectors, columns, strict=True)
-            for field, state in cached.states.items()
-            if field in own
-        ]
-        kind = models.PointStruct if upserts else models.PointVectors
-        encoded = [
-            kind.model_construct(
-                id=point.id, vector=merged(own), **({"payload": {**(point.payload or {}), **biases}} if upserts else {})
-            )
-            for point, own, biases in zip(points, vectors, columns, strict=True)
-        ]
+        notes = []
+        if cached.intent_log is not None:
+            notes = [
+                line(field, key_of(point.id), own[field], {n: biases[n] for n in _fields_of(state) if n in biases})
+                for point, own, biases in zip(points, vectors, columns, strict=True)
+                for field, state in cached.states.items()
+                if field in own
+            ]
+        if upserts:
+            encoded = [
+                construct(
+                    models.PointStruct, id=point.id, vector=merged(own), payload={**(point.payload or {}), **biases}
+                )
+                for point, own, biases in zip(points, vectors, columns, strict=True)
+            ]
+        else:
+            encoded = [
+                construct(models.PointVectors, id=point.id, vector=merged(own))
+                for point, own in zip(points, vectors, strict=True)
+            ]
         payloads = [] if upserts else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
         return call.having(points=encoded), notes, payloads
 
@@ -268,12 +276,7 @@ class Writing(StateCache):
             places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
             if not places:
                 continue
-            listed = [as_vector(vectors[i][field]) for i in places]
-            if odd := [points[i].id for i, vector in zip(places, listed, strict=True) if len(vector) != state.dim]:
-                raise DimensionMismatch(
-                    f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
-                )
-            rows = np.array(listed, np.float32)
+            rows = _rows(collection, state, [points[i] for i in places], [vectors[i][field] for i in places])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
@@ -372,6 +375,18 @@ class Writing(StateCache):
         ]
         for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
             yield from self.divided(copy, "upsert", part, {"wait": True})
+
+
+def _rows(collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]) -> Floats:
+    """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
+    if (rows := packed(vectors, state.dim)) is not None:
+        return rows
+    listed = [as_vector(vector) for vector in vectors]
+    if odd := [point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim]:
+        raise DimensionMismatch(
+            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
+        )
+    return np.array(listed, np.float32)
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.errors import CollectionExists
+from milvus_hubness.errors import CollectionExists, CollectionNotFound
 from milvus_hubness.stores.helpers import HelperLists
 from milvus_hubness.stores.ownership import Commands
 from milvus_hubness.stores.records import Record
-from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
+from qdrant_hubness.store.limits import Limits
+from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
 from qdrant_hubness.store.properties import point_id
 
 LEDGER_PROPERTY = "hubness_ledger"
@@ -27,7 +28,7 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         """As Store.put_records."""
-        self._ensure_ledger(ledger)
+        limits = self._ensured_ledger(ledger)
         points = [
             models.PointStruct(
                 id=point_id(record.key),
@@ -36,25 +37,26 @@ class QdrantLedger(QdrantPoints, HelperLists):
             )
             for record in records
         ]
-        for part in self._parts(points, self._limits(ledger)):
+        for part in self._parts(points, limits):
             self.ask("upsert", ledger, points=part, **SURE)
 
     def record(self, ledger: str, key: str) -> Record | None:
         """As Store.record."""
-        if not self.exists(ledger):
+        try:
+            points = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
+        except CollectionNotFound:
             return None
-        points = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
         return _record(points[0]) if points else None
 
     def records(self, ledger: str, *groups: str) -> list[Record]:
         """As Store.records."""
-        if not self.exists(ledger):
+        try:
+            limits = self._limits(ledger)
+        except CollectionNotFound:
             return []
-        limits = self._limits(ledger)
         options: Any = {"page": _RECORDS_PER_REQUEST, "where": _of(*groups), "with_payload": True}
-        records = [
-            _record(point) for partition in PARTITIONS for point in self._records(ledger, partition, limits, **options)
-        ]
+        # The id of a record is the UUID that its key gives.
+        records = [_record(point) for point in self._records(ledger, UUIDS, limits, **options)]
         return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
@@ -71,12 +73,17 @@ class QdrantLedger(QdrantPoints, HelperLists):
         """As Store.properties_of."""
         return self._properties(collection, self.ask("get_collection", collection))
 
-    def _ensure_ledger(self, ledger: str) -> None:
-        if not self.exists(ledger):
+    def _ensured_ledger(self, ledger: str) -> Limits:
+        """Create the ledger if it does not exist. Return its limits."""
+        try:
+            described = self.ask("get_collection", ledger)
+        except CollectionNotFound:
             self.make_collection(ledger, {LEDGER_PROPERTY: "1"}, vectors_config={})
             self.index_payload(ledger, "group", "keyword")
-        elif LEDGER_PROPERTY not in self._properties(ledger, self.ask("get_collection", ledger)):
+            return self._limits(ledger)
+        if LEDGER_PROPERTY not in self._properties(ledger, described):
             raise CollectionExists(f"{ledger!r} exists and is not a ledger: rename it first")
+        return Limits.of(described)
 
 
 def _of(*groups: str) -> models.Filter:

@@ -325,7 +325,9 @@ class QdrantPoints:
 
     def _retrieve(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         records: list[Any] = []
-        for part in in_parts(list(keys), rows=self._rows_per_request(form), most_bytes=REQUEST_BYTES):
+        rows = self._rows_per_request(form)
+        for start in range(0, len(keys), rows):
+            part = list(keys[start : start + rows])
             records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
         return form.batch(in_order(records, keys))
 

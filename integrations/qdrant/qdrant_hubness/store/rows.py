@@ -18,7 +18,7 @@ from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats, StorageFormat
+from milvus_hubness.codec.arrays import Floats, StorageFormat, packed
 from milvus_hubness.codec.base import PENDING, RowCodec
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
@@ -35,6 +35,16 @@ UNIT_LENGTH = 1e-6
 
 Row = dict[str, Any]
 Vectors = dict[str, Any]
+
+
+class Uncopied(list[float]):
+    """A vector that was made for one request, so that nobody else holds it.
+
+    QdrantClient copies each search deeply, number by number, before it sends it: this vector stays.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Uncopied:
+        return self
 
 
 @dataclass(frozen=True)
@@ -114,20 +124,24 @@ class Form:
         """Return points as rows, in their order; NaN in place of a missing vector."""
         keys: list[Key] = []
         rows: list[Row] = []
-        stored = np.zeros((len(records), self.form.width), np.float32)
+        split: list[Any] = []
         missing = []
         for i, record in enumerate(records):
             vectors = named(record.vector)
             own = vectors.pop(self.field, None)
             if own is None:
                 missing.append(i)
-            else:
-                stored[i] = own
+                own = [0.0] * self.form.width
+            split.append(own)
             row = dict(record.payload or {})
             for name, value in vectors.items():
                 row[OTHER_VECTOR + name] = OtherVector(value, self.normalised.get(name))
             keys.append(record.id)
             rows.append(row)
+        stored = np.zeros((len(records), self.form.width), np.float32)
+        if split:
+            quick = packed(split, self.form.width)
+            stored[:] = np.array(split, np.float32) if quick is None else quick
         joined = self.form.joined(_unit(stored) if self.field in self.normalised else stored)
         joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
@@ -199,6 +213,8 @@ def named(vector: Any) -> Vectors:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) is list:
+        return value
     if isinstance(value, models.SparseVector):
         order = sorted(range(len(value.indices)), key=value.indices.__getitem__)
         return {"indices": [value.indices[i] for i in order], "values": [value.values[i] for i in order]}

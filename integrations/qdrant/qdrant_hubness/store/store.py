@@ -34,7 +34,8 @@ from qdrant_hubness.store.optimiser import Optimiser
 from qdrant_hubness.store.points import PARTITIONS, REQUEST_BYTES, SURE, create_alias, drop_alias
 from qdrant_hubness.store.properties import PAYLOAD_KEYS, payload_keys_in
 from qdrant_hubness.store.requests import has_formulas, translated, turn
-from qdrant_hubness.store.sizes import in_parts, json_bytes
+from qdrant_hubness.store.rows import Uncopied
+from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, json_bytes
 from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 40_000_000
@@ -177,12 +178,19 @@ class QdrantStore(QdrantWriteIntents):
         form = self.form(collection, field)
         queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
         requests = [
-            models.QueryRequest(query=query, using=field or None, limit=min(k, form.limits.hits), with_payload=False)
+            models.QueryRequest(
+                query=models.NearestQuery.model_construct(nearest=Uncopied(query)),
+                using=field or None,
+                limit=min(k, form.limits.hits),
+                with_payload=False,
+            )
             for query in queries
         ]
         keys: list[list[Key]] = []
-        rows = min(QUERIES_PER_REQUEST, form.limits.searches)
-        for part in in_parts(requests, rows=rows, most_bytes=REQUEST_BYTES):
+        bytes_per_query = BYTES_PER_NUMBER * form.form.width
+        rows = min(QUERIES_PER_REQUEST, form.limits.searches, max(1, REQUEST_BYTES // bytes_per_query))
+        for start in range(0, len(requests), rows):
+            part = requests[start : start + rows]
             answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
             keys += [[point.id for point in answer.points] for answer in answers]
         return keys

@@ -1,0 +1,160 @@
+"""What clients and jobs do not do twice, or for nothing; `benchmarks.qdrant_speed` has the times."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+import qdrant_hubness
+from milvus_hubness import NNN, MigrationOptions, NonFiniteVectors, QueryBank, migrate, plan_migration
+from milvus_hubness.errors import CollectionExists
+from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, Record
+from qdrant_hubness import HubnessQdrantClient, QdrantStore
+from qdrant_hubness.client import writes
+from qdrant_hubness.store.rows import Uncopied
+from qdrant_hubness.store.sizes import in_parts, json_bytes
+from tests.galleries import vectors
+from tests.qdrant.strict import StrictServer
+
+DIM, ROWS = 8, 60
+
+
+class World:
+    def __init__(self, distance="Cosine", datatype=None):
+        self.server = StrictServer()
+        self.plain = self.server.client()
+        self.store = QdrantStore(self.plain)
+        rng = np.random.default_rng(0)
+        self.items, self.queries = (vectors(rng, n, DIM) for n in (ROWS, 9))
+        config = models.VectorParams(size=DIM, distance=distance, datatype=datatype)
+        self.plain.create_collection("items", vectors_config=config)
+        self.plain.upsert("items", self.points())
+        plan = plan_migration(self.store, "items", QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
+        self.name = migrate(self.store, plan, MigrationOptions(no_writers=True)).target
+        self.client = self.server.client(HubnessQdrantClient)
+
+    def points(self):
+        return [models.PointStruct(id=i, vector=item.tolist(), payload={"n": i}) for i, item in enumerate(self.items)]
+
+    def sent(self, work):
+        """The requests that the work sends."""
+        before = len(self.server.requests)
+        work()
+        return [f"{method} {path}" for method, path, _ in self.server.requests[before:]]
+
+
+# -- searches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("distance", "datatype"), [("Cosine", None), ("Dot", models.Datatype.FLOAT16), ("Euclid", None)]
+)
+def test_searches_that_are_encoded_together_have_the_answers_that_each_has_alone(distance, datatype):
+    world = World(distance, datatype)
+    queries = [query.tolist() for query in world.queries]
+    requests = [models.QueryRequest(query=query, limit=5, with_payload=True) for query in queries]
+    requests[2] = models.QueryRequest(query=models.NearestQuery(nearest=queries[2]), limit=5, with_payload=True)
+    requests[4] = models.QueryRequest(query=3, limit=5, with_payload=True)
+    requests.append(requests[0])
+    for options in ({}, {"strength": 0.5}, {"strength": 0.0}):
+        together = world.client.query_batch_points(world.name, requests, **options)
+        alone = [world.client.query_points(world.name, request.query, limit=5, **options) for request in requests]
+        assert [answer.points for answer in together] == [answer.points for answer in alone]
+
+
+def test_a_bad_query_of_a_batch_is_refused_as_it_is_alone():
+    world = World()
+    good = models.QueryRequest(query=world.queries[0].tolist(), limit=3)
+    bad = models.QueryRequest(query=[float("nan")] + [0.0] * (DIM - 1), limit=3)
+    with pytest.raises(NonFiniteVectors, match="query"):
+        world.client.query_batch_points(world.name, [good, bad])
+    short = models.QueryRequest(query=[1.0, 2.0], limit=3)
+    with pytest.raises(Exception, match="8 dimensions, got 2"):
+        world.client.query_batch_points(world.name, [good, short])
+
+
+def test_an_augmented_query_is_not_copied_number_by_number():
+    query = Uncopied([1.0, 2.0])
+    request = models.QueryRequest(query=models.NearestQuery.model_construct(nearest=query))
+    copied = copy.deepcopy(request)
+    assert copied.query is not request.query
+    assert copied.query.nearest is query
+    assert json.loads(copied.model_dump_json(exclude_none=True)) == {"query": {"nearest": [1.0, 2.0]}}
+
+
+# -- writes ---------------------------------------------------------------------------------------
+
+
+def test_a_write_that_nobody_must_note_makes_no_notes(monkeypatch):
+    world = World()
+    made = []
+    monkeypatch.setattr(writes, "line", lambda *args: made.append(args) or real(*args))
+    real = qdrant_hubness.store.write_intents.line
+    world.client.upsert(world.name, world.points())
+    assert made == []
+
+    log = world.store.create_intent_log(world.store.info(world.name))
+    world.store.write_property(world.name, WRITE_INTENTS_PROPERTY, log)
+    world.server.client(HubnessQdrantClient).upsert(world.name, world.points())
+    assert len(made) == ROWS
+    assert world.plain.count(log.collection).count == ROWS
+
+
+PAYLOADS = [
+    None,
+    {},
+    {"text": 'é"\n' * 300, "deep": [{"numbers": [0.1] * 30, "none": None}]},
+    {"ids": list(range(200)), "漢": "字" * 100, "\ud800": True},
+    {"other": {1, 2}, 3: complex(1)},
+]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
+def test_points_that_are_counted_together_are_not_undercounted(payload):
+    point = models.PointStruct.model_construct(id=1, vector={"v": [0.1] * 40}, payload=payload)
+    alone = json_bytes(point)
+    whole = list(in_parts([point] * 10, rows=10, most_bytes=12 * alone + 2_000))
+    assert [len(part) for part in whole] == [10]
+    halves = list(in_parts([point] * 10, rows=10, most_bytes=5 * alone))
+    assert [len(part) for part in halves] == [5, 5]
+
+
+# -- jobs and commands ----------------------------------------------------------------------------
+
+
+def test_a_record_costs_a_ledger_one_lookup():
+    world = World()
+    record = Record("key", "group", "{}")
+    assert world.sent(lambda: world.store.put_records(LEDGER, [record])) == [
+        f"GET /collections/{LEDGER}",
+        f"PUT /collections/{LEDGER}/points",
+    ]
+    assert len(world.sent(lambda: world.store.record(LEDGER, "key"))) == 1
+    assert len(world.sent(lambda: world.store.records(LEDGER, "group"))) == 2
+    assert world.store.records(LEDGER, "group") == [record]
+
+
+def test_a_ledger_that_does_not_exist_has_no_records_and_another_collection_is_none():
+    world = World()
+    assert world.store.record("nothing", "key") is None
+    assert world.store.records("nothing", "group") == []
+    with pytest.raises(CollectionExists, match="is not a ledger"):
+        world.store.put_records("items", [Record("key", "group", "{}")])
+
+
+def test_the_command_loads_neither_pymilvus_nor_the_clients():
+    code = "import sys, qdrant_hubness.cli; print('pymilvus' in sys.modules, 'qdrant_hubness.client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_each_public_name_is_there_when_it_is_used():
+    for name in qdrant_hubness.__all__:
+        assert getattr(qdrant_hubness, name).__module__.startswith("qdrant_hubness")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        qdrant_hubness.nothing  # noqa: B018
