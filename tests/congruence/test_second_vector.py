@@ -407,9 +407,10 @@ def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, u
     def interfere(*args, **options):
         if pending and updates:
             untouched.client.upsert(untouched.name, pending.pop())
-        return update(*args, **options)
+        written = update(*args, **options)
         if pending:
             untouched.client.upsert(untouched.name, pending.pop())
+        return written
 
     monkeypatch.setattr(untouched.store, "update", interfere)
     enable(untouched.store, untouched.plan())

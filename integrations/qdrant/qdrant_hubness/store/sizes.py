@@ -18,7 +18,7 @@ BYTES_PER_NUMBER = 22
 BYTES_PER_ITEM = 3
 """Bytes around an item of a list or a dictionary: separators and brackets."""
 POINT_BYTES = 100
-"""Bytes of a point beside its vectors and its payload: the id, and the names of these three."""
+"""Bytes of a point without its vectors and its payload: the id, and the names of these three."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
