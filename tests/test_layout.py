@@ -551,3 +551,12 @@ def test_impossible_questions_are_refused(strength, slot):
 def test_biases_must_fit_the_rows():
     with pytest.raises(InvalidInput, match="biases of shape"):
         Layout(3, "IP").augment(np.ones((2, 3)), np.ones(3))
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE", "L2"])
+def test_no_rows_are_stored_as_no_rows(metric):
+    """The last page of a scan may be empty."""
+    layout = Layout(6, metric, slots=2)
+    none = np.empty((0, 6), np.float32)
+    assert layout.augment(none, np.empty(0, np.float32)).shape == (0, layout.width)
+    assert layout.augment(none, np.empty((0, 2), np.float32)).shape == (0, layout.width)

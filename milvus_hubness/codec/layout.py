@@ -241,7 +241,8 @@ class Layout:
             squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
             half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
             stored[:, self.dim + 1 : self.first_slot] = half[:, None]
-        by_slot = np.broadcast_to(slots.reshape(len(rows), -1), (len(rows), self.slots))
+        in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
+        by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
         stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
         return self._set_hints(stored, locality_hints)
 
