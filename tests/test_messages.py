@@ -139,9 +139,7 @@ COMMANDS = {
     "migrate plan products --bank bank.npy --method dualis": (
         "DualInvertedSoftmax needs reference items: pass target_bank= (--target-bank)"
     ),
-    "migrate rollback products": (
-        "no migration of 'products' in this database; its migrations: books -> books_hubness, songs -> songs_hubness"
-    ),
+    "migrate rollback products": ("no migration of 'products' in this database"),
     "migrate run books --bank bank.npy --k 8 --gate 1": (
         "'books_hubness' is an unfinished copy of 'books' that was started with other options "
         "(gate: None then, 1 now): repeat them, or use --restart, which drops it first"
