@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import SPACING, Floats
 from milvus_hubness.correction import load_corrections
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
@@ -267,7 +267,10 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     stored = codec.read_biases(columns)[:, slot]
     fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
-    allowed = np.maximum(BIAS_TOLERANCE * np.maximum(1, np.abs(computed)), state.profile.tolerance)
+    # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
+    rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
+    relative = max(BIAS_TOLERANCE, rounding)
+    allowed = np.maximum(relative * np.maximum(1, np.abs(computed)), state.profile.tolerance)
     off = np.abs(stored - computed) > allowed
     if pair.copy.corrections[slot].fitted.estimator.potentials:
         off &= ~codec.are_new(columns)

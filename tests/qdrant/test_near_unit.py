@@ -151,3 +151,15 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
     assert "nobody has written it since" in message
     assert "Some client" not in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding(backend, seed):
+    """The copy divides by the length of a vector that is not quite 1, and rounds again: biases move by that rounding."""
+    rng = np.random.default_rng(seed)
+    items = vectors(rng, 60, 8)
+    name = backend.fill(items, datatype=models.Datatype.FLOAT16)
+    store = backend.store()
+    plan = plan_migration(store, name, QueryBank(vectors(rng, 40, 8)), estimator=NNN(4))
+    assert migrate(store, plan).rows == 60
+    assert verify(store, name).biases == 60
