@@ -155,7 +155,7 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
 
 @pytest.mark.parametrize("seed", range(6))
 def test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding(backend, seed):
-    """The copy divides by the length of a vector that is not quite 1, and rounds again: biases move by that rounding."""
+    """The copy divides by the length of a vector that is not quite 1, and rounds again: biases move as much."""
     rng = np.random.default_rng(seed)
     items = vectors(rng, 60, 8)
     name = backend.fill(items, datatype=models.Datatype.FLOAT16)
