@@ -190,6 +190,13 @@ SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bflo
 """Smallest difference of numbers near zero."""
 
 
+def unit_directions(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return vectors (…, d) divided by their lengths, in float64; zero vectors stay."""
+    numbers = vectors.astype(np.float64)
+    lengths = np.linalg.norm(numbers, axis=-1, keepdims=True)
+    return np.asarray(numbers / np.where(lengths == 0, 1, lengths), np.float64)
+
+
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
     """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape. Raises InvalidInput if a
     finite number exceeds the largest number of the dtype."""

@@ -12,9 +12,10 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
+from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats, unit_directions
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
 from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
@@ -177,14 +178,21 @@ class Pair:
         exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
-        moved = self.store.units_moved()
-        before, after = (_directions(vectors), _directions(copied)) if moved else (vectors, copied)
-        norms = self.state.layout.norms(before)
-        units = np.full(len(norms), moved) if moved else np.where(norms != 1, 1, 0)
-        unit = SPACING[self.state.dtype] * np.abs(before)
-        floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
-        near = (np.abs(after - before) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
-        return np.asarray(exact | near, np.bool_)
+
+        expected: npt.NDArray[Any] = vectors
+        actual: npt.NDArray[Any] = copied
+        units_moved = self.store.units_moved()
+        if units_moved:
+            expected = unit_directions(vectors)
+            actual = unit_directions(copied)
+
+        norms = self.state.layout.norms(expected)
+        allowed_units = np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
+        unit = SPACING[self.state.dtype] * np.abs(expected)
+        smallest_unit = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
+        tolerance = allowed_units[:, None] * np.maximum(unit, smallest_unit)
+        is_within = (np.abs(actual - expected) <= tolerance).all(axis=1)
+        return np.asarray(exact | is_within, np.bool_)
 
     def example(self, key: Key, partition: str | None) -> str:
         """Return a field of a row that differs now, with both values; "" if both collections lack the row, or none of
@@ -192,25 +200,23 @@ class Pair:
         page, copied = self.current([key], partition)
         if not (page.keys and copied.keys) or not self.differences(page, copied):
             return ""
-        before, after = self.origin.decode_rows(page), self.copy.decode_rows(copied)
-        row, copy = before.rows[0], after.rows[0]
-        pairs = {name: (row.get(name), copy.get(name)) for name in sorted(row.keys() | copy.keys())}
+
+        source_rows = self.origin.decode_rows(page)
+        copied_rows = self.copy.decode_rows(copied)
+        source_row = source_rows.rows[0]
+        copied_row = copied_rows.rows[0]
+        names = sorted(source_row.keys() | copied_row.keys())
+        pairs = {name: (source_row.get(name), copied_row.get(name)) for name in names}
         differing = {name: pair for name, pair in pairs.items() if not _same(*pair)}
-        if not self._recovered(before.vectors, after.vectors)[0]:
-            differing[self.state.field] = (before.vectors[0], after.vectors[0])
+        if not self._recovered(source_rows.vectors, copied_rows.vectors)[0]:
+            differing[self.state.field] = (source_rows.vectors[0], copied_rows.vectors[0])
         if not differing:
             return ""
+
         name, (value, copied_value) = next(iter(differing.items()))
         first, second = _shown(value, copied_value)
         origin, target = self.origin.collection, self.copy.collection
         return f"in row {key!r}, {_named(name)} is {first} in {origin!r} and {second} in {target!r}"
-
-
-def _directions(vectors: Floats) -> Any:
-    """Return vectors (n, d) divided by their lengths, in float64; zero vectors stay."""
-    numbers = vectors.astype(np.float64)
-    lengths = np.linalg.norm(numbers, axis=1, keepdims=True)
-    return numbers / np.where(lengths == 0, 1, lengths)
 
 
 def _named(field: str) -> str:

@@ -391,7 +391,9 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
     """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
     bank and, in `some` chunks, on the vectors."""
-    layout, field, spread = state.layout, state.field, store.bias_spread(info, state.field)
+    layout = state.layout
+    field = state.field
+    spread = store.bias_spread(info, field)
     has_hints = store.takes_locality_hints(info, field) and layout.metric != "L2"
     is_other = spread != layout.spread
     if not some or not (is_other or has_hints or spread > 1):

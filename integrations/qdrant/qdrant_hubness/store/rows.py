@@ -18,7 +18,7 @@ from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats, StorageFormat, packed
+from milvus_hubness.codec.arrays import Floats, StorageFormat, packed, unit_directions
 from milvus_hubness.codec.base import PENDING, RowCodec
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
@@ -62,7 +62,7 @@ class Normalisation:
 
     def is_same(self, a: Floats, b: Floats) -> bool:
         """Whether two vectors (…, d) have the same direction."""
-        return bool(np.allclose(_directions(a), _directions(b), rtol=self.spacing, atol=self.smallest))
+        return bool(np.allclose(unit_directions(a), unit_directions(b), rtol=self.spacing, atol=self.smallest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,25 +94,18 @@ class OtherVector:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _directions(vectors: Floats) -> Any:
-    """Return vectors (…, d) divided by their lengths, in float64; zero vectors stay."""
-    numbers = vectors.astype(np.float64)
-    lengths = np.linalg.norm(numbers, axis=-1, keepdims=True)
-    return numbers / np.where(lengths == 0, 1, lengths)
-
-
 @dataclass(frozen=True)
 class Form:
-    """Conversion of a collection's points for one of their vectors.
-
-    field: the vector's name. form: its storage format. state: if it is an augmented vector. normalised: for the names
-    of the vectors that Qdrant normalises.
-    """
+    """Conversion of a collection's points for one of their vectors."""
 
     field: str
+    """The name of the vector."""
     form: StorageFormat
+    """The storage format of the vector."""
     state: CollectionState | None
+    """How the vector is augmented; None for a plain one."""
     normalised: Mapping[str, Normalisation]
+    """What Qdrant does to the Cosine vectors of the collection, by their names."""
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -69,21 +69,21 @@ def _points_bytes(items: Sequence[Any]) -> float:
     return payloads + sum(POINT_BYTES + json_bytes(item.vector) for item in items)
 
 
-def in_parts(
-    items: Sequence[T], *, rows: int, most_bytes: int, size: Callable[[T], int] = json_bytes
-) -> Iterator[list[T]]:
+def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list[T]]:
     """Yield the items in order, in lists of at most `rows` items and `most_bytes` bytes; a larger item is alone."""
-    if 0 < len(items) <= rows and size is json_bytes and _points_bytes(items) <= most_bytes:
+    if 0 < len(items) <= rows and _points_bytes(items) <= most_bytes:
         yield list(items)
         return
-    part: list[T] = []
-    part_bytes = 0
+
+    batch: list[T] = []
+    batch_bytes = 0
     for item in items:
-        item_bytes = size(item)
-        if part and (len(part) >= rows or part_bytes + item_bytes > most_bytes):
-            yield part
-            part, part_bytes = [], 0
-        part.append(item)
-        part_bytes += item_bytes
-    if part:
-        yield part
+        item_bytes = json_bytes(item)
+        if batch and (len(batch) >= rows or batch_bytes + item_bytes > most_bytes):
+            yield batch
+            batch = []
+            batch_bytes = 0
+        batch.append(item)
+        batch_bytes += item_bytes
+    if batch:
+        yield batch

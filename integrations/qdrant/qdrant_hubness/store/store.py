@@ -80,10 +80,11 @@ class QdrantStore(QdrantWriteIntents):
         return info
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
-        described, own = source.schema["described"], source.vector_fields.get(field)
+        described = source.schema["described"]
+        vector = source.vector_fields.get(field)
         names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
-        is_supported = own is not None and own.metric in schema.METRICS.values()
-        width = self._copy_width(own) if own is not None and is_supported else 0
+        is_supported = vector is not None and vector.metric in schema.METRICS.values()
+        width = self._copy_width(vector) if vector is not None and is_supported else 0
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
             described, field, points=source.rows, width=width, keys=1, conditions=strict_mode.COPY_CONDITIONS
