@@ -11,15 +11,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def one_thread() -> None:
-    """So that times mean the same on every machine, and others can work on this one."""
+    """Let PyTorch, FAISS and the linear algebra of NumPy compute in one thread each.
+
+    So times mean the same on every machine, and others can work on this one. A second thread of theirs also waits
+    for work in a busy loop, which would count as CPU time of the work that is measured.
+    """
     torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    threadpool_limits(1)
 
 
 def environment(started: float) -> dict[str, Any]:

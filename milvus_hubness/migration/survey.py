@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -58,30 +57,62 @@ class Survey:
 
 
 def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress: Progress = silent) -> Survey:
-    """Page through the keys once, with one page in memory at a time, and return the chunks: of `rows_per_chunk` rows or
-    of a multiple of that, so that there are about MOST_CHUNKS at most."""
-    chunk_rows = rows_per_chunk * max(1, -(-info.rows // (rows_per_chunk * MOST_CHUNKS)))
-    every = max(1, info.rows // SAMPLE_ROWS)
+    """Page through the keys once, with one page in memory at a time.
+
+    A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at most. The sample
+    has at most about SAMPLE_ROWS rows, evenly spread over all keys.
+    """
+    pages_of_chunks = -(-info.rows // (rows_per_chunk * MOST_CHUNKS))
+    chunk_rows = rows_per_chunk * max(1, pages_of_chunks)
     chunks: list[Chunk] = []
     sample: dict[str | None, list[Key]] = {}
     seen = 0
-    for partition in info.partitions:
+
+    def read_and_sampled(partition: str | None) -> Iterator[list[Key]]:
+        nonlocal seen
         sample[partition] = []
-        after: Key | None = None
-        last: Key | None = None
-        rows = 0
-        for page in chain(key_pages(store, info.name, partition, rows=info.rows), [[]]):
-            start = 0
-            while start < len(page) or (rows and not page):
-                stop = min(len(page), start + chunk_rows - rows)
-                last, rows, start = page[stop - 1] if page else last, rows + stop - start, stop
-                if last is not None and (rows == chunk_rows or not page):
-                    chunks.append(Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows))
-                    after, rows = last, 0
-            sample[partition] += page[-seen % every :: every]
+        for page in key_pages(store, info.name, partition, rows=info.rows):
+            sample[partition] += [page[i] for i in evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)]
             seen += len(page)
             progress("reading the keys", seen, info.rows)
+            yield page
+
+    for partition in info.partitions:
+        after: Key | None = None
+        for last, rows in _chunk_ends(read_and_sampled(partition), chunk_rows):
+            chunks.append(Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows))
+            after = last
     return Survey(chunks, sample)
+
+
+def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[Key, int]]:
+    """Yield the last key and the number of rows of each chunk; only the last chunk may have fewer than `chunk_rows`."""
+    rows = 0
+    for page in pages:
+        stop = 0
+        while stop < len(page):
+            start = stop
+            stop = min(len(page), start + chunk_rows - rows)
+            rows += stop - start
+            last = page[stop - 1]
+            if rows == chunk_rows:
+                yield last, rows
+                rows = 0
+    if rows:
+        yield last, rows
+
+
+def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
+    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total` rows.
+
+    They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows are in it where
+    there are no more than `sampled`.
+    """
+    if total <= sampled:
+        return list(range(count))
+    first = -(-start * sampled // total)
+    end = -(-(start + count) * sampled // total)
+    return [k * total // sampled - start for k in range(first, end)]
 
 
 ESTIMATED_ROWS = 512

@@ -3,12 +3,13 @@
 import uuid
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.migration.survey import survey
+from milvus_hubness.migration.survey import evenly_spread, survey
 from milvus_hubness.operations.progress import absent, key_chunks, key_pages
 from milvus_hubness.stores.records import CollectionInfo
 from qdrant_hubness import QdrantStore
@@ -122,3 +123,14 @@ def test_a_survey_of_any_size_has_about_four_thousand_chunks():
     assert {chunk.rows for chunk in chunks[:-1]} == {12}
     assert [chunk.after for chunk in chunks] == [None, *(chunk.upto for chunk in chunks[:-1])]
     assert (chunks[-1].upto, sum(chunk.rows for chunk in chunks)) == (39_999, 40_000)
+
+
+@given(total=st.integers(1, 20_000), sampled=st.integers(1, 5_000), size=st.integers(1, 3_000))
+def test_a_sample_is_spread_evenly_whatever_the_pages_are(total, sampled, size):
+    starts = range(0, total, size)
+    places = [
+        start + place for start in starts for place in evenly_spread(start, min(size, total - start), total, sampled)
+    ]
+    assert len(places) == min(total, sampled)
+    gaps = np.diff(places)
+    assert not len(gaps) or gaps.max() - gaps.min() <= 1

@@ -179,11 +179,15 @@ class QdrantPoints:
         return f"qdrant_local {version}" if self.is_local else f"qdrant {version}"
 
     def count(self, collection: str) -> int:
-        """As Store.count. Where strict mode forbids exact counts, this counts the ids."""
-        described = self.ask("get_collection", collection)
-        if Limits.of(described).allows_exact:
-            return int(self.ask("count", collection, exact=True).count)
-        return sum(1 for partition in PARTITIONS for _ in self._records(collection, partition, Limits.of(described)))
+        """As Store.count."""
+        return self._count(collection, self._limits(collection))
+
+    def _count(self, collection: str, limits: Limits, where: models.Filter | None = None) -> int:
+        """Count points. Where strict mode forbids exact counts, this counts the ids."""
+        if limits.allows_exact:
+            return int(self.ask("count", collection, count_filter=where, exact=True).count)
+        pages = (self._records(collection, partition, limits, where=where) for partition in PARTITIONS)
+        return sum(1 for page in pages for _ in page)
 
     def scan_keys(
         self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
@@ -388,6 +392,9 @@ class QdrantPoints:
             with_vectors=with_vectors,
             **self._reads,
         )
+        if records and partition_of(records[-1].id) == partition:
+            return list(records)
+        # Numbers come before UUIDs: the page has reached the next partition.
         return [record for record in records if partition_of(record.id) == partition]
 
     @staticmethod

@@ -120,15 +120,17 @@ class Form:
         split: list[Any] = []
         missing = []
         for i, record in enumerate(records):
-            vectors = named(record.vector)
-            own = vectors.pop(self.field, None)
-            if own is None:
-                missing.append(i)
-                own = [0.0] * self.form.width
-            split.append(own)
             row = dict(record.payload or {})
-            for name, value in vectors.items():
-                row[OTHER_VECTOR + name] = OtherVector(value, self.normalised.get(name))
+            vector = record.vector
+            if self.field != UNNAMED or type(vector) is not list:
+                vectors = named(vector)
+                vector = vectors.pop(self.field, None)
+                for name, value in vectors.items():
+                    row[OTHER_VECTOR + name] = OtherVector(value, self.normalised.get(name))
+            if vector is None:
+                missing.append(i)
+                vector = [0.0] * self.form.width
+            split.append(vector)
             keys.append(record.id)
             rows.append(row)
         stored = np.zeros((len(records), self.form.width), np.float32)
@@ -169,24 +171,31 @@ class Form:
             if has_own
         ]
 
+    @cached_property
+    def _derived_fields(self) -> frozenset[str]:
+        """The fields of a row that Qdrant does not keep, since its vector gives them."""
+        if self.codec is None:
+            return frozenset()
+        return frozenset({self.codec.bias_field, *self.codec.decoding_fields})
+
     def _payload(self, row: Row) -> Row:
-        codec = self.codec
-        if codec is None:
-            return dict(row)
-        derived = {codec.bias_field, *codec.decoding_fields}
-        # The epoch of the collection state is that of all rows, but those without a bias and new ones.
-        if row.get(codec.epoch_field) is None or row[codec.epoch_field] > PENDING:
-            derived.add(codec.epoch_field)
-        return {name: value for name, value in row.items() if name not in derived}
+        payload = {name: value for name, value in row.items() if name not in self._derived_fields}
+        if self.codec is not None:
+            # The epoch of the collection state is that of all rows, but those without a bias and new ones.
+            epoch = payload.get(self.codec.epoch_field, 0)
+            if epoch is None or epoch > PENDING:
+                payload.pop(self.codec.epoch_field, None)
+        return payload
 
 
 def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
     """Add the bias, the epoch and the norm to rows of augmented vectors."""
     codec, epoch = state.codec, state.profile.epoch
     biases = codec.read_biases({codec.field: stored})[:, state.profile.slot].tolist()
+    lengths = dict.fromkeys(codec.decoding_fields, 1.0)
     for row, bias in zip(rows, biases, strict=True):
         row |= {codec.bias_field: bias, codec.epoch_field: row.get(codec.epoch_field, epoch)}
-        row |= dict.fromkeys(codec.decoding_fields, 1.0)
+        row |= lengths
 
 
 def _unit(vectors: Any) -> Floats:

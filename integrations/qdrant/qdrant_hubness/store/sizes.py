@@ -71,19 +71,24 @@ def _points_bytes(items: Sequence[Any]) -> float:
 
 def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list[T]]:
     """Yield the items in order, in lists of at most `rows` items and `most_bytes` bytes; a larger item is alone."""
-    if 0 < len(items) <= rows and _points_bytes(items) <= most_bytes:
-        yield list(items)
-        return
+    for start in range(0, len(items), rows):
+        request = list(items[start : start + rows])
+        if _points_bytes(request) <= most_bytes:
+            yield request
+        else:
+            yield from _parts_by_bytes(request, most_bytes)
 
-    batch: list[T] = []
-    batch_bytes = 0
+
+def _parts_by_bytes(items: Sequence[T], most_bytes: int) -> Iterator[list[T]]:
+    part: list[T] = []
+    part_bytes = 0
     for item in items:
         item_bytes = json_bytes(item)
-        if batch and (len(batch) >= rows or batch_bytes + item_bytes > most_bytes):
-            yield batch
-            batch = []
-            batch_bytes = 0
-        batch.append(item)
-        batch_bytes += item_bytes
-    if batch:
-        yield batch
+        if part and part_bytes + item_bytes > most_bytes:
+            yield part
+            part = []
+            part_bytes = 0
+        part.append(item)
+        part_bytes += item_bytes
+    if part:
+        yield part

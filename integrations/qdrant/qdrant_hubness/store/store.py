@@ -63,7 +63,7 @@ class QdrantStore(QdrantWriteIntents):
             name=name,
             key_field="id",
             vector_fields=schema.vector_fields(described),
-            rows=self.count(name) if counted else 0,
+            rows=self._count(name, Limits.of(described)) if counted else 0,
             partitions=PARTITIONS,
             aliases=tuple(alias.alias_name for alias in aliases if not is_fence(alias.alias_name)),
             states=read_states(properties, name),
@@ -89,10 +89,13 @@ class QdrantStore(QdrantWriteIntents):
         reasons += strict_mode.obstacles(
             described, field, points=source.rows, width=width, keys=1, conditions=strict_mode.COPY_CONDITIONS
         )
-        counts = {name: self._count_with(source.name, name) for name in names}
+        counts = {name: self._count_with(source.name, described, name) for name in names}
         counts = {name: count for name, count in counts.items() if count}
+        if not counts:
+            return reasons
+
         left = set(payload_keys_in(self.properties_of(source.name)))
-        if counts and left.issuperset(counts):
+        if left.issuperset(counts):
             keys = ", ".join(counts)
             return [
                 *reasons,
@@ -106,26 +109,18 @@ class QdrantStore(QdrantWriteIntents):
         layout = Layout(field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field))
         return form_of(layout, field.dtype).width
 
-    def _count_with(self, collection: str, key: str) -> int:
+    def _count_with(self, collection: str, described: Any, key: str) -> int:
         """Return the number of points with this key in their payloads. Where strict mode forbids the filter, this
         reads the key of all points."""
-        described = self.ask("get_collection", collection)
         limits = Limits.of(described)
         is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
-        if is_forbidden or not limits.conditions:
-            with_payload = models.PayloadSelectorInclude(include=[key])
-            holders = (
-                record
-                for partition in PARTITIONS
-                for record in self._records(collection, partition, limits, with_payload=with_payload)
-            )
-            return sum(not _is_empty((record.payload or {}).get(key)) for record in holders)
-        lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
-        count_filter = models.Filter(must_not=[lacking])
-        if not limits.allows_exact:
-            pages = (self._records(collection, partition, limits, where=count_filter) for partition in PARTITIONS)
-            return sum(1 for page in pages for _ in page)
-        return int(self.ask("count", collection, count_filter=count_filter, exact=True).count)
+        if limits.conditions and not is_forbidden:
+            lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
+            return self._count(collection, limits, models.Filter(must_not=[lacking]))
+
+        with_payload = models.PayloadSelectorInclude(include=[key])
+        pages = (self._records(collection, partition, limits, with_payload=with_payload) for partition in PARTITIONS)
+        return sum(not _is_empty((record.payload or {}).get(key)) for page in pages for record in page)
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         described: Any = source.schema["described"]
@@ -273,8 +268,9 @@ class QdrantStore(QdrantWriteIntents):
 
     def left_keys(self, collection: str) -> dict[str, int]:
         """As LeavesKeys.left_keys."""
-        keys = payload_keys_in(self.properties_of(collection))
-        counts = {key: self._count_with(collection, key) for key in keys}
+        described = self.ask("get_collection", collection)
+        keys = payload_keys_in(self._properties(collection, described))
+        counts = {key: self._count_with(collection, described, key) for key in keys}
         return {key: count for key, count in counts.items() if count}
 
     def delete_keys(self, collection: str) -> None:
