@@ -27,13 +27,13 @@ import numpy.typing as npt
 from sklearn.cluster import KMeans
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.estimators import NNN, Blend, Estimator, InvertedSoftmax
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.estimators import NNN, Blend, Estimator, InvertedSoftmax
+from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.quality.measures import Outcome, assess, k_occurrence, nearest, paired_difference, skewness
 from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
 from milvus_hubness.quality.verdict import examine, findings
-from milvus_hubness.rerank import DynamicGate
 from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
 Numbers = npt.NDArray[np.int64]

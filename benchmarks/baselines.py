@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.reference import unit
-from milvus_hubness.kernels import topk
+from milvus_hubness.correction.kernels import topk
 from tests.real_data import Task
 
 Floats = npt.NDArray[np.float32]

@@ -21,7 +21,7 @@ from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
-from milvus_hubness.stores.milvus_schema import BIAS_FIELDS, NO_BIAS
+from milvus_hubness.milvus.store.schema import BIAS_FIELDS, NO_BIAS
 from tests.servers import MilvusServer
 
 ROWS, DIM, BANK = 20_000, 256, 2_000

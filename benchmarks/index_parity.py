@@ -37,11 +37,11 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.correction import load_correction
-from milvus_hubness.estimators import Estimator, to_dict
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.estimators import Estimator, to_dict
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from milvus_hubness.quality.tuning import tune
-from milvus_hubness.stores.milvus import MilvusStore
 from tests.real_data import Task, load_task
 from tests.servers import MilvusServer
 

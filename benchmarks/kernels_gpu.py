@@ -30,11 +30,11 @@ import torch
 
 from benchmarks.data import data_folder, missing
 from benchmarks.environment import environment, save, table
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Sinkhorn
-from milvus_hubness.kernels import logsumexp, topk_mean
-from milvus_hubness.kernels.approximate import GPU_LIMIT
-from milvus_hubness.kernels.primitives import import_faiss, kernel_policy
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import Sinkhorn
+from milvus_hubness.correction.kernels import logsumexp, topk_mean
+from milvus_hubness.correction.kernels.approximate import GPU_LIMIT
+from milvus_hubness.correction.kernels.primitives import import_faiss, kernel_policy
 from tests.real_data import load_task
 
 SIZES = {"cuda": (65_536, 1_000_000), "cpu": (512, 20_000)}

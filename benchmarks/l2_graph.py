@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
-from milvus_hubness.estimators import NNN
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import NNN
+from milvus_hubness.correction.fitted import Correction
 from tests.real_data import load_task
 
 ROWS, QUERIES, BANK = 4_000, 200, 1_000

@@ -35,9 +35,9 @@ import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, Layout, QueryBank
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.index_hints import FAR_ANCHOR, measured_on
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import FAR_ANCHOR, measured_on
+from milvus_hubness.correction.fitted import Correction
 from tests.real_data import load_task
 
 ROWS, BANK, QUERIES, LIMIT = 4_000, 1_000, 300, 10

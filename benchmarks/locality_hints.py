@@ -23,9 +23,9 @@ import numpy.typing as npt
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, Layout, QueryBank
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.fitted import Correction
 from tests.real_data import load_task
 
 TASKS = ("docstring_code", "caption_translation")

@@ -29,9 +29,9 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.memory import measure
 from benchmarks.new_rows import load
 from milvus_hubness import HubnessClient, Sinkhorn, connect
-from milvus_hubness.client.matching import QUERIES_PER_ITEM
-from milvus_hubness.estimators.matching import ITERATIONS, TEMPERATURE, Pairs, balanced, moments, spread_of
-from milvus_hubness.kernels import topk
+from milvus_hubness.correction.estimators.matching import ITERATIONS, TEMPERATURE, Pairs, balanced, moments, spread_of
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.milvus.client.matching import QUERIES_PER_ITEM
 from tests.galleries import plain_collection
 from tests.real_data import EMBEDDING_TASKS, Task, load_task, recall_at_1
 

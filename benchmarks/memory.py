@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save
-from milvus_hubness.kernels import logsumexp, topk_mean
+from milvus_hubness.correction.kernels import logsumexp, topk_mean
 
 ROWS, BANK, DIM = 200_000, 100_000, 512
 LIMIT = 2e9

@@ -61,7 +61,7 @@ def bare(uri: str, rows: int, dim: int) -> float:
     """Seconds of the loop."""
     from pymilvus import MilvusClient
 
-    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
     client = MilvusClient(uri)
     batch = MilvusStore(client).chunk_rows(MilvusStore(client).info(f"src{rows}"))
@@ -84,7 +84,7 @@ def bare(uri: str, rows: int, dim: int) -> float:
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
     from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, migrate, plan_migration
-    from milvus_hubness.operations.progress import Event, Events
+    from milvus_hubness.jobs.common.progress import Event, Events
 
     times: dict[str, float] = {}
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.reference import unit
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import NNN, Blend, Estimator
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, Blend, Estimator
 from milvus_hubness.quality.measures import assess, confidence_interval, paired_difference
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 

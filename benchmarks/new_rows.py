@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Blend, Estimator, FittedBias
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import Blend, Estimator, FittedBias
 from milvus_hubness.quality.measures import assess
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 

@@ -27,17 +27,17 @@ from sklearn.cluster import KMeans
 
 from benchmarks.banks import OTHER_SET, Means, Numbers, as_long_as, cut, outcome_of
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import Origins, QueryBank, Vectors
-from milvus_hubness.banks.online import Terms, merge
-from milvus_hubness.client.query_samples import Sampler
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import initial_state
-from milvus_hubness.estimators import NNN, Blend, Estimator
+from milvus_hubness.correction.banks.bank import Origins, QueryBank, Vectors
+from milvus_hubness.correction.banks.online import Terms, merge
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import NNN, Blend, Estimator
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.store.ownership import CollectionId
+from milvus_hubness.jobs.store.records import OnlineBank
+from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.quality.bank_checks import drift_between
 from milvus_hubness.quality.measures import paired_difference
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.ownership import CollectionId
-from milvus_hubness.stores.records import OnlineBank
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
 METHODS: dict[str, Estimator] = {"NNN 16, .75": NNN(16, 0.75), "Blend": Blend()}

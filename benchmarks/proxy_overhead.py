@@ -100,7 +100,7 @@ def cpu_seconds(process: int) -> float:
 
 async def relay(upstream: str) -> None:
     """Pass searches on, and print the address as the proxy does. Runs in its own process, with the proxy's settings."""
-    from milvus_hubness.proxy import ProxyOptions
+    from milvus_hubness.milvus.proxy import ProxyOptions
 
     options = ProxyOptions(upstream)
     forward = options.open_channel(grpc.aio).unary_unary(SEARCH)

@@ -43,9 +43,9 @@ from qdrant_client import QdrantClient, models
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from milvus_hubness import NNN, MigrationOptions, QueryBank, migrate, plan_migration
-from milvus_hubness.operations.progress import Event, Events
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY
+from milvus_hubness.jobs.common.progress import Event, Events
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store import connect
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.baselines import BASELINES
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import (
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,
@@ -32,8 +32,8 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
+from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.quality.measures import assess, confidence_interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.rerank import DynamicGate
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02

@@ -37,10 +37,10 @@ import qdrant_edge as edge
 
 from benchmarks.environment import RESULTS, environment, save, table
 from milvus_hubness import NNN, Layout, QueryBank
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.quantisation import spread_for, with_bias_scale
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
+from milvus_hubness.correction.fitted import Correction
 from tests.real_data import load_task
 
 LIMIT = 10

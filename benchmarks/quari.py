@@ -45,12 +45,12 @@ from benchmarks.quari_parts import parts, parts_table, summary
 from benchmarks.quari_rivals import COMMON, LEARNED, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, WITH_MEMORY, speed
 from milvus_hubness.demo.run import build, collect
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.curves import learning_curves
+from milvus_hubness.extras.quari.pairs import Pairs
+from milvus_hubness.extras.quari.settings import QuariConfig
+from milvus_hubness.extras.quari.train import train
 from milvus_hubness.quality.measures import PositiveRanks, hits, paired_difference, retrieval_summary
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.curves import learning_curves
-from milvus_hubness.quari.pairs import Pairs
-from milvus_hubness.quari.settings import QuariConfig
-from milvus_hubness.quari.train import train
 from tests.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import table
+from milvus_hubness.extras.quari.pairs import Pairs
+from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.extras.quari.train import train, validate
 from milvus_hubness.quality.measures import paired_difference
-from milvus_hubness.quari.pairs import Pairs
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-from milvus_hubness.quari.train import train, validate
 from tests.real_data import load_task
 
 LEARNED, HELD, TEST = 2000, 500, 3000

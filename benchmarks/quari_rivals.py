@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Sinkhorn
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import Sinkhorn
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.model import Quari, cosines
+from milvus_hubness.extras.quari.pairs import Pairs, mine
+from milvus_hubness.extras.quari.reranker import QuariReranker
+from milvus_hubness.extras.quari.settings import TrainingSettings
+from milvus_hubness.extras.quari.train import contrastive_loss
 from milvus_hubness.quality.measures import nearest
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.model import Quari, cosines
-from milvus_hubness.quari.pairs import Pairs, mine
-from milvus_hubness.quari.reranker import QuariReranker
-from milvus_hubness.quari.settings import TrainingSettings
-from milvus_hubness.quari.train import contrastive_loss
 
 ESTIMATOR = Sinkhorn(0.03)
 CANDIDATES = 1000

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.quari_rivals import CANDIDATES
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.reranker import QuariReranker
-from milvus_hubness.quari.settings import QuariConfig
+from milvus_hubness.extras.quari.model import Quari
+from milvus_hubness.extras.quari.reranker import QuariReranker
+from milvus_hubness.extras.quari.settings import QuariConfig
 
 SPEED_REPEATS = 60
 REMEMBERED = 6000

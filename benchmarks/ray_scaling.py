@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.kernels import unit_vectors
 from milvus_hubness import NNN, QueryBank, Sinkhorn
-from milvus_hubness.distributed.ray_gallery import RayGallery
+from milvus_hubness.extras.ray.ray_gallery import RayGallery
 
 ROWS, SINKHORN_ROWS, DIM, SHARDS = 24_000, 12_000, 256, 6
 BANK, SINKHORN_BANK = 40_000, 4_000

@@ -26,10 +26,10 @@ from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, save, table
 from milvus_hubness import NNN, Blend, MilvusStore, QueryBank, connect
-from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
-from milvus_hubness.estimators import Estimator
+from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import Estimator
+from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.quality.recall import ROWS, measure_recall
 from tests.real_data import load_task
 from tests.servers import MilvusServer, lite_uri

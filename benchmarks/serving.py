@@ -40,12 +40,12 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.banks.bank import Vectors
-from milvus_hubness.codec.base import EPOCH_FIELD
-from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.defaults import MAX_MISS_RATE
-from milvus_hubness.enable.plan import MEASURED_QUERIES
-from milvus_hubness.estimators import Estimator
+from milvus_hubness.basics.defaults import MAX_MISS_RATE
+from milvus_hubness.correction.banks.bank import Vectors
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
+from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.estimators import Estimator
+from milvus_hubness.jobs.enable.plan import MEASURED_QUERIES
 from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_places
 from tests.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
 from tests.servers import MilvusServer, lite_uri

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.quality.measures import Outcome, assess
 from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, tune

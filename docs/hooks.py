@@ -89,7 +89,7 @@ def error_reference() -> str:
 
 def state_reference() -> str:
     """Return a table for each part of the collection state, and its JSON schema."""
-    from milvus_hubness.state import CollectionState
+    from milvus_hubness.correction.state import CollectionState
 
     schema = CollectionState.model_json_schema()
     definitions = {CollectionState.__name__: schema, **schema["$defs"]}

@@ -10,13 +10,13 @@ import tempfile
 import numpy as np
 
 from milvus_hubness import HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration, rollback
-from milvus_hubness.operations.progress import Events, Throttle
+from milvus_hubness.jobs.common.progress import Events, Throttle
 
 ROWS, DIM = 3000, 64
 
 
 def show(event):
-    """Print an event; the table at the top of milvus_hubness.operations.progress lists all events and their facts."""
+    """Print an event; the table at the top of milvus_hubness.jobs.common.progress lists all events and their facts."""
     facts = event.facts
     if event.name == "copying":
         print(f"  copied {facts['rows']:,} of {facts['rows_total']:,} rows, {facts['eta_seconds'] or 0:.0f} s left")

@@ -1,13 +1,12 @@
 """Hubness correction for cross-modal search, inside Milvus."""
 
 import re
-import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from milvus_hubness import errors as _errors
+from milvus_hubness.basics.requirements import naming_extras as _naming_extras
 
 _ERRORS = [name for name, kind in vars(_errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
 globals().update({name: getattr(_errors, name) for name in _ERRORS})
@@ -23,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         value: Any = version("milvus-hubness")
     elif name in _MODULES:
-        with _errors.naming_extras():
+        with _naming_extras():
             value = getattr(import_module(_MODULES[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -33,14 +32,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*_MODULES, *_ERRORS, "__version__"])
-
-
-class _Package(ModuleType):
-    """Python binds each imported submodule to a name of its package; `enable` and `refresh` stay functions."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _MODULES or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

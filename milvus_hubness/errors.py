@@ -5,21 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from milvus_hubness.requirements import unsupported_libraries
-
-EXTRAS = {
-    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
-    **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
-    **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
-    "milvus_lite": "lite",
-    "ray": "ray",
-}
-"""The extra of this package that installs a module."""
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
@@ -241,22 +230,6 @@ class HookFailed(HubnessError):
 
 class CriticalLoad(HubnessError):
     """The critical-load command reports too much load on the server."""
-
-
-@contextmanager
-def naming_extras() -> Iterator[None]:
-    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module, and
-    UnsupportedVersion in place of any other ImportError where a library is of an unsupported version."""
-    try:
-        yield
-    except ImportError as error:
-        module = (error.name or "").partition(".")[0]
-        if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
-            extra = EXTRAS[module]
-            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra) from error
-        if fault := unsupported_libraries():
-            raise UnsupportedVersion(fault) from error
-        raise
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

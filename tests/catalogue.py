@@ -8,7 +8,7 @@ from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.stores.records import IDENTITY_PROPERTY
+from milvus_hubness.jobs.store.records import IDENTITY_PROPERTY
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 18, 200, 6, 50, 5, 0.75

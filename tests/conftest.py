@@ -21,7 +21,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.client.steps import ClientPolicy
+from milvus_hubness.milvus.client.steps import ClientPolicy
 from tests import servers, tiers
 from tests.browser import Browser
 

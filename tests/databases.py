@@ -15,11 +15,11 @@ from pymilvus import DataType, MilvusClient
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.banks.generations import Key
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import CollectionInfo, OnlineBanks
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo, OnlineBanks
+from milvus_hubness.milvus.store import schema as milvus_schema
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.points import partition_of
 from tests.chaos.milvus import MilvusDatabase

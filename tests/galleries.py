@@ -3,8 +3,8 @@
 import numpy as np
 from pymilvus import DataType
 
-from milvus_hubness.codec.base import NORM_FIELD, VectorCodec
-from milvus_hubness.operations.progress import key_pages
+from milvus_hubness.correction.codec.base import NORM_FIELD, VectorCodec
+from milvus_hubness.jobs.common.progress import key_pages
 
 METRICS = ["IP", "COSINE", "L2"]
 

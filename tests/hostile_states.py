@@ -36,13 +36,13 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
-from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.quality.collections import read_biased
-from milvus_hubness.quality.explain import explain_row
-from milvus_hubness.refresh.online_bank import list_online_banks, start_online_bank
-from milvus_hubness.state import CollectionState, Incoming, Profile
-from milvus_hubness.stores.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction.state import CollectionState, Incoming, Profile
+from milvus_hubness.jobs.refresh.online_bank import list_online_banks, start_online_bank
+from milvus_hubness.jobs.store.records import DualWrite, TuningRecord, Verdicts, WriteIntentLog
+from milvus_hubness.reports.collections import read_biased
+from milvus_hubness.reports.explain import explain_row
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 24

@@ -3,8 +3,8 @@
 import json
 from types import SimpleNamespace
 
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import Record
 
 
 class MigrationsOnly:

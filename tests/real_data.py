@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.data import data_folder, missing
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Estimator, FittedBias
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import Estimator, FittedBias
 
 DATA = data_folder()
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 
 import numpy as np
 
-from milvus_hubness.quality.report import diagnose
-from milvus_hubness.quari.checkpoint import Epoch
+from milvus_hubness.extras.quari.checkpoint import Epoch
+from milvus_hubness.reports.report import diagnose
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.reconcile import Course, Reconciliation
 from milvus_hubness.serve.worker import CollectionView, ServiceView, Standing

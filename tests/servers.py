@@ -30,7 +30,7 @@ from pymilvus import MilvusClient, MilvusException
 from pymilvus.client.types import LoadState
 from qdrant_client import QdrantClient
 
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.jobs.store.ownership import LEDGER
 from qdrant_hubness.store.properties import STATES
 
 STARTUP_SECONDS = 120

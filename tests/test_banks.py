@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,

@@ -66,23 +66,30 @@ def test_no_constant_of_the_product_is_set():
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ('monkeypatch.setattr(screened, "MOST_SELECTED", 1)', "kernels.screened.MOST_SELECTED"),
+        ('monkeypatch.setattr(screened, "MOST_SELECTED", 1)', "correction.kernels.screened.MOST_SELECTED"),
         ('monkeypatch.setattr("milvus_hubness.errors._remembered", set())', "errors._remembered"),
         ('patch.setattr(milvus_hubness.errors, "_remembered", set())', "errors._remembered"),
-        ('with mock.patch("milvus_hubness.kernels.screened.GROUP", 1): ...', "kernels.screened.GROUP"),
-        ('with mock.patch.object(screened, "GROUP", 1): ...', "kernels.screened.GROUP"),
-        ('setattr(screened, "GROUP", 1)', "kernels.screened.GROUP"),
-        ('monkeypatch.setitem(TILE_SIZES, "cpu", None)', "kernels.primitives.TILE_SIZES"),
-        ('monkeypatch.setitem(TILE_SIZES if TILE_SIZES else {}, "cpu", None)', "kernels.primitives.TILE_SIZES"),
-        ('TILE_SIZES["cpu"] = 1', "kernels.primitives.TILE_SIZES"),
-        ("screened.GROUP = 1", "kernels.screened.GROUP"),
-        ("for screened.GROUP in (1, 2): ...", "kernels.screened.GROUP"),
-        ("screened.GROUP += 1", "kernels.screened.GROUP"),
+        (
+            'with mock.patch("milvus_hubness.correction.kernels.screened.GROUP", 1): ...',
+            "correction.kernels.screened.GROUP",
+        ),
+        ('with mock.patch.object(screened, "GROUP", 1): ...', "correction.kernels.screened.GROUP"),
+        ('setattr(screened, "GROUP", 1)', "correction.kernels.screened.GROUP"),
+        ('monkeypatch.setitem(TILE_SIZES, "cpu", None)', "correction.kernels.primitives.TILE_SIZES"),
+        (
+            'monkeypatch.setitem(TILE_SIZES if TILE_SIZES else {}, "cpu", None)',
+            "correction.kernels.primitives.TILE_SIZES",
+        ),
+        ('TILE_SIZES["cpu"] = 1', "correction.kernels.primitives.TILE_SIZES"),
+        ("screened.GROUP = 1", "correction.kernels.screened.GROUP"),
+        ("for screened.GROUP in (1, 2): ...", "correction.kernels.screened.GROUP"),
+        ("screened.GROUP += 1", "correction.kernels.screened.GROUP"),
     ],
 )
 def test_a_constant_that_is_set_is_found(line, name):
-    imports = "import milvus_hubness.errors\nfrom milvus_hubness.kernels import screened\n"
-    source = f"{imports}from milvus_hubness.kernels.primitives import TILE_SIZES\ndef test(monkeypatch):\n    {line}\n"
+    imports = "import milvus_hubness.errors\nfrom milvus_hubness.correction.kernels import screened\n"
+    imports += "from milvus_hubness.correction.kernels.primitives import TILE_SIZES\n"
+    source = f"{imports}def test(monkeypatch):\n    {line}\n"
     assert constants_set(source) == [f"milvus_hubness.{name}"]
 
 
@@ -90,7 +97,7 @@ def test_what_is_watched_or_foreign_may_be_replaced():
     source = """
 import sys, torch
 from milvus_hubness import MilvusStore
-from milvus_hubness.kernels import dense
+from milvus_hubness.correction.kernels import dense
 monkeypatch.setattr(MilvusStore, "load_bank", watched)
 monkeypatch.setattr(dense, "topk", watched)
 monkeypatch.setitem(sys.modules, "PIL", None)

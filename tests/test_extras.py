@@ -9,10 +9,11 @@ import pytest
 import typer
 
 from milvus_hubness import connect
+from milvus_hubness.basics.requirements import EXTRAS, naming_extras
 from milvus_hubness.cli import MODULES, main
 from milvus_hubness.cli.console import run
 from milvus_hubness.cli.extras import OF_COMMANDS, with_all_extras
-from milvus_hubness.errors import EXTRAS, MissingExtra, naming_extras
+from milvus_hubness.errors import MissingExtra
 from tests.test_project_files import project
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.codec.arrays import (
+from milvus_hubness.correction.codec.arrays import (
     SMALLEST,
     SPACING,
     StorageFormat,
@@ -18,9 +18,9 @@ from milvus_hubness.codec.arrays import (
     rounded_to_sums,
     unpacked,
 )
-from milvus_hubness.codec.base import form_of
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.base import form_of
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from tests.galleries import METRICS, decoded
 

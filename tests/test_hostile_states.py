@@ -21,17 +21,17 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.banks.generations import fitted_bank
-from milvus_hubness.bounds import MOST_CHARACTERS
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction, initial_state
-from milvus_hubness.estimators import from_dict
-from milvus_hubness.operations.lease_records import LEASES
-from milvus_hubness.operations.row_writer import BATCHES, open_batches
-from milvus_hubness.refresh.plan import SPARE_BANKS
-from milvus_hubness.state import BankReference, CollectionState, read_states
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import MOST_VERDICTS, DualWrite, OnlineBanks, Record, Verdicts, WriteIntentLog
+from milvus_hubness.basics.bounds import MOST_CHARACTERS
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import from_dict
+from milvus_hubness.correction.fitted import Correction, initial_state
+from milvus_hubness.correction.state import BankReference, CollectionState, read_states
+from milvus_hubness.jobs.common.lease_records import LEASES
+from milvus_hubness.jobs.common.row_writer import BATCHES, open_batches
+from milvus_hubness.jobs.refresh.plan import SPARE_BANKS
+from milvus_hubness.jobs.store.generations import fitted_bank
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import MOST_VERDICTS, DualWrite, OnlineBanks, Record, Verdicts, WriteIntentLog
 from tests import hostile_states
 from tests.galleries import plain_collection, vectors
 from tests.hostile_states import PLACES, World

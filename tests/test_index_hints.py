@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import NNN, QueryBank
-from milvus_hubness.codec.index_hints import (
+from milvus_hubness.correction.codec.index_hints import (
     COLUMNS,
     FEWEST,
     FEWEST_QUERIES,
@@ -19,11 +19,11 @@ from milvus_hubness.codec.index_hints import (
     hint_directions,
     measured_on,
 )
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import Blend, RelativeNNN, Sinkhorn
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
-from milvus_hubness.estimators import Blend, RelativeNNN, Sinkhorn
-from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
 from tests.galleries import decoded
 from tests.real_data import load_task, needs_real_data
 

@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.codec.arrays import rounded
-from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, LENGTH_SHARE, SMALL_BIASES, measured_on
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.arrays import rounded
+from milvus_hubness.correction.codec.index_hints import GRAPH_HINT_SHARE, LENGTH_SHARE, SMALL_BIASES, measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
-from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
 from tests.galleries import decoded, nnn
 
 METRICS = ["IP", "COSINE", "L2"]

@@ -24,7 +24,7 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.cli import main
-from milvus_hubness.operations.lease import Lease
+from milvus_hubness.jobs.common.lease import Lease
 from tests.galleries import plain_collection, vectors
 
 DIM, ROWS, QUERIES = 8, 60, 40

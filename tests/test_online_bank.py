@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
-from milvus_hubness.banks.bank import Origins, QueryBank
-from milvus_hubness.banks.online import Terms, distinct_vectors, merge
+from milvus_hubness.correction.banks.bank import Origins, QueryBank
+from milvus_hubness.correction.banks.online import Terms, distinct_vectors, merge
 
 DRAWS = 1_500
 

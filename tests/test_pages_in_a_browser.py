@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import milvus_hubness
-from milvus_hubness.operations.http_server import HttpServer
-from milvus_hubness.quality.collections import render
-from milvus_hubness.quality.images import Images
-from milvus_hubness.quari.curves import learning_curves
+from milvus_hubness.extras.quari.curves import learning_curves
+from milvus_hubness.jobs.common.http_server import HttpServer
+from milvus_hubness.reports.collections import render
+from milvus_hubness.reports.images import Images
 from milvus_hubness.serve.page import service_routes
 from milvus_hubness.serve.worker import ServiceMetrics
 from tests import sample_pages
@@ -155,6 +155,6 @@ def test_the_documentation_site(browser, site, tmp_path, page):
 def test_no_page_is_forgotten():
     """A new template, or markup in a module, needs a test above."""
     templates = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.html")}
-    assert templates == {"quality/report.html", "quari/curves.html", "serve/page.html"}
+    assert templates == {"reports/report.html", "extras/quari/curves.html", "serve/page.html"}
     sources = [*PACKAGE.rglob("*.py"), *(pages.ROOT / "integrations").rglob("*.py")]
     assert [path.name for path in sources if "<!doctype" in path.read_text("utf-8").lower()] == []

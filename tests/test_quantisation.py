@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import LARGEST_SPREAD, Layout
-from milvus_hubness.codec.quantisation import spread_for, with_bias_scale, with_spread
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
+from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale, with_spread
 from tests.galleries import embedding_like, products_of
 
 METRICS = ["IP", "COSINE", "L2"]

@@ -4,9 +4,16 @@ from datetime import datetime, timezone
 
 import pytest
 
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.state import (
+    BankReference,
+    CollectionState,
+    Profile,
+    read_states,
+    require_state,
+    suffix_for,
+)
 from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
-from milvus_hubness.state import BankReference, CollectionState, Profile, read_states, require_state, suffix_for
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ def adopt(
 
     Example: milvus-hubness adopt products_2026 --renamed-from products
     """
-    from milvus_hubness.operations.adopt import adopt
+    from milvus_hubness.jobs.common.adopt import adopt
 
     adopted = adopt(connection.open(), collection, renamed_from=renamed_from)
     data = {"adopt": {"collection": collection, "helpers": adopted}}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from milvus_hubness.texts import visible_line
+from milvus_hubness.basics.texts import visible_line
 
 if TYPE_CHECKING:
     from rich.console import Console

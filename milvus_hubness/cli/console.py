@@ -21,23 +21,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from milvus_hubness.basics.defaults import URI_VARIABLES
+from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.requirements import naming_extras, unsupported_libraries
+from milvus_hubness.basics.texts import agreement_sentence, describe, visible, visible_json, visible_line
 from milvus_hubness.cli.extras import with_all_extras
-from milvus_hubness.defaults import URI_VARIABLES
 from milvus_hubness.errors import (
     HubnessError,
     InvalidParameter,
     MissingExtra,
     UnreadableFile,
     UnsupportedVersion,
-    naming_extras,
     redacted,
 )
-from milvus_hubness.logs import log
-from milvus_hubness.requirements import unsupported_libraries
-from milvus_hubness.texts import agreement_sentence, describe, visible, visible_json, visible_line
 
 if TYPE_CHECKING:
-    from milvus_hubness.operations.progress import Progress as Report
+    from milvus_hubness.basics.progress import Progress as Report
 
 AS_JSON = "--json"
 UNNAMED = "without a name"

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from milvus_hubness.basics.defaults import MAX_MISS_RATE, STATE_TTL
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import MAX_MISS_RATE, STATE_TTL
 
 Where = Literal["auto", "fields", "side", "vectors"]
 
@@ -40,9 +40,9 @@ def enable(
 
     Example: milvus-hubness enable products --bank queries.npy --plan
     """
-    from milvus_hubness.enable.enable import enable
-    from milvus_hubness.enable.plan import plan_enable
-    from milvus_hubness.operations.inputs import read_bank
+    from milvus_hubness.jobs.common.inputs import read_bank
+    from milvus_hubness.jobs.enable.enable import enable
+    from milvus_hubness.jobs.enable.plan import plan_enable
 
     bank.require()
     store = connection.open()
@@ -89,7 +89,7 @@ def disable(
 
     Example: milvus-hubness disable products
     """
-    from milvus_hubness.enable.enable import disable
+    from milvus_hubness.jobs.enable.enable import disable
 
     store = connection.open()
     dropped = disable(store, collection, field=field)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milvus_hubness.basics.texts import visible_line
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.texts import visible_line
 
 if TYPE_CHECKING:
-    from milvus_hubness.estimators import Estimator
-    from milvus_hubness.quality.collections import BiasedGallery
-    from milvus_hubness.quality.explain import Hubs, QueryExplanation, RowExplanation
-    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.correction.estimators import Estimator
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.reports.collections import BiasedGallery
+    from milvus_hubness.reports.explain import Hubs, QueryExplanation, RowExplanation
 
 Top = Annotated[int, "Number of rows or queries to list.", {"min": 1}]
 
@@ -44,9 +44,9 @@ def explain(
 
     Example: milvus-hubness explain products 4711 --bank queries.parquet --query-text text
     """
-    from milvus_hubness.operations.inputs import read_texts
-    from milvus_hubness.quality import explain
+    from milvus_hubness.jobs.common.inputs import read_texts
     from milvus_hubness.quality.measures import as_plain
+    from milvus_hubness.reports import explain
 
     if key is None and query is None and query_number is None:
         raise typer.BadParameter("nothing to explain: give the KEY of a row, --query FILE or --query-number")
@@ -70,7 +70,7 @@ def explain(
 def _read(
     store: MilvusStore, collection: str, bank: options.BankOptions, estimator: Estimator | None, field: str | None
 ) -> BiasedGallery:
-    from milvus_hubness.quality.collections import read_biased
+    from milvus_hubness.reports.collections import read_biased
 
     with console.progress_bars() as progress:
         return read_biased(store, collection, bank.read(store), estimator=estimator, field=field, progress=progress)
@@ -129,8 +129,8 @@ def hubs(
 
     Example: milvus-hubness hubs products --top 50 --csv
     """
-    from milvus_hubness.quality import explain
     from milvus_hubness.quality.measures import as_plain
+    from milvus_hubness.reports import explain
 
     if as_csv and as_json:
         raise typer.BadParameter("give --csv or --json, not both")

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
-from milvus_hubness.errors import EXTRAS, MissingExtra
+from milvus_hubness.basics.requirements import EXTRAS
+from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
     **dict.fromkeys(("tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)),

@@ -13,7 +13,7 @@ from milvus_hubness.cli import console, options
 from milvus_hubness.errors import UnreadableFile
 
 if TYPE_CHECKING:
-    from milvus_hubness.client.matching import Matches
+    from milvus_hubness.milvus.client.matching import Matches
 
 SUFFIXES = (".parquet", ".npz")
 
@@ -37,8 +37,8 @@ def match(
 
     Example: milvus-hubness match products --queries titles.parquet --out matches.parquet
     """
-    from milvus_hubness.client.sync import HubnessClient
-    from milvus_hubness.operations.inputs import read_bank
+    from milvus_hubness.jobs.common.inputs import read_bank
+    from milvus_hubness.milvus.client.sync import HubnessClient
 
     if out.suffix not in SUFFIXES:
         raise typer.BadParameter(f"--out must end in {' or '.join(SUFFIXES)}, not {out.name!r}")

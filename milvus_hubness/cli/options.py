@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, URI_VARIABLES, WHERE_FROM, Engine
+from milvus_hubness.basics.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, URI_VARIABLES, WHERE_FROM, Engine
+from milvus_hubness.basics.files.opening import read_token as read_token_file
+from milvus_hubness.basics.texts import describe
 from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
-from milvus_hubness.files.opening import read_token as read_token_file
-from milvus_hubness.texts import describe
 
 if TYPE_CHECKING:
-    from milvus_hubness.banks.bank import QueryBank
-    from milvus_hubness.estimators import Estimator
-    from milvus_hubness.stores.milvus import MilvusStore
-    from milvus_hubness.stores.protocols import Store
+    from milvus_hubness.correction.banks.bank import QueryBank
+    from milvus_hubness.correction.estimators import Estimator
+    from milvus_hubness.jobs.store.protocols import Store
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
@@ -69,8 +69,8 @@ class Connection:
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     """Return the store of a database. Raises ServerUnavailable, UnreadableFile."""
-    from milvus_hubness.stores.milvus import MilvusStore
-    from milvus_hubness.stores.milvus_server import connect
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+    from milvus_hubness.milvus.store.server import connect
 
     # pymilvus sets its level when it is imported, and would log the traceback of each error that a command reports.
     for library in ("pymilvus", "milvus_lite", "grpc"):
@@ -103,7 +103,7 @@ class BankOptions:
 
 def read_vectors(store: Store, spec: str | None, column: str | None = None) -> QueryBank | None:
     """Return the vectors of a file or collection; None if none is named."""
-    from milvus_hubness.operations.inputs import read_bank
+    from milvus_hubness.jobs.common.inputs import read_bank
 
     return read_bank(store, spec, column) if spec else None
 
@@ -133,8 +133,8 @@ class EstimatorOptions:
         current: the estimator in use, as its dictionary; its parameters apply unless the options name them.
         --k and --alpha without --method mean NNN. Raises InvalidParameter.
         """
-        from milvus_hubness.estimators import from_dict
-        from milvus_hubness.estimators.base import class_name, with_parameters
+        from milvus_hubness.correction.estimators import from_dict
+        from milvus_hubness.correction.estimators.base import class_name, with_parameters
 
         own = {"k": self.k, "alpha": self.alpha}
         parameters = {name: value for name, value in own.items() if value is not None}

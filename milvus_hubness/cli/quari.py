@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
+from milvus_hubness.basics.texts import points
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import (
     check_writable,
@@ -19,12 +21,10 @@ from milvus_hubness.cli.console import (
     write_page,
 )
 from milvus_hubness.cli.options import AsJson, Connection, Field, pairs_of
-from milvus_hubness.defaults import EPOCHS, FORM, MAP_EPOCHS, MEMORY
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.texts import points
 
 if TYPE_CHECKING:
-    from milvus_hubness.quari.checkpoint import Checkpoint
+    from milvus_hubness.extras.quari.checkpoint import Checkpoint
 
 PairsFile = Annotated[
     str,
@@ -61,11 +61,11 @@ def train(
 
     Example: milvus-hubness quari train --pairs pairs.npz --collection products --out network.safetensors
     """
-    from milvus_hubness.quari.curves import learning_curves
-    from milvus_hubness.quari.pairs import Pairs
-    from milvus_hubness.quari.reranker import read_labelled
-    from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-    from milvus_hubness.quari.train import train
+    from milvus_hubness.extras.quari.curves import learning_curves
+    from milvus_hubness.extras.quari.pairs import Pairs
+    from milvus_hubness.extras.quari.reranker import read_labelled
+    from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
+    from milvus_hubness.extras.quari.train import train
 
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
@@ -143,7 +143,7 @@ def import_weights(
 
     Example: milvus-hubness quari import-weights model_weights.pt --out network.safetensors --encoder clip-vit-b-16
     """
-    from milvus_hubness.quari.checkpoint import Checkpoint
+    from milvus_hubness.extras.quari.checkpoint import Checkpoint
 
     network = Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param"))
     network.save(out)
@@ -168,7 +168,7 @@ def evaluate(
 
     Example: milvus-hubness quari eval network.safetensors --pairs new_pairs.npz --collection products
     """
-    from milvus_hubness.quari.reranker import QuariReranker, read_labelled
+    from milvus_hubness.extras.quari.reranker import QuariReranker, read_labelled
 
     reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates, correction=correction)
     with progress_bars() as progress:

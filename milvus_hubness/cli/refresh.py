@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, STATE_TTL, Live
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, STATE_TTL, Live
 from milvus_hubness.errors import LeaseHeld
 
 if TYPE_CHECKING:
-    from milvus_hubness.refresh.online_bank import OnlineBankStatus
-    from milvus_hubness.refresh.run import RefreshResult
+    from milvus_hubness.jobs.refresh.online_bank import OnlineBankStatus
+    from milvus_hubness.jobs.refresh.run import RefreshResult
 
 HOUR = 3_600.0
 
@@ -58,10 +58,10 @@ def refresh(
 
     Example: milvus-hubness refresh products --bank new_queries.npy --plan
     """
-    from milvus_hubness.operations.progress import Throttle
-    from milvus_hubness.refresh.plan import Labels, RefreshOptions
-    from milvus_hubness.refresh.run import refresh
-    from milvus_hubness.state import require_state
+    from milvus_hubness.correction.state import require_state
+    from milvus_hubness.jobs.common.progress import Throttle
+    from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
+    from milvus_hubness.jobs.refresh.run import refresh
 
     if (refreshing.revert or refreshing.refit) and refreshing.live != "never":
         raise typer.BadParameter("--live takes neither --revert nor --refit")
@@ -138,7 +138,7 @@ def bank(
 
     Example: milvus-hubness bank products --rate 0.01 --size 20000
     """
-    from milvus_hubness.refresh import online_bank
+    from milvus_hubness.jobs.refresh import online_bank
 
     half_life_seconds = None if half_life is None else HOUR * half_life
     shares = {"rate": rate, "seed_share": seed_share, "duplicate_cosine": duplicate_cosine}

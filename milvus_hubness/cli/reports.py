@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.basics.texts import agreement_sentence, describe, points, rounded_shares, span, visible_line
 from milvus_hubness.cli import console, options
-from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.texts import agreement_sentence, describe, points, rounded_shares, span, visible_line
 
 if TYPE_CHECKING:
-    from milvus_hubness.quality.report import Diagnosis
-    from milvus_hubness.refresh.status import Status
+    from milvus_hubness.jobs.refresh.status import Status
+    from milvus_hubness.reports.report import Diagnosis
 
 MAX_TRIALS = 12
 """Trials that `tune` prints, without further ones in its choice."""
@@ -46,8 +46,8 @@ def tune(
 
     Example: milvus-hubness tune products --bank queries.npy --pairs pairs.parquet
     """
-    from milvus_hubness.operations.inputs import read_pairs
-    from milvus_hubness.quality.collections import tune
+    from milvus_hubness.jobs.common.inputs import read_pairs
+    from milvus_hubness.reports.collections import tune
 
     if queries and pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
@@ -135,9 +135,9 @@ def diagnose(
 
     Example: milvus-hubness diagnose products --pairs pairs.parquet --output hubness.html
     """
-    from milvus_hubness.operations.inputs import read_bank, read_pairs, read_texts
-    from milvus_hubness.quality import collections
-    from milvus_hubness.quality.images import Images
+    from milvus_hubness.jobs.common.inputs import read_bank, read_pairs, read_texts
+    from milvus_hubness.reports import collections
+    from milvus_hubness.reports.images import Images
 
     if image_folder is not None:
         if image_field is None:
@@ -255,8 +255,8 @@ def status(
 
     Example: milvus-hubness status products --json
     """
-    from milvus_hubness.operations.lease import holder_of
-    from milvus_hubness.refresh import status as statuses
+    from milvus_hubness.jobs.common.lease import holder_of
+    from milvus_hubness.jobs.refresh import status as statuses
 
     store = connection.open()
     repaired = statuses.repair(store, collection, client_ttl=client_ttl) if repair else None

@@ -12,10 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
-from milvus_hubness.cli.migrate.show import stream
-from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, AsJson, open_store
-from milvus_hubness.defaults import (
+from milvus_hubness.basics.defaults import (
     DRAIN_SECONDS,
     MAX_CALLS,
     MAX_MESSAGE,
@@ -24,11 +21,14 @@ from milvus_hubness.defaults import (
     STATE_TTL,
     URI_VARIABLES,
 )
+from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, say, show_json, show_result
+from milvus_hubness.cli.migrate.show import stream
+from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, AsJson, open_store
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 
 if TYPE_CHECKING:
-    from milvus_hubness.operations.progress import Event
-    from milvus_hubness.proxy import Tls
+    from milvus_hubness.jobs.common.progress import Event
+    from milvus_hubness.milvus.proxy import Tls
     from milvus_hubness.serve import ConfigFile, OpenStore
 
 
@@ -160,7 +160,7 @@ def proxy(
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_THREADS)  # gRPC reads it when it is imported.
     from milvus_hubness.cli.workers import run
-    from milvus_hubness.proxy import ProxyOptions
+    from milvus_hubness.milvus.proxy import ProxyOptions
 
     options = ProxyOptions(
         upstream,
@@ -180,7 +180,7 @@ def proxy(
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
-    from milvus_hubness.proxy import Tls
+    from milvus_hubness.milvus.proxy import Tls
 
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")

@@ -14,10 +14,10 @@ from multiprocessing import Pipe, parent_process
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 
+from milvus_hubness.basics.logs import log
 from milvus_hubness.cli.console import on_signals
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.logs import log
-from milvus_hubness.proxy import Proxy, ProxyOptions
+from milvus_hubness.milvus.proxy import Proxy, ProxyOptions
 
 GRACE_SECONDS = 10.0
 """Seconds beyond `drain` after which a worker is killed."""

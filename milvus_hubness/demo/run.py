@@ -27,19 +27,20 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import normalize
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.client.sync import HubnessClient
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidInput, NoMigration, UnreadableFile
-from milvus_hubness.estimators import NNN
-from milvus_hubness.migration.clean import clean
-from milvus_hubness.migration.migrator import migrate
-from milvus_hubness.migration.plan import plan_migration
-from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.operations.progress import Progress, chunks, silent
+from milvus_hubness.jobs.common.lease import forget_leases
+from milvus_hubness.jobs.common.progress import chunks
+from milvus_hubness.jobs.migration.clean import clean
+from milvus_hubness.jobs.migration.migrator import migrate
+from milvus_hubness.jobs.migration.plan import plan_migration
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.milvus.client.sync import HubnessClient
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from milvus_hubness.milvus.store.server import connect
 from milvus_hubness.quality.measures import k_occurrence, skewness
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_server import connect
-from milvus_hubness.stores.ownership import LEDGER
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 MIN_DOCSTRING_CHARS = 30

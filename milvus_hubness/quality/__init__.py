@@ -1,1 +1,1 @@
-"""Quality: measures of hubness and retrieval, tuning, diagnosis and reports."""
+"""Measures of hubness and retrieval, tuning, and the verdict: numbers in, numbers out. It knows no database."""

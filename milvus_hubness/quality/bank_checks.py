@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.kernels import topk, topk_mean
+from milvus_hubness.correction.kernels.primitives import whole_number
 from milvus_hubness.errors import DimensionMismatch
-from milvus_hubness.kernels import topk, topk_mean
-from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import Vectors, as_vectors
+from milvus_hubness.correction.banks.bank import Vectors, as_vectors
+from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.primitives import score_tiles, whole_number
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
-from milvus_hubness.estimators.base import ESTIMATORS, to_dict
-from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import score_tiles, whole_number
 
 if TYPE_CHECKING:
     import torch

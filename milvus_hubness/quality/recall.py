@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec, SearchParameter
+from milvus_hubness.correction.kernels.primitives import whole_number
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
-from milvus_hubness.kernels.primitives import whole_number
 from milvus_hubness.quality.measures import Interval, confidence_interval
 
 ROWS, QUERIES = 20_000, 500

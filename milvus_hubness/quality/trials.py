@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import (
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,
@@ -23,14 +23,20 @@ from milvus_hubness.estimators import (
     RelativeNNN,
     Sinkhorn,
 )
-from milvus_hubness.estimators.base import FitInputs, correlation, require_target_bank, score_spread, split_in_half
-from milvus_hubness.estimators.sinkhorn import fit_together
-from milvus_hubness.estimators.steps import AllScores
-from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import TopK
-from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.correction.estimators.base import (
+    FitInputs,
+    correlation,
+    require_target_bank,
+    score_spread,
+    split_in_half,
+)
+from milvus_hubness.correction.estimators.sinkhorn import fit_together
+from milvus_hubness.correction.estimators.steps import AllScores
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.primitives import TopK
+from milvus_hubness.correction.rerank import DynamicGate
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import DEPTH, Outcome, assess, score_tensors
-from milvus_hubness.rerank import DynamicGate
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""

@@ -9,16 +9,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.basics.texts import points
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.estimators import Blend, Estimator
+from milvus_hubness.correction.estimators.base import require_gallery
+from milvus_hubness.correction.kernels.primitives import whole_number
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import Blend, Estimator
-from milvus_hubness.estimators.base import require_gallery
-from milvus_hubness.kernels.primitives import whole_number
-from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.trials import Answers, Trial, search, sweep
 from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
-from milvus_hubness.texts import points
 
 MEMBERS = 8
 EXCESS_WEIGHT = 0.3

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.estimators.base import correlation
+from milvus_hubness.correction.banks.bank import QueryBank, Vectors
+from milvus_hubness.correction.estimators.base import correlation
 from milvus_hubness.quality.bank_checks import THRESHOLD, drift_between, reach
 from milvus_hubness.quality.measures import DEPTH, assess, excess_answers_of, nearest
 

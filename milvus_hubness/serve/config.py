@@ -13,14 +13,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from milvus_hubness.defaults import DEFAULT_TOLERANCE, Live
+from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, Live
+from milvus_hubness.correction.estimators import Estimator, from_dict
+from milvus_hubness.correction.estimators.base import class_name
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators import Estimator, from_dict
-from milvus_hubness.estimators.base import class_name
-from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank
-from milvus_hubness.operations.progress import Throttle
-from milvus_hubness.refresh.plan import Labels, RefreshOptions
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank
+from milvus_hubness.jobs.common.progress import Throttle
+from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions
+from milvus_hubness.jobs.store.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -97,7 +97,7 @@ def _without_password(uri: str) -> str:
 
 
 def _address(text: str) -> str:
-    from milvus_hubness.operations.http_server import parse_address
+    from milvus_hubness.jobs.common.http_server import parse_address
 
     host, _ = parse_address(text)
     if not host:

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.basics.files.opening import read_text, read_token
+from milvus_hubness.basics.texts import describe
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators.base import is_same, to_dict
 from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
@@ -26,13 +29,10 @@ from milvus_hubness.errors import (
     StoreError,
     UnreadableFile,
 )
-from milvus_hubness.estimators.base import is_same, to_dict
-from milvus_hubness.files.opening import read_text, read_token
-from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank, read_pairs
+from milvus_hubness.jobs.common.inputs import COLLECTION_PREFIX, read_bank, read_pairs
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import TuningRecord
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import TuningRecord
-from milvus_hubness.texts import describe
 
 if sys.version_info >= (3, 11):
     import tomllib as tomllib

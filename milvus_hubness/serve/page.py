@@ -18,11 +18,11 @@ from markupsafe import Markup
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.routing import Route
 
-from milvus_hubness.charts import Line, Mark, page_template, timeline
-from milvus_hubness.operations.http_server import RedactedResponse, get, probe
+from milvus_hubness.basics.texts import TIME_UNITS, span
+from milvus_hubness.jobs.common.http_server import RedactedResponse, get, probe
+from milvus_hubness.reports.charts import Line, Mark, page_template, timeline
 from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics, ServiceView
-from milvus_hubness.texts import TIME_UNITS, span
 
 
 def ago(moment: datetime, now: datetime) -> str:

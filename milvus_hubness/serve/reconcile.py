@@ -13,17 +13,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from milvus_hubness.basics.progress import Progress
 from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LeasePolicy
-from milvus_hubness.operations.progress import Progress
-from milvus_hubness.refresh.plan import RefreshOptions
-from milvus_hubness.refresh.run import RefreshResult
-from milvus_hubness.refresh.status import status
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.refresh.plan import RefreshOptions
+from milvus_hubness.jobs.refresh.run import RefreshResult
+from milvus_hubness.jobs.refresh.status import status
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import Record
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import Record
 
 Result = Literal["ok", "busy", "failed", "stopped"]
 ACTIONS: dict[str, str] = {

@@ -9,12 +9,12 @@ from importlib.metadata import version
 from zoneinfo import ZoneInfo
 
 from milvus_hubness.errors import StoreError
-from milvus_hubness.operations.progress import Event, Events, Listener
-from milvus_hubness.refresh.run import refresh
+from milvus_hubness.jobs.common.progress import Event, Events, Listener
+from milvus_hubness.jobs.refresh.run import refresh
+from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.serve.config_file import ConfigFile, database_faults
 from milvus_hubness.serve.reconcile import OpenStore, Reconciler, Reconciliation, Refresh, now
 from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServicePolicy, ServiceView, Worker
-from milvus_hubness.stores.protocols import Store
 
 
 class Service:
@@ -55,7 +55,7 @@ class Service:
     def run(self) -> None:
         """Run until `stop`. Raises InvalidConfig if the database does not fit, InvalidParameter for a port in use."""
         # Only a running service loads Starlette and uvicorn.
-        from milvus_hubness.operations.http_server import HttpServer
+        from milvus_hubness.jobs.common.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
 
         routes = service_routes(self.view, self.is_alive, self._metrics)

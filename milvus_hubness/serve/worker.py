@@ -12,9 +12,10 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic_core import to_jsonable_python
 
+from milvus_hubness.basics.texts import number
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.operations.http_limits import HttpLimits
-from milvus_hubness.operations.progress import Events
+from milvus_hubness.jobs.common.http_limits import HttpLimits
+from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.serve.config import Calendar, CollectionTable, Timing
 from milvus_hubness.serve.reconcile import (
     ACTIONS,
@@ -27,7 +28,6 @@ from milvus_hubness.serve.reconcile import (
     Task,
     now,
 )
-from milvus_hubness.texts import number
 
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 LABELS = ("collection", "field", "profile")

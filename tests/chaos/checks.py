@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from milvus_hubness.estimators.base import is_same
-from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.lease import read_entries
-from milvus_hubness.operations.row_writer import open_batches
-from milvus_hubness.refresh.biases import REFRESHES
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.correction.estimators.base import is_same
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.lease import read_entries
+from milvus_hubness.jobs.common.row_writer import open_batches
+from milvus_hubness.jobs.refresh.biases import REFRESHES
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo
 from tests.chaos.corrected import Biases, Corrected, expected_biases
 from tests.chaos.ports import Database
 from tests.chaos.sources import assert_same

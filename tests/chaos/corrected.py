@@ -28,17 +28,17 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.codec.base import EPOCH_FIELD
-from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.correction import load_correction
-from milvus_hubness.estimators import to_dict
-from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.refresh.biases import REFRESHES
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.milvus_server import is_one_of
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
+from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.common.lease import forget_leases
+from milvus_hubness.jobs.refresh.biases import REFRESHES
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.milvus.store.server import is_one_of
 from tests.chaos.ports import Application, Database, Place
 from tests.chaos.sources import DIM, Rows, Shape, drawn_change
 from tests.galleries import nnn, rich_rows

@@ -18,11 +18,11 @@ import numpy as np
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import HubnessError, QueryBank, migrate, plan_migration
-from milvus_hubness.estimators import NNN
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.stores.milvus_server import is_one_of
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.correction.estimators import NNN
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.milvus.store.server import is_one_of
 from tests.chaos.moments import Moment
 from tests.chaos.places import BACKENDS, Command
 from tests.chaos.ports import Database, Place

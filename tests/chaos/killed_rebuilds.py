@@ -8,7 +8,7 @@ import os
 import random
 from dataclasses import dataclass
 
-from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from tests.chaos.checks import assert_refreshed
 from tests.chaos.corrected import Corrected
 from tests.chaos.draws import drawn_biases

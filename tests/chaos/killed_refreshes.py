@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from milvus_hubness.state import CollectionState
+from milvus_hubness.correction.state import CollectionState
 from tests.chaos.checks import assert_refreshed
 from tests.chaos.corrected import Biases, Corrected
 from tests.chaos.draws import KINDS, REQUESTS, SURE_REQUESTS, drawn_biases, trials

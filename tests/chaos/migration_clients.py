@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, migrate, plan_migration, rollback
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.jobs.common.progress import Throttle
 from tests.chaos.places import BACKENDS
 from tests.chaos.ports import Application as Client
 from tests.chaos.ports import Database

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.operations.lease_records import now
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.common.lease import holder_of
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import Record
 from tests.chaos.checks import assert_refreshed
 from tests.chaos.corrected import Corrected
 from tests.chaos.draws import drawn_biases

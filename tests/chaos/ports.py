@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.jobs.store.protocols import Store
 
 if TYPE_CHECKING:
     from tests.chaos.moments import Watch

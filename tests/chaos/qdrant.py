@@ -15,8 +15,8 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
-from milvus_hubness.codec.base import PENDING
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
+from milvus_hubness.correction.codec.base import PENDING
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
 from tests.chaos.moments import Counted, Watch

@@ -16,7 +16,7 @@ import numpy as np
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import HubnessClient, HubnessError
-from milvus_hubness.codec.base import PENDING
+from milvus_hubness.correction.codec.base import PENDING
 from tests.chaos.corrected import Biases, Corrected
 from tests.chaos.places import PATIENCE
 from tests.chaos.sources import DIM

@@ -15,7 +15,7 @@ from pymilvus.client import grpc_handler
 from pymilvus.settings import Config
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.operations.lease_records import Owner
+from milvus_hubness.jobs.common.lease_records import Owner
 from qdrant_hubness import QdrantStore
 
 DIM = 16

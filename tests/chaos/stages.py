@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from milvus_hubness.migration import ledger
-from milvus_hubness.operations import lease, progress
-from milvus_hubness.refresh import biases
-from milvus_hubness.refresh import run as refresh_run
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.common import lease, progress
+from milvus_hubness.jobs.migration import ledger
+from milvus_hubness.jobs.refresh import biases
+from milvus_hubness.jobs.refresh import run as refresh_run
+from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY
 
 Enter = Callable[[str | None], None]
 

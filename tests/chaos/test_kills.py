@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests import servers
 from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes
 

@@ -15,9 +15,9 @@ from milvus_lite.server_manager import server_manager_instance
 
 import milvus_hubness
 from milvus_hubness import connect
+from milvus_hubness.basics.texts import describe, rounded_shares
 from milvus_hubness.cli.console import check_writable
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.texts import describe, rounded_shares
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.galleries import half_known, plain_collection, vectors
 

@@ -9,10 +9,10 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from milvus_hubness.basics.defaults import SHORT_METHODS
 from milvus_hubness.cli import app
 from milvus_hubness.cli.command_line import PANELS
-from milvus_hubness.defaults import SHORT_METHODS
-from milvus_hubness.estimators.base import ESTIMATORS, METHODS
+from milvus_hubness.correction.estimators.base import ESTIMATORS, METHODS
 from qdrant_hubness.cli import app as qdrant_app
 
 APPS = {"milvus-hubness": app, "qdrant-hubness": qdrant_app}

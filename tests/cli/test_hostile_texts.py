@@ -14,11 +14,11 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus import DataType
 
 from milvus_hubness import connect
+from milvus_hubness.basics.logs import log, named
+from milvus_hubness.basics.texts import visible, visible_json, visible_line
 from milvus_hubness.cli import console
 from milvus_hubness.cli.migrate.show import LINES, printed
-from milvus_hubness.logs import log, named
-from milvus_hubness.operations.progress import Event
-from milvus_hubness.texts import visible, visible_json, visible_line
+from milvus_hubness.jobs.common.progress import Event
 from tests.cli.conftest import DIM
 from tests.galleries import vectors
 

@@ -8,8 +8,8 @@ import pytest
 
 from milvus_hubness import HubnessClient, MilvusStore, connect
 from milvus_hubness.cli import console
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.galleries import vectors
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.migration.ledger import MIGRATIONS, Ledger
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
+from milvus_hubness.jobs.store.ownership import LEDGER
 
 QUERY_SCALE = ("migrate", "run", "many", "--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live")
 TOKEN = "s3cret-token"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.extras.quari.model import Quari
+from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
 SIZES = {"rank": 2, "width": 8, "heads": 2, "layers": 1, "steps": 1, "batch": 16, "learning_rate": 1e-3}

@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_migration,
     status,
 )
-from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord, Verdicts
+from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.cli.conftest import DIM
 from tests.galleries import plain_collection, vectors
 

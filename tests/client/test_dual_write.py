@@ -7,16 +7,16 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
-from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.client.messages import Write
-from milvus_hubness.client.methods import drive
-from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import initial_state
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.milvus_server import COLLECTION_NOT_LOADED
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.milvus.client.messages import Write
+from milvus_hubness.milvus.client.methods import drive
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_LOADED
 from tests.ledgers import MigrationsOnly
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}

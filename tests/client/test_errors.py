@@ -4,7 +4,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import DimensionMismatch, InvalidInput, UnsupportedOperation
-from milvus_hubness.client.steps import as_milvus
+from milvus_hubness.milvus.client.steps import as_milvus
 
 
 @pytest.mark.parametrize("kind", [InvalidInput, DimensionMismatch, UnsupportedOperation])

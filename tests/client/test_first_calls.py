@@ -29,7 +29,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.stores import protocols
+from milvus_hubness.jobs.store import protocols
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from tests.galleries import plain_collection, vectors
 

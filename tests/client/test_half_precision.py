@@ -12,17 +12,17 @@ from pymilvus.client.search_result import SearchResult
 from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness.client.candidates import rewrite_of
-from milvus_hubness.client.messages import Question
-from milvus_hubness.client.rewrite import Reading
-from milvus_hubness.client.searches import field_arguments
-from milvus_hubness.client.writes import vectors_of
-from milvus_hubness.codec.arrays import encode, rounded
-from milvus_hubness.codec.base import RowBiases, with_columns
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.arrays import encode, rounded
+from milvus_hubness.correction.codec.base import RowBiases, with_columns
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
-from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
-from milvus_hubness.stores import milvus_schema
+from milvus_hubness.milvus.client.candidates import rewrite_of
+from milvus_hubness.milvus.client.messages import Question
+from milvus_hubness.milvus.client.rewrite import Reading
+from milvus_hubness.milvus.client.searches import field_arguments
+from milvus_hubness.milvus.client.writes import vectors_of
+from milvus_hubness.milvus.store import schema as milvus_schema
 from tests.galleries import METRICS, as_distance, similarity, vectors
 
 ITEMS, QUERIES, DIM = 40, 3, 20

@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, AsyncHubnessClient, HubnessClient, QueryBank, migrate, plan_migration
-from milvus_hubness.client.state_cache import HeldErrors
+from milvus_hubness.milvus.client.state_cache import HeldErrors
 from tests.galleries import plain_collection, vectors
 
 DIM = 24

@@ -8,12 +8,12 @@ import pytest
 from scipy.stats import binomtest
 
 from milvus_hubness import NNN, Layout
-from milvus_hubness.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
-from milvus_hubness.codec.arrays import encode
-from milvus_hubness.correction import initial_state
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.ownership import CollectionId
-from milvus_hubness.stores.records import OnlineBank
+from milvus_hubness.correction.codec.arrays import encode
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.store.ownership import CollectionId
+from milvus_hubness.jobs.store.records import OnlineBank
+from milvus_hubness.milvus.client.query_samples import BATCH, BUFFERED, Sampled, Sampler
 
 DIM = 4
 OWNER = CollectionId(name="c", identity="7")

@@ -15,18 +15,18 @@ from pymilvus import DataType
 from pymilvus.exceptions import MilvusException, ParamError
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.banks.generations import Batch
-from milvus_hubness.client.messages import Deletion, Write
-from milvus_hubness.client.methods import drive
-from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, LearnSchema
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
-from milvus_hubness.operations.lease_records import LeasePolicy
-from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
-from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
-from milvus_hubness.stores.milvus_write_intents import NAME_FIELD
-from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
-from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
+from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.common.row_writer import RowContent, RowWriter, _Repair
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
+from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
+from milvus_hubness.milvus.client.messages import Deletion, Write
+from milvus_hubness.milvus.client.methods import drive
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.steps import Ask, LearnSchema
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
+from milvus_hubness.milvus.store.write_intents import NAME_FIELD
 
 HERE, JOURNAL, ROWS = "here", "here__write_intents_0a1b2c3d", "here__write_intents_0a1b2c3d_rows"
 KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
@@ -519,7 +519,7 @@ def test_what_pymilvus_remembers_of_a_journal_is_not_believed_of_the_next_of_its
 
 def test_what_is_known_is_as_old_as_the_question(monkeypatch):
     database, now = Database(), [0.0]
-    monkeypatch.setattr("milvus_hubness.client.state_cache.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milvus_hubness.milvus.client.state_cache.time.monotonic", lambda: now[0])
     operations = Operations(None, 5.0, 1 << 20)
 
     def slowly(step):

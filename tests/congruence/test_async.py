@@ -29,11 +29,11 @@ from milvus_hubness import (
     enable,
     plan_enable,
 )
-from milvus_hubness.client.catalog import is_ours
-from milvus_hubness.client.methods import drive, drive_async
-from milvus_hubness.client.state_cache import BankCache
-from milvus_hubness.client.steps import Ask, Compute, PlainConnection
-from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.milvus.client.catalog import is_ours
+from milvus_hubness.milvus.client.methods import drive, drive_async
+from milvus_hubness.milvus.client.state_cache import BankCache
+from milvus_hubness.milvus.client.steps import Ask, Compute, PlainConnection
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, all_keys, nnn, plain_collection, similarity, vectors
 

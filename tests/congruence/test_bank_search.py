@@ -22,11 +22,11 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.client.methods import drive
-from milvus_hubness.client.operations import Operations
-from milvus_hubness.estimators import from_dict
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_banks import bank_rows
+from milvus_hubness.correction.estimators import from_dict
+from milvus_hubness.milvus.client.methods import drive
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.store.banks import bank_rows
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, not_called, plain_collection, similarity, vectors
 

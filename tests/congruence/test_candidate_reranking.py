@@ -29,10 +29,10 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.codec.base import EPOCH_FIELD
-from milvus_hubness.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.codec.base import EPOCH_FIELD
+from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
 from milvus_hubness.quality.trials import raw_places
-from milvus_hubness.stores.records import TUNING_PROPERTY, Verdicts
 from tests.galleries import METRICS, all_keys, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}

@@ -24,8 +24,8 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import plain_collection, vectors

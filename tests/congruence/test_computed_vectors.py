@@ -21,8 +21,8 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.quality.collections import diagnose, tune
-from milvus_hubness.stores import milvus_schema
+from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.reports.collections import diagnose, tune
 from tests.galleries import vectors
 
 DIM = 8

@@ -18,12 +18,12 @@ from milvus_hubness import (
     plan_migration,
     resume,
 )
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.clean import clean, would_drop
-from milvus_hubness.migration.migrator import cutover, rollback
-from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_server import validate_index
-from milvus_hubness.stores.records import VectorField
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.clean import clean, would_drop
+from milvus_hubness.jobs.migration.migrator import cutover, rollback
+from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.server import validate_index
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 

@@ -21,7 +21,7 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import all_keys, nnn, plain_collection, vectors
 from tests.ledgers import let_write

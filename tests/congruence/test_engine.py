@@ -14,7 +14,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.fitted import Correction
 from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.databases import OnMilvus
 from tests.galleries import METRICS, all_keys, plain_collection, vectors

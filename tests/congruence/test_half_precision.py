@@ -15,7 +15,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.codec.arrays import SMALLEST, SPACING, decode, encode, rounded
+from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, decode, encode, rounded
 from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 ITEMS, QUERIES, BANK, DIM, K = 150, 5, 60, 24, 8

@@ -17,8 +17,8 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.banks.generations import Batch
-from milvus_hubness.correction import load_correction
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.store.generations import Batch
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 

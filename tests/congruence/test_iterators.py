@@ -23,7 +23,7 @@ from milvus_hubness import (
     plan_migration,
     rollback,
 )
-from milvus_hubness.client.rewrite import keep
+from milvus_hubness.milvus.client.rewrite import keep
 from tests.congruence.test_client import ITEMS, K, Pair
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 

@@ -8,8 +8,8 @@ from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, StoreError, enable, migrate, plan_enable, plan_migration, refresh
-from milvus_hubness.client.messages import Write
-from milvus_hubness.proxy.columns import rows_of
+from milvus_hubness.milvus.client.messages import Write
+from milvus_hubness.milvus.proxy.columns import rows_of
 from tests.galleries import vectors
 from tests.stores.test_insertable_rows import DYNAMIC, JSON_VALUES, encoded, schema, sent
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, CorrectionConfig, QueryBank, enable, migrate, plan_enable, plan_migration, refresh
-from milvus_hubness.stores.milvus_schema import takes_length_pull
-from milvus_hubness.stores.records import VectorField
+from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.milvus.store.schema import takes_length_pull
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 

@@ -37,14 +37,14 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.migration.survey import survey
-from milvus_hubness.operations.inputs import read_bank
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.jobs.common.inputs import read_bank
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.migration.survey import survey
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.galleries import all_keys, nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}

@@ -20,10 +20,10 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.state import PROPERTY
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.correction.state import PROPERTY
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 8, 60, 4

@@ -25,8 +25,8 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}

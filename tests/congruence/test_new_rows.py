@@ -20,9 +20,9 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.migration import catch_up
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.operations.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.migration import catch_up
+from milvus_hubness.jobs.migration.catch_up import verify
 from tests.galleries import vectors
 
 DIM, ITEMS = 16, 300

@@ -21,8 +21,7 @@ from milvus_hubness import (
     StoreError,
     refresh,
 )
-from milvus_hubness.client.query_samples import BATCH, Sampled
-from milvus_hubness.refresh.online_bank import (
+from milvus_hubness.jobs.refresh.online_bank import (
     absorbed,
     drift,
     drop_processed,
@@ -30,9 +29,10 @@ from milvus_hubness.refresh.online_bank import (
     start_online_bank,
     stop_online_bank,
 )
-from milvus_hubness.stores.milvus_banks import Sample, SamplesOf, put_samples
-from milvus_hubness.stores.ownership import CollectionId, samples_helper
-from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY
+from milvus_hubness.jobs.store.ownership import CollectionId, samples_helper
+from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
+from milvus_hubness.milvus.client.query_samples import BATCH, Sampled
+from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
 

@@ -24,18 +24,16 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.operations.adopt import adopt
-from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
-from milvus_hubness.refresh.status import status
-from milvus_hubness.serve.config_file import ConfigFile
-from milvus_hubness.serve.service import Service
-from milvus_hubness.stores.ownership import (
+from milvus_hubness.jobs.common.adopt import adopt
+from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.refresh.status import status
+from milvus_hubness.jobs.store.ownership import (
     QUERY_SAMPLES_PROPERTY,
     SIDE_PROPERTY,
     WRITE_INTENTS_OF_PROPERTY,
     CollectionId,
 )
-from milvus_hubness.stores.records import (
+from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     ONLINE_BANKS_PROPERTY,
     WRITE_INTENTS_PROPERTY,
@@ -43,6 +41,8 @@ from milvus_hubness.stores.records import (
     OnlineBanks,
     WriteIntentLog,
 )
+from milvus_hubness.serve.config_file import ConfigFile
+from milvus_hubness.serve.service import Service
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS, K = 8, 30, 4

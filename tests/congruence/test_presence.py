@@ -16,10 +16,10 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.clean import would_drop
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.migration.presence import problem_of
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.clean import would_drop
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.migration.presence import problem_of
 from tests.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS = 8, 60

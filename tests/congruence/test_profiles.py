@@ -18,7 +18,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.galleries import METRICS, as_distance, nnn, not_called, plain_collection, similarity, vectors
 
 ON_SERVERS = {"profiled": ["COSINE"]}

@@ -8,8 +8,8 @@ import pytest
 
 import milvus_hubness
 from milvus_hubness import NNN, CorrectionConfig, QueryBank, enable, migrate, plan_enable, plan_migration, refresh
-from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.records import VectorField
+from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.milvus.store import schema as milvus_schema
 from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import METRICS, nnn, plain_collection, similarity, vectors
 

@@ -19,8 +19,8 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.settings import QuariConfig
+from milvus_hubness.extras.quari.model import Quari
+from milvus_hubness.extras.quari.settings import QuariConfig
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 from tests.quari import explicit
 

@@ -7,10 +7,10 @@ import pytest
 
 import milvus_hubness
 from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, rollback
-from milvus_hubness.migration import ledger
-from milvus_hubness.refresh import plan as refresh_plan
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.jobs.migration import ledger
+from milvus_hubness.jobs.refresh import plan as refresh_plan
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 12, 150, 8

@@ -14,7 +14,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.state import CollectionState
+from milvus_hubness.correction.state import CollectionState
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"gated": ["L2"], "dual": ["L2"]}

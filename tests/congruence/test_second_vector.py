@@ -26,9 +26,9 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
-from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.stores import milvus_requests
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.milvus.store import requests as milvus_requests
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 150, 7, 60, 6, 0.75

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, CollectionExists, CollectionNotFound, Layout, QueryBank
-from milvus_hubness.banks.generations import Batch, StoredBank
-from milvus_hubness.correction import initial_state
-from milvus_hubness.migration.survey import survey
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.migration.survey import survey
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 from tests.databases import write_state
 from tests.galleries import all_keys, vectors
 

@@ -14,7 +14,7 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.jobs.migration.catch_up import verify
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 700

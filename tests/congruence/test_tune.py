@@ -20,8 +20,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.quality.collections import diagnose, tune
-from milvus_hubness.stores.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
+from milvus_hubness.jobs.store.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
+from milvus_hubness.reports.collections import diagnose, tune
 from tests.galleries import half_known, plain_collection
 
 pytestmark = pytest.mark.beyond_contract

@@ -23,10 +23,10 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.migration.ledger import MIGRATIONS, Ledger
-from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
+from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import Record
 from tests.databases import OnMilvus
 from tests.galleries import vectors
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
-from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
-from milvus_hubness.refresh.plan import Labels
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of
+from milvus_hubness.jobs.refresh.plan import Labels
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import Record
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.galleries import nnn, plain_collection
 from tests.servers import aliases_of
 

@@ -13,12 +13,12 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
-from milvus_hubness.operations import row_writer
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LeasePolicy
-from milvus_hubness.operations.row_writer import rewriting
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
+from milvus_hubness.jobs.common import row_writer
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field

@@ -5,13 +5,14 @@ import pytest
 from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
-from milvus_hubness.banks.generations import Batch, StoredBank
-from milvus_hubness.codec.arrays import decode
-from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.correction import load_corrections
-from milvus_hubness.estimators import to_dict
-from milvus_hubness.migration.compare import Endpoint
-from milvus_hubness.state import Incoming
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import decode
+from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.correction.state import Incoming
+from milvus_hubness.jobs.common.corrections import load_corrections
+from milvus_hubness.jobs.migration.compare import Endpoint
+from milvus_hubness.jobs.store.generations import Batch
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
 from tests.databases import write_state

@@ -9,10 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.distributed.ray_gallery import RayGallery
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, DualInvertedSoftmax, Sinkhorn
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, MissingExtra
-from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, DualInvertedSoftmax, Sinkhorn
+from milvus_hubness.extras.ray.ray_gallery import RayGallery
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank.of(RNG.standard_normal((60, 8)).astype(np.float32) / 3)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Sinkhorn, refresh
-from milvus_hubness.distributed.ray_gallery import RayBiases, fit_on_ray
+from milvus_hubness.extras.ray.ray_gallery import RayBiases, fit_on_ray
 from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.databases import OnMilvus
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.distributed import ray_gallery
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, Sinkhorn
+from milvus_hubness.correction.kernels import logsumexp
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
-from milvus_hubness.estimators import NNN, Sinkhorn
-from milvus_hubness.kernels import logsumexp
+from milvus_hubness.extras.ray import ray_gallery
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank.of(RNG.standard_normal((50, 8)).astype(np.float32) / 3)

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank
-from milvus_hubness.operations.control import MigrationMetrics
+from milvus_hubness.jobs.common.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics

@@ -63,7 +63,7 @@ def test_every_metric_of_the_service_is_listed():
 
 
 def test_every_metric_of_a_migration_is_listed():
-    from milvus_hubness.operations.control import MigrationMetrics
+    from milvus_hubness.jobs.common.control import MigrationMetrics
 
     assert listed_metrics("migrate") == without_creation_times(metrics(MigrationMetrics("a", "b").text()))
 
@@ -116,9 +116,9 @@ def test_the_example_of_the_configuration_is_valid():
 
 
 def test_every_environment_variable_is_listed():
-    from milvus_hubness import defaults
+    from milvus_hubness.basics import defaults
     from milvus_hubness.cli import options
-    from milvus_hubness.kernels.primitives import SCREEN_VARIABLE
+    from milvus_hubness.correction.kernels.primitives import SCREEN_VARIABLE
     from qdrant_hubness import cli as qdrant
 
     exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS", SCREEN_VARIABLE}
@@ -148,7 +148,7 @@ def test_every_public_name_is_in_the_python_reference():
 def test_every_key_of_the_state_is_listed():
     from pydantic import BaseModel
 
-    from milvus_hubness.state import CollectionState, Profile
+    from milvus_hubness.correction.state import CollectionState, Profile
 
     reference = pages.hooks().state_reference()
     for model in (CollectionState, Profile):
@@ -159,8 +159,8 @@ def test_every_key_of_the_state_is_listed():
 
 
 def test_every_method_is_in_the_table_of_methods():
-    from milvus_hubness.defaults import SHORT_METHODS
-    from milvus_hubness.estimators.base import METHODS
+    from milvus_hubness.basics.defaults import SHORT_METHODS
+    from milvus_hubness.correction.estimators.base import METHODS
 
     rows = pages.table_rows(page("how-to/choose-a-method"), "Methods")
     assert {first_code([row])[0]: re.match(r"`(\w+)", row[1])[1] for row in rows} == {
@@ -169,7 +169,7 @@ def test_every_method_is_in_the_table_of_methods():
 
 
 def test_every_event_of_a_hook_is_listed():
-    from milvus_hubness.operations.progress import EVENT_NAMES
+    from milvus_hubness.jobs.common.progress import EVENT_NAMES
 
     listed = [
         name for row in pages.table_rows(page("how-to/migrate"), "Hooks") for name in re.findall("`(.+?)`", row[0])

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from milvus_hubness.operations.control import check_settings
+from milvus_hubness.jobs.common.control import check_settings
 from tests.docs import pages
 
 SHELLS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "sh"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, Blend, InvalidInput, InvalidParameter, QueryBank, RelativeNNN, Sinkhorn
-from milvus_hubness.estimators import from_dict, to_dict
-from milvus_hubness.estimators.base import is_same
+from milvus_hubness.correction.estimators import from_dict, to_dict
+from milvus_hubness.correction.estimators.base import is_same
 
 RNG = np.random.default_rng(11)
 HUBS = RNG.normal(size=(60, 1)) * 0.3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import (
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.estimators import (
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,
@@ -26,8 +25,9 @@ from milvus_hubness.estimators import (
     from_dict,
     to_dict,
 )
-from milvus_hubness.estimators.base import TargetBank, is_same, with_parameters
-from milvus_hubness.kernels.primitives import kernel_on, resolve_device
+from milvus_hubness.correction.estimators.base import TargetBank, is_same, with_parameters
+from milvus_hubness.correction.kernels.primitives import kernel_on, resolve_device
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from tests.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.errors import BankTooSmall, InvalidInput
-from milvus_hubness.estimators import (
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,
@@ -21,7 +20,8 @@ from milvus_hubness.estimators import (
     RelativeNNN,
     Sinkhorn,
 )
-from milvus_hubness.estimators.nearest import Nearest, Needs, masses
+from milvus_hubness.correction.estimators.nearest import Nearest, Needs, masses
+from milvus_hubness.errors import BankTooSmall, InvalidInput
 
 ITEMS, BANK, TARGETS = 7, 40, 25
 

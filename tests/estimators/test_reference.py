@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness.estimators import (
+from milvus_hubness.correction.estimators import (
     CSLS,
     NNN,
     Blend,

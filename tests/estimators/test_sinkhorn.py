@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
+from milvus_hubness.correction.estimators.nearest import Nearest, masses
+from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
+from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.primitives import kernel_policy
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
-from milvus_hubness.estimators.nearest import Nearest, masses
-from milvus_hubness.estimators.sinkhorn import NEIGHBORS
-from milvus_hubness.estimators.steps import AllScores, PairSteps, scores_for
-from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.primitives import kernel_policy
 from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)

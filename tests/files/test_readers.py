@@ -17,16 +17,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.client.matching import INPUTS, Candidates
+from milvus_hubness.basics.files.opening import read_token
+from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.files.opening import read_token
-from milvus_hubness.operations.control import postpone_cutover
-from milvus_hubness.operations.inputs import read_pairs, read_texts
-from milvus_hubness.proxy.options import read_pem
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.reranker import read_labelled
-from milvus_hubness.refresh.plan import Labels
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.reranker import read_labelled
+from milvus_hubness.jobs.common.control import postpone_cutover
+from milvus_hubness.jobs.common.inputs import read_pairs, read_texts
+from milvus_hubness.jobs.refresh.plan import Labels
+from milvus_hubness.milvus.client.matching import INPUTS, Candidates
+from milvus_hubness.milvus.proxy.options import read_pem
 from milvus_hubness.serve import ConfigFile
 
 LITTLE = 40 << 20
@@ -319,8 +319,8 @@ def test_weights_that_claim_more_than_they_have(tmp_path):
     ids=str,
 )
 def test_a_network_whose_header_claims_other_sizes(tmp_path, sizes):
-    from milvus_hubness.quari import checkpoint
-    from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
+    from milvus_hubness.extras.quari import checkpoint
+    from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 
     network = Checkpoint(QuariConfig(dim=4), TrainingSettings(), None, "none", 1)
     with torch.no_grad():

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, from_dict, to_dict
+from milvus_hubness.correction.kernels import topk_mean
+from milvus_hubness.correction.kernels.approximate import ApproximateBank, BankIndex, flat_is_faster, index_kinds
+from milvus_hubness.correction.kernels.primitives import import_faiss
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -18,10 +22,6 @@ from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
 )
-from milvus_hubness.estimators import NNN, from_dict, to_dict
-from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.approximate import ApproximateBank, BankIndex, flat_is_faster, index_kinds
-from milvus_hubness.kernels.primitives import import_faiss
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def vectors():
 @pytest.fixture
 def slow_exact(monkeypatch):
     """So slow that any index is faster."""
-    monkeypatch.setattr("milvus_hubness.kernels.approximate.topk_mean", delayed(topk_mean, 2.5e-4))
+    monkeypatch.setattr("milvus_hubness.correction.kernels.approximate.topk_mean", delayed(topk_mean, 2.5e-4))
 
 
 def delayed(function, seconds_per_row):
@@ -129,7 +129,7 @@ def on_gpu(monkeypatch):
     """Let ApproximateBank take this machine for one with a GPU and this FAISS."""
 
     def use(faiss, *, flat=False):
-        module = "milvus_hubness.kernels.approximate"
+        module = "milvus_hubness.correction.kernels.approximate"
         monkeypatch.setattr(f"{module}.resolve_device", lambda device: SimpleNamespace(type="cuda"))
         monkeypatch.setattr(f"{module}.import_faiss", lambda: faiss)
         monkeypatch.setattr(f"{module}.flat_is_faster", lambda *arguments: flat)
@@ -220,7 +220,7 @@ def test_the_flat_index_of_a_gpu_is_the_exact_path_where_it_is_faster(vectors, o
 )
 def test_the_flat_index_of_a_gpu_is_timed_and_compared(on_gpu, monkeypatch, delays, off, seconds_per_row, faster):
     on_gpu(GpuFaiss(FLAT, delays=delays, off=off))
-    monkeypatch.setattr("milvus_hubness.kernels.approximate.topk_mean", delayed(topk_mean, seconds_per_row))
+    monkeypatch.setattr("milvus_hubness.correction.kernels.approximate.topk_mean", delayed(topk_mean, seconds_per_row))
     timed = flat_is_faster.__wrapped__  # Without the cache.
     assert timed("cpu", torch.device("cpu"), 16, 4, (100, 2000)) == faster
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import environment, gpu_bounds, kernels_gpu
-from milvus_hubness.kernels import screened
+from milvus_hubness.correction.kernels import screened
 from tests.real_data import needs_real_data
 
 OTHERS = ["torch.topk over tiles", "FAISS flat", *["nnn-retrieval"][: find_spec("nnn") is not None]]

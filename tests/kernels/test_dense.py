@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
-from milvus_hubness.kernels import dense, logsumexp, operands, topk, topk_mean
-from milvus_hubness.kernels.operands import share_out
-from milvus_hubness.kernels.primitives import (
+from milvus_hubness.correction.kernels import dense, logsumexp, operands, topk, topk_mean
+from milvus_hubness.correction.kernels.operands import share_out
+from milvus_hubness.correction.kernels.primitives import (
     POLICY,
     KernelPolicy,
     kernel_for,
@@ -25,6 +24,7 @@ from milvus_hubness.kernels.primitives import (
     resolve_device,
     uses_numpy,
 )
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
 
 CUDA = pytest.param(
     "cuda",
@@ -139,7 +139,7 @@ def test_numpy_computes_small_products():
 def test_numpy_computes_all_in_a_process_without_torch():
     script = """
 import sys
-from milvus_hubness.kernels.primitives import kernel_for, prefer_torch, uses_numpy
+from milvus_hubness.correction.kernels.primitives import kernel_for, prefer_torch, uses_numpy
 assert uses_numpy(1 << 62) and uses_numpy(1 << 62, "cpu") and not uses_numpy(1, "cuda") and kernel_for() == "numpy"
 prefer_torch()
 assert uses_numpy(1) and not uses_numpy(1 << 62)
@@ -408,7 +408,7 @@ def test_process_memory_stays_far_below_the_matrix_of_scores(library):
         f"import {library}"
         + """
 import resource, sys, numpy as np
-from milvus_hubness.kernels import topk, topk_mean, logsumexp
+from milvus_hubness.correction.kernels import topk, topk_mean, logsumexp
 X, B = (np.random.default_rng(seed).standard_normal((10_000, 4), np.float32) for seed in (0, 1))
 topk_mean(X[:100], B[:100], 1); logsumexp(X[:100], B[:100], 0.1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from milvus_hubness.correction.kernels.primitives import resolve_device
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.primitives import resolve_device
 
 
 def test_auto_is_cuda_where_there_is_one(monkeypatch):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from milvus_hubness.correction.kernels import dense, logsumexp, operands, screened, topk, topk_mean
+from milvus_hubness.correction.kernels.operands import full_precision
+from milvus_hubness.correction.kernels.primitives import KernelPolicy, kernel_policy, screens_in_bfloat16
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels import dense, logsumexp, operands, screened, topk, topk_mean
-from milvus_hubness.kernels.operands import full_precision
-from milvus_hubness.kernels.primitives import KernelPolicy, kernel_policy, screens_in_bfloat16
 
 RNG = np.random.default_rng(0)
 CUDA = pytest.param(

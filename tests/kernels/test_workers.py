@@ -8,7 +8,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info
 
-from milvus_hubness.kernels.operands import share_out
+from milvus_hubness.correction.kernels.operands import share_out
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.codec.arrays import rounded
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.arrays import rounded
+from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.migration.survey import resolution
+from milvus_hubness.jobs.migration.survey import resolution
 
 
 def drawn(dim=64):

@@ -11,10 +11,10 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
-from milvus_hubness.operations.http_limits import HttpLimits
-from milvus_hubness.operations.http_server import control_server
-from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
+from milvus_hubness.jobs.common.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.http_limits import HttpLimits
+from milvus_hubness.jobs.common.http_server import control_server
+from milvus_hubness.jobs.common.progress import Events, LatestEvents, Throttle
 
 
 class Migration:

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from milvus_hubness.operations.progress import PHASES, Event, Events, LatestEvents
+from milvus_hubness.jobs.common.progress import PHASES, Event, Events, LatestEvents
 
 
 def test_listeners_are_told_in_their_order_and_hooks_last():

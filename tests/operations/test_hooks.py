@@ -9,8 +9,8 @@ import time
 import pytest
 
 from milvus_hubness.errors import HookFailed, InvalidParameter
-from milvus_hubness.operations.progress import EVENT_NAMES, Events
-from milvus_hubness.operations.shell_commands import Hooks, parse_hooks
+from milvus_hubness.jobs.common.progress import EVENT_NAMES, Events
+from milvus_hubness.jobs.common.shell_commands import Hooks, parse_hooks
 
 TOKEN = "root:s3cr3t"
 

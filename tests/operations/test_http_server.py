@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.responses import Response
 
-from milvus_hubness.operations import http_connections, http_server
-from milvus_hubness.operations.http_limits import HttpLimits
-from milvus_hubness.operations.http_server import HttpServer, RedactedResponse, get, post, probe
+from milvus_hubness.jobs.common import http_connections, http_server
+from milvus_hubness.jobs.common.http_limits import HttpLimits
+from milvus_hubness.jobs.common.http_server import HttpServer, RedactedResponse, get, post, probe
 
 GET = "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
 PROBE = GET.replace("/", "/healthz", 1)

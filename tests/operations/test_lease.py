@@ -10,16 +10,16 @@ from datetime import timedelta
 import pytest
 
 from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
-from milvus_hubness.banks.generations import Batch
-from milvus_hubness.defaults import STATE_TTL
-from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.operations import lease as lease_module
-from milvus_hubness.operations import lease_records
-from milvus_hubness.operations.lease import Lease, holder_of, read_entries
-from milvus_hubness.operations.lease_records import LEASES, LeasePolicy, Owner, now, process_start
-from milvus_hubness.refresh.plan import RefreshOptions
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
+from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.jobs.common import lease as lease_module
+from milvus_hubness.jobs.common import lease_records
+from milvus_hubness.jobs.common.lease import Lease, holder_of, read_entries
+from milvus_hubness.jobs.common.lease_records import LEASES, LeasePolicy, Owner, now, process_start
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.refresh.plan import RefreshOptions
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)
 HERE = Owner.here()

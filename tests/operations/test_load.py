@@ -6,8 +6,8 @@ import time
 import pytest
 
 from milvus_hubness.errors import CriticalLoad
-from milvus_hubness.operations.progress import Events, Throttle
-from milvus_hubness.operations.shell_commands import watching_load
+from milvus_hubness.jobs.common.progress import Events, Throttle
+from milvus_hubness.jobs.common.shell_commands import watching_load
 
 EVERY = 0.05
 

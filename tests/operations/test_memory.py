@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from milvus_hubness import NNN, MilvusStore, QueryBank, migrate, plan_migration, refresh
-from milvus_hubness.banks.generations import Batch
-from milvus_hubness.correction import load_corrections
-from milvus_hubness.migration.compare import Endpoint
+from milvus_hubness.jobs.common.corrections import load_corrections
+from milvus_hubness.jobs.migration.compare import Endpoint
+from milvus_hubness.jobs.store.generations import Batch
 from tests.galleries import plain_collection, vectors
 
 DIM = 4

@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from milvus_hubness.operations.control import MigrationMetrics
-from milvus_hubness.operations.progress import PHASES, Event, Events
+from milvus_hubness.jobs.common.control import MigrationMetrics
+from milvus_hubness.jobs.common.progress import PHASES, Event, Events
 
 PREFIX = "milvus_hubness_migration_"
 AT = datetime(2025, 1, 2, tzinfo=timezone.utc)

@@ -27,13 +27,13 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LeasePolicy
-from milvus_hubness.operations.row_writer import rewriting
-from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
-from milvus_hubness.refresh.status import repair, status
-from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.jobs.refresh.status import repair, status
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.galleries import nnn, plain_collection, vectors
 

@@ -7,7 +7,7 @@ import pytest
 
 from milvus_hubness import errors
 from milvus_hubness.errors import redacted
-from milvus_hubness.operations.shell_commands import run_command
+from milvus_hubness.jobs.common.shell_commands import run_command
 
 TOKEN = "root:s3cr3t"
 

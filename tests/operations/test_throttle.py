@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from milvus_hubness.errors import CriticalLoad, InvalidParameter
-from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.jobs.common.progress import Throttle
 
 
 class Time:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness.proxy.messages import request_type
-from milvus_hubness.proxy.operations import REWRITTEN, SEARCHES
+from milvus_hubness.milvus.proxy.messages import request_type
+from milvus_hubness.milvus.proxy.operations import REWRITTEN, SEARCHES
 
 DIM = 12
 KINDS = common_pb2.PlaceholderType.values()

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 from pymilvus import MilvusClient
 
-from milvus_hubness.proxy import Proxy, ProxyOptions
+from milvus_hubness.milvus.proxy import Proxy, ProxyOptions
 from tests.servers import die_with_parent, free_ports
 
 ROOT = Path(__file__).parents[2]

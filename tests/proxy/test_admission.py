@@ -6,10 +6,10 @@ import time
 import grpc
 import pytest
 
-from milvus_hubness.proxy.admission import Refusal, Remembered
-from milvus_hubness.proxy.headers import identity_in, passed_on
-from milvus_hubness.proxy.options import ProxyOptions
-from milvus_hubness.proxy.sessions import CallerChannel, Sessions
+from milvus_hubness.milvus.proxy.admission import Refusal, Remembered
+from milvus_hubness.milvus.proxy.headers import identity_in, passed_on
+from milvus_hubness.milvus.proxy.options import ProxyOptions
+from milvus_hubness.milvus.proxy.sessions import CallerChannel, Sessions
 from tests.proxy.running import ProxyHere, eventually
 from tests.proxy.upstreams import FakeUpstream
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.proxy import ProxyOptions
+from milvus_hubness.milvus.proxy import ProxyOptions
 from tests.proxy.running import ProxyProcess
 from tests.proxy.upstreams import FakeUpstream
 

@@ -8,9 +8,9 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
-from milvus_hubness.client.catalog import is_ours
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.proxy import messages
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.milvus.client.catalog import is_ours
+from milvus_hubness.milvus.proxy import messages
 from tests.congruence.test_dual_write import WRITES, Moving
 from tests.congruence.test_write_intents import Written
 from tests.galleries import plain_collection, vectors

@@ -12,11 +12,11 @@ from pymilvus.client.prepare import Prepare
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
-from milvus_hubness.client.steps import Compute
-from milvus_hubness.proxy import ProxyOptions
-from milvus_hubness.proxy.endings import CallEnded
-from milvus_hubness.proxy.messages import Send
-from milvus_hubness.proxy.sessions import MAX_SESSIONS, THREADS, Caller, CollectionPools, Session
+from milvus_hubness.milvus.client.steps import Compute
+from milvus_hubness.milvus.proxy import ProxyOptions
+from milvus_hubness.milvus.proxy.endings import CallEnded
+from milvus_hubness.milvus.proxy.messages import Send
+from milvus_hubness.milvus.proxy.sessions import MAX_SESSIONS, THREADS, Caller, CollectionPools, Session
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import ProxyHere, eventually

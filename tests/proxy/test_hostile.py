@@ -89,7 +89,7 @@ def test_a_failure_that_nobody_foresaw_is_logged_in_some_lines(lite, target, cap
     def broken(*args):
         raise KeyError("a\nkey" * 1_000)
 
-    monkeypatch.setattr("milvus_hubness.proxy.messages.overrides_in", broken)
+    monkeypatch.setattr("milvus_hubness.milvus.proxy.messages.overrides_in", broken)
     message = search_of(target).SerializeToString()
     with ProxyHere(lite.uri.removeprefix("http://")) as proxy, grpc.insecure_channel(proxy.address) as channel:
         for _ in range(12):

@@ -13,8 +13,8 @@ from pymilvus import MilvusClient
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.proxy import intake
-from milvus_hubness.proxy.wire import count_parts
+from milvus_hubness.milvus.proxy import intake
+from milvus_hubness.milvus.proxy.wire import count_parts
 from tests.galleries import plain_collection, vectors
 from tests.proxy.running import ProxyHere, eventually
 from tests.proxy.test_admission import OTHER, SERVICE, VALID, by, refused

@@ -7,9 +7,9 @@ from pymilvus import AnnSearchRequest, RRFRanker
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.client.steps import Ask
-from milvus_hubness.proxy.messages import Send
-from milvus_hubness.proxy.sessions import Session
+from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.milvus.proxy.messages import Send
+from milvus_hubness.milvus.proxy.sessions import Session
 from tests.galleries import plain_collection, vectors
 
 DIM = 8

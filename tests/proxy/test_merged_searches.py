@@ -9,7 +9,7 @@ from pymilvus.function_chain import FunctionChain, FunctionChainStage
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
-from milvus_hubness.proxy.columns import joined, take_rows
+from milvus_hubness.milvus.proxy.columns import joined, take_rows
 from tests.catalogue import ACCURACY
 from tests.congruence.test_candidate_reranking import Enabled
 from tests.galleries import plain_collection, vectors

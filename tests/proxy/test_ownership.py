@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pymilvus import MilvusException
 
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS = 6, 20

@@ -12,15 +12,15 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, Layout
-from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.searches import MAX_PREPARED
-from milvus_hubness.client.steps import LearnSchema
-from milvus_hubness.codec.arrays import BYTES, encode, rounded
-from milvus_hubness.correction import initial_state
+from milvus_hubness.correction.codec.arrays import BYTES, encode, rounded
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import DimensionMismatch, NonFiniteVectors
-from milvus_hubness.proxy.messages import Overrides, Send
-from milvus_hubness.proxy.searching import PLACEHOLDERS, queries_in, search
-from milvus_hubness.state import BankReference
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.searches import MAX_PREPARED
+from milvus_hubness.milvus.client.steps import LearnSchema
+from milvus_hubness.milvus.proxy.messages import Overrides, Send
+from milvus_hubness.milvus.proxy.searching import PLACEHOLDERS, queries_in, search
 from tests.proxy.running import ProxyHere, eventually
 from tests.proxy.upstreams import FakeUpstream
 
@@ -183,7 +183,7 @@ def expect_rewritten(sent, request, state, queries, pairs, inner, header):
 
 def test_searches_of_one_kind_are_prepared_once_and_others_apart(monkeypatch):
     """Kinds differ by parameters, fields and overrides, not by the filter or the number of queries."""
-    from milvus_hubness.proxy import searching
+    from milvus_hubness.milvus.proxy import searching
 
     parsed, server = [], Server(corrected())
     parse = searching.SearchParameters

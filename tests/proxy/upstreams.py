@@ -5,8 +5,8 @@ from concurrent import futures
 
 import grpc
 
-from milvus_hubness.proxy.admission import QUESTION
-from milvus_hubness.proxy.messages import request_of
+from milvus_hubness.milvus.proxy.admission import QUESTION
+from milvus_hubness.milvus.proxy.messages import request_of
 
 
 class FakeUpstream:

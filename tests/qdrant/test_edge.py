@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, Correction, Layout, QueryBank
-from milvus_hubness.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.index_hints import measured_on
 from tests.galleries import METRICS, nnn, similarity, vectors
 
 edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")

@@ -22,8 +22,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.refresh.sweep import sweep
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.jobs.refresh.sweep import sweep
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from qdrant_hubness import AsyncHubnessQdrantClient, HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.sizes import in_parts, json_bytes
 from tests.galleries import vectors

@@ -30,10 +30,10 @@ from milvus_hubness import (
     rollback,
     status,
 )
-from milvus_hubness.correction import load_correction
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.jobs.common.corrections import load_correction
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 

@@ -18,8 +18,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.migration.catch_up import verify
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
+from milvus_hubness.jobs.migration.catch_up import verify
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
 from tests.galleries import nnn, similarity, vectors
 from tests.qdrant.strict import StrictServer

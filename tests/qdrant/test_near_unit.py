@@ -16,7 +16,7 @@ from milvus_hubness import (
     plan_migration,
     rollback,
 )
-from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.jobs.migration.catch_up import verify
 from tests.galleries import vectors
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend

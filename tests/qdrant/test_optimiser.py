@@ -7,7 +7,7 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import StoreError
-from milvus_hubness.waiting import WaitPolicy, wait_until
+from milvus_hubness.basics.waiting import WaitPolicy, wait_until
 from qdrant_hubness.store.optimiser import Optimiser
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend

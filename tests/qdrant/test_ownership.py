@@ -7,8 +7,8 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, HubnessError, QueryBank, StateError, clean, migrate, plan_migration, refresh
-from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from tests.galleries import vectors
 
 DIM, ITEMS = 6, 30

@@ -19,7 +19,7 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.jobs.migration.catch_up import verify
 from tests.galleries import vectors
 from tests.qdrant.worlds import key
 

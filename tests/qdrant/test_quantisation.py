@@ -5,9 +5,9 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, Layout, QueryBank, migrate, plan_migration, refresh, status
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.quantisation import spread_for, with_bias_scale
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
+from milvus_hubness.correction.fitted import Correction
 from qdrant_hubness.store import schema
 from tests.galleries import METRICS as LAYOUT_METRICS
 from tests.galleries import embedding_like, similarity, vectors

@@ -7,10 +7,10 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
-from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.lease_records import LeasePolicy
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import LeasePolicy
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import Record
 from qdrant_hubness import QdrantStore
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key

@@ -12,8 +12,8 @@ from qdrant_client import models
 import qdrant_hubness
 from milvus_hubness import NNN, MigrationOptions, NonFiniteVectors, QueryBank, migrate, plan_migration
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.stores.ownership import LEDGER
-from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, Record
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, Record
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.client import writes
 from qdrant_hubness.store.rows import Uncopied

@@ -5,10 +5,10 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, CollectionNotFound, Layout, StoreError, UnsupportedOperation
-from milvus_hubness.banks.generations import Batch
-from milvus_hubness.correction import initial_state
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.protocols import (
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.protocols import (
     QuerySampling,
     Renaming,
     SecondVectors,

@@ -21,10 +21,10 @@ from milvus_hubness import (
     refresh,
     rollback,
 )
-from milvus_hubness.migration.clean import would_drop
-from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.refresh.sweep import leftovers, sweep
-from milvus_hubness.stores.ownership import LEDGER
+from milvus_hubness.jobs.migration.clean import would_drop
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.refresh.sweep import leftovers, sweep
+from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.galleries import vectors
 from tests.qdrant.worlds import Corrected
 

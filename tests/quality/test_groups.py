@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 
+from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import NNN
-from milvus_hubness.quality.collections import render
 from milvus_hubness.quality.groups import by_value, shares
-from milvus_hubness.quality.report import diagnose
+from milvus_hubness.reports.collections import render
+from milvus_hubness.reports.report import diagnose
 
 N_ITEMS, N_QUERIES, DIM = 300, 600, 24
 

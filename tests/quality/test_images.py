@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image as Picture
 
-from milvus_hubness.files import opening
-from milvus_hubness.quality.image_formats import image_in
-from milvus_hubness.quality.images import LARGEST, Images
+from milvus_hubness.basics.files import opening
+from milvus_hubness.reports.image_formats import image_in
+from milvus_hubness.reports.images import LARGEST, Images
 
 FORMATS = {"png": "PNG", "jpeg": "JPEG", "gif": "GIF", "webp": "WEBP"}
 SECRET = b"token: s3cret"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milvus_hubness.correction.kernels.primitives import kernel_policy
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.kernels.primitives import kernel_policy
 from milvus_hubness.quality.measures import nearest, ranks
 
 

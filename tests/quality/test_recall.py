@@ -6,10 +6,10 @@ import faiss
 import numpy as np
 import pytest
 
-from milvus_hubness.codec.index_hints import measured_on
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.quality import recall
 from milvus_hubness.quality.recall import affordable_rows, measure_recall
 from tests.galleries import METRICS, nnn, similarity

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks.environment import RESULTS
+from milvus_hubness.correction.estimators import Blend
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import Blend
-from milvus_hubness.quality.collections import render
-from milvus_hubness.quality.images import Images
 from milvus_hubness.quality.measures import Interval
-from milvus_hubness.quality.report import diagnose
 from milvus_hubness.quality.verdict import EXPECTED_GAIN
+from milvus_hubness.reports.collections import render
+from milvus_hubness.reports.images import Images
+from milvus_hubness.reports.report import diagnose
 from tests.browser import MODES, needs_chromium
 from tests.pages import assert_accessible
 from tests.real_data import fit_on, load_task, needs_real_data

@@ -8,14 +8,23 @@ import sys
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import (
+    CSLS,
+    NNN,
+    Blend,
+    DualInvertedSoftmax,
+    RelativeNNN,
+    Sinkhorn,
+    from_dict,
+    to_dict,
+)
+from milvus_hubness.correction.estimators.base import is_same, score_spread
+from milvus_hubness.correction.rerank import DynamicGate
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import CSLS, NNN, Blend, DualInvertedSoftmax, RelativeNNN, Sinkhorn, from_dict, to_dict
-from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
-from milvus_hubness.rerank import DynamicGate
 from tests.galleries import half_known
 from tests.real_data import load_task, needs_real_data
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from milvus_hubness.estimators import NNN
+from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.quality.bank_checks import reach
 from milvus_hubness.quality.measures import excess_answers, k_occurrence
 from milvus_hubness.quality.tuning import default_biases, judge_unlabelled

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.settings import QuariConfig
+from milvus_hubness.extras.quari.model import Quari
+from milvus_hubness.extras.quari.settings import QuariConfig
 
 DIM = 12
 

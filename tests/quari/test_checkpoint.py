@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from milvus_hubness.errors import EncoderMismatch, UnreadableFile
-from milvus_hubness.quari.checkpoint import Checkpoint, Epoch
-from milvus_hubness.quari.reranker import QuariReranker
-from milvus_hubness.quari.settings import TrainingSettings
+from milvus_hubness.extras.quari.checkpoint import Checkpoint, Epoch
+from milvus_hubness.extras.quari.reranker import QuariReranker
+from milvus_hubness.extras.quari.settings import TrainingSettings
 
 
 @pytest.fixture

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from milvus_hubness import LinearMaps, QuariReranker
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.pairs import Pairs
-from milvus_hubness.quari.reranker import Labelled
-from milvus_hubness.quari.settings import TrainingSettings
-from milvus_hubness.rerank import Adaptive
+from milvus_hubness.correction.rerank import Adaptive
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.pairs import Pairs
+from milvus_hubness.extras.quari.reranker import Labelled
+from milvus_hubness.extras.quari.settings import TrainingSettings
 
 DIM = 8
 SETTINGS = TrainingSettings.linear(

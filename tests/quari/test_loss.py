@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.quari.train import contrastive_loss
+from milvus_hubness.extras.quari.train import contrastive_loss
 
 
 def slow(cosines, items, weights, tau):

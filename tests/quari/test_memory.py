@@ -6,10 +6,10 @@ import torch
 
 from milvus_hubness import LinearMaps
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Memory, Quari
-from milvus_hubness.quari.pairs import Pairs
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-from milvus_hubness.quari.train import train
+from milvus_hubness.extras.quari.model import STRENGTHS, TEMPERATURES, Memory, Quari
+from milvus_hubness.extras.quari.pairs import Pairs
+from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.extras.quari.train import train
 from tests.quari.conftest import DIM, small
 
 SHORT = TrainingSettings.linear(

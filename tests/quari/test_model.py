@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quari.hypernetwork import sinusoids
-from milvus_hubness.quari.model import Quari, cosines, transformed_queries
+from milvus_hubness.extras.quari.hypernetwork import sinusoids
+from milvus_hubness.extras.quari.model import Quari, cosines, transformed_queries
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.quari.pairs import Pairs
+from milvus_hubness.extras.quari.pairs import Pairs
 
 
 def normal(*shape):

@@ -11,11 +11,11 @@ from torch import nn
 
 from milvus_hubness import QuariReranker
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.model import cosines
-from milvus_hubness.quari.pairs import Pairs
-from milvus_hubness.quari.settings import QuariConfig, TrainingSettings
-from milvus_hubness.quari.train import published_loss, train
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.model import cosines
+from milvus_hubness.extras.quari.pairs import Pairs
+from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.extras.quari.train import published_loss, train
 
 DIM, RANK, WIDTH, STEPS, HEADS, LAYERS = 10, 3, 16, 3, 4, 2
 
@@ -156,7 +156,7 @@ def test_their_loss_is_the_formula_undivided():
 @pytest.mark.parametrize("form", ["linear", "published"])
 def test_noise_is_per_query_or_per_coordinate(monkeypatch, form):
     """The queries that the network sees in training are as far from those given as the settings say."""
-    from milvus_hubness.quari.model import Quari
+    from milvus_hubness.extras.quari.model import Quari
 
     lengths, forward = [], Quari.forward
 

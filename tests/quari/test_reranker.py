@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from milvus_hubness.correction.rerank import Adaptive
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.reranker import Labelled, QuariReranker
-from milvus_hubness.rerank import Adaptive
+from milvus_hubness.extras.quari.model import Quari
+from milvus_hubness.extras.quari.reranker import Labelled, QuariReranker
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
 

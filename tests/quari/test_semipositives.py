@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import BankTooSmall, InvalidParameter
-from milvus_hubness.quari.pairs import mine, unit
-from milvus_hubness.quari.settings import TrainingSettings
+from milvus_hubness.extras.quari.pairs import mine, unit
+from milvus_hubness.extras.quari.settings import TrainingSettings
 
 
 def brute(gallery, neighbors, keep, temperature):

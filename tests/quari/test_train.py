@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.curves import learning_curves
-from milvus_hubness.quari.pairs import Pairs, unit
-from milvus_hubness.quari.settings import TrainingSettings
-from milvus_hubness.quari.train import train, validate
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.curves import learning_curves
+from milvus_hubness.extras.quari.pairs import Pairs, unit
+from milvus_hubness.extras.quari.settings import TrainingSettings
+from milvus_hubness.extras.quari.train import train, validate
 from tests.quari.conftest import DIM, small
 
 QUICK = TrainingSettings(

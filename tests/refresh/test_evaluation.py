@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.estimators import NNN, Blend
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
+from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
 from milvus_hubness.quality import measures
-from milvus_hubness.refresh.biases import Labelled, Sample, judge
-from milvus_hubness.refresh.plan import Labels, RefreshPlan
 from tests.galleries import METRICS, half_known, similarity
 
 DIM = 16

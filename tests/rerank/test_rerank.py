@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness import DimensionMismatch, DualInvertedSoftmax, InvalidParameter, InvertedSoftmax, QueryBank
-from milvus_hubness.rerank import DynamicGate, GloballyCorrected
-from milvus_hubness.rerank.rerankers import gate
+from milvus_hubness.correction.rerank import DynamicGate, GloballyCorrected
+from milvus_hubness.correction.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
 
 SLOW = {"caption_translation"}

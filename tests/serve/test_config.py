@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import InvalidConfig
-from milvus_hubness.estimators import NNN
 from milvus_hubness.serve import ConfigFile, file_faults
 from milvus_hubness.serve import config_file as config_file_module
 from tests.serve.worlds import config_file

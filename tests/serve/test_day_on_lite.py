@@ -7,7 +7,7 @@ import pytest
 import time_machine
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration, refresh
-from milvus_hubness.refresh.status import status
+from milvus_hubness.jobs.refresh.status import status
 from tests.galleries import nnn, plain_collection, vectors
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from milvus_hubness.errors import ServerUnavailable
+from milvus_hubness.jobs.store.records import Record
 from milvus_hubness.serve.reconcile import History, Reconciliation
-from milvus_hubness.stores.records import Record
 from tests.serve.worlds import Ledger
 
 START = datetime(2026, 3, 29, tzinfo=timezone.utc)

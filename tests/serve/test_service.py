@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
-from milvus_hubness.estimators import NNN
-from milvus_hubness.operations.http_limits import HttpLimits
+from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.serve import ServicePolicy
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
 

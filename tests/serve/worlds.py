@@ -3,8 +3,8 @@
 import threading
 
 from milvus_hubness.errors import CollectionNotFound
-from milvus_hubness.refresh.biases import RefreshEvaluation
-from milvus_hubness.refresh.run import RefreshResult
+from milvus_hubness.jobs.refresh.biases import RefreshEvaluation
+from milvus_hubness.jobs.refresh.run import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 
 SKEWNESS = {"raw": 3.1, "old": 1.4, "new": 0.9}

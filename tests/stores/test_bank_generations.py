@@ -7,9 +7,10 @@ import pytest
 from qdrant_client import QdrantClient
 
 from milvus_hubness import NNN, EmptyBank, MilvusStore, QueryBank, StateError, StoreError, enable, plan_enable, refresh
-from milvus_hubness.banks.bank import Origins
-from milvus_hubness.banks.generations import StoredBank, generation_of, reference_to
-from milvus_hubness.stores.protocols import undo_save_bank
+from milvus_hubness.correction.banks.bank import Origins
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.jobs.store.generations import generation_of, reference_to
+from milvus_hubness.jobs.store.protocols import undo_save_bank
 from tests.databases import OnMilvus, OnQdrant, write_state
 from tests.galleries import vectors
 

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from pymilvus import CollectionSchema, DataType, FieldSchema
 
-from milvus_hubness.codec.arrays import encode
+from milvus_hubness.correction.codec.arrays import encode
 from milvus_hubness.errors import MissingExtra, StoreError
-from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 
 class Server:

@@ -11,9 +11,9 @@ import pytest
 from pymilvus.client.types import LoadState
 
 from milvus_hubness import InvalidParameter, MilvusStore, StoreError
+from milvus_hubness.basics.waiting import Standing, WaitPolicy, reported, wait_seconds, wait_until
 from milvus_hubness.errors import WaitedTooLong
-from milvus_hubness.stores.milvus_requests import DEFAULT_GROUP
-from milvus_hubness.waiting import Standing, WaitPolicy, reported, wait_seconds, wait_until
+from milvus_hubness.milvus.store.requests import DEFAULT_GROUP
 from tests.times import Time
 
 FAILED = 4

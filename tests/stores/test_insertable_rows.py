@@ -12,7 +12,7 @@ from pymilvus.client import entity_helper
 from pymilvus.client.prepare import Prepare
 from pymilvus.client.types import HybridExtraList
 
-from milvus_hubness.stores import milvus_schema
+from milvus_hubness.milvus.store import schema as milvus_schema
 
 PLAIN = {
     "id": (DataType.INT64, {"is_primary": True}, 7),

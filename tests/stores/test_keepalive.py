@@ -12,11 +12,11 @@ import pytest
 from pymilvus.client.connection_manager import ConnectionManager
 
 from milvus_hubness import AsyncHubnessClient, HubnessClient
-from milvus_hubness.proxy import ProxyOptions
-from milvus_hubness.stores import keepalive
-from milvus_hubness.stores.keepalive import LITE_KEEPALIVE, is_on_this_machine, with_keepalive
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_server import connect
+from milvus_hubness.milvus.proxy import ProxyOptions
+from milvus_hubness.milvus.store import keepalive
+from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine, with_keepalive
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from milvus_hubness.milvus.store.server import connect
 from tests.proxy.running import LiteServer, ProxyProcess
 from tests.servers import lite_uri
 
@@ -154,7 +154,7 @@ import asyncio, sys, time
 from contextlib import closing
 from pymilvus import MilvusClient
 from milvus_hubness import AsyncHubnessClient, HubnessClient
-from milvus_hubness.stores.milvus_server import connect
+from milvus_hubness.milvus.store.server import connect
 
 async def hold_async():
     client = AsyncHubnessClient(uri)

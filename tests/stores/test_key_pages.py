@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.migration.survey import evenly_spread, survey
-from milvus_hubness.operations.progress import absent, key_chunks, key_pages
-from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.jobs.common.progress import absent, key_chunks, key_pages
+from milvus_hubness.jobs.migration.survey import evenly_spread, survey
+from milvus_hubness.jobs.store.records import CollectionInfo
 from qdrant_hubness import QdrantStore
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)

@@ -8,9 +8,9 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness import NNN, MilvusStore, QueryBank, connect, plan_enable, plan_migration
-from milvus_hubness.correction import initial_state
-from milvus_hubness.state import BankReference
-from milvus_hubness.stores.milvus_requests import DEFAULT_GROUP
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.milvus.store.requests import DEFAULT_GROUP
 from tests.galleries import plain_collection, vectors
 from tests.servers import MilvusServer
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from pymilvus import DataType
 
-from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.records import VectorField
+from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.milvus.store import schema as milvus_schema
 
 KEY = {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}}
 VECTOR = {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 8}}

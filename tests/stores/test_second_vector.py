@@ -6,11 +6,11 @@ import pytest
 from pymilvus import DataType
 
 from milvus_hubness import CannotMigrate
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
-from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.stores.keepalive import LITE_KEEPALIVE
-from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.records import CollectionInfo, VectorField
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.jobs.store.records import CollectionInfo, VectorField
+from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 WIDTH = 16
 

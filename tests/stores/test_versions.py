@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessClient, MilvusStore, connect, requirements
+from milvus_hubness import HubnessClient, MilvusStore, connect
+from milvus_hubness.basics import requirements
+from milvus_hubness.basics.requirements import naming_extras
 from milvus_hubness.cli import console
-from milvus_hubness.errors import UnsupportedVersion, naming_extras
-from milvus_hubness.stores.milvus_server import supports
+from milvus_hubness.errors import UnsupportedVersion
+from milvus_hubness.milvus.store.server import supports
 
 
 @pytest.mark.parametrize(

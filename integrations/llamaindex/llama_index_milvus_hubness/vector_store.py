@@ -14,7 +14,7 @@ from pymilvus import DataType
 
 from llama_index_milvus_hubness.filters import LOWERED, MATCHED, METADATA, expression, filtered, literal, one_of
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
-from milvus_hubness.defaults import STATE_TTL
+from milvus_hubness.basics.defaults import STATE_TTL
 
 ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = "id", "embedding", "text", "doc_id", "node", "node_type"
 SHOWN = [ID, TEXT, NODE, NODE_TYPE]

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from milvus_hubness.basics.defaults import REBUILD_ROWS, STATE_TTL
+from milvus_hubness.basics.progress import Progress
 from milvus_hubness.cli.command_line import command_line
 from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json, show_result
 from milvus_hubness.cli.console import run as run_migration
@@ -18,26 +20,25 @@ from milvus_hubness.cli.migrate.show import migration_words, show_plan
 from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond
 from milvus_hubness.cli.refresh import show_refresh
 from milvus_hubness.cli.reports import status_words
-from milvus_hubness.defaults import REBUILD_ROWS, STATE_TTL
-from milvus_hubness.enable.enable import disable as run_disable
-from milvus_hubness.enable.enable import enable as run_enable
-from milvus_hubness.enable.plan import plan_enable
+from milvus_hubness.correction.state import require_state
 from milvus_hubness.errors import remember_secrets, secrets_in
-from milvus_hubness.migration.clean import clean as clean_migration
-from milvus_hubness.migration.clean import would_drop
-from milvus_hubness.migration.ledger import Ledger, Migration
-from milvus_hubness.migration.migrator import migrate as run_plan
-from milvus_hubness.migration.migrator import resume
-from milvus_hubness.migration.migrator import rollback as roll_back
-from milvus_hubness.migration.plan import MigrationOptions, plan_migration
-from milvus_hubness.operations.inputs import read_bank
-from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.operations.progress import Progress, Throttle, as_events
-from milvus_hubness.refresh.run import refresh as run_refresh
-from milvus_hubness.refresh.status import status as read_status
-from milvus_hubness.refresh.sweep import Leftovers, leftovers
-from milvus_hubness.refresh.sweep import sweep as sweep_leftovers
-from milvus_hubness.state import require_state
+from milvus_hubness.jobs.common.inputs import read_bank
+from milvus_hubness.jobs.common.lease import holder_of
+from milvus_hubness.jobs.common.progress import Throttle, as_events
+from milvus_hubness.jobs.enable.enable import disable as run_disable
+from milvus_hubness.jobs.enable.enable import enable as run_enable
+from milvus_hubness.jobs.enable.plan import plan_enable
+from milvus_hubness.jobs.migration.clean import clean as clean_migration
+from milvus_hubness.jobs.migration.clean import would_drop
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.migrator import migrate as run_plan
+from milvus_hubness.jobs.migration.migrator import resume
+from milvus_hubness.jobs.migration.migrator import rollback as roll_back
+from milvus_hubness.jobs.migration.plan import MigrationOptions, plan_migration
+from milvus_hubness.jobs.refresh.run import refresh as run_refresh
+from milvus_hubness.jobs.refresh.status import status as read_status
+from milvus_hubness.jobs.refresh.sweep import Leftovers, leftovers
+from milvus_hubness.jobs.refresh.sweep import sweep as sweep_leftovers
 from qdrant_hubness.store import QdrantStore, connect
 
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"

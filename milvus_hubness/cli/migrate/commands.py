@@ -12,8 +12,8 @@ from milvus_hubness.cli.migrate import options, show
 from milvus_hubness.cli.options import AsJson, Connection
 
 if TYPE_CHECKING:
-    from milvus_hubness.migration.ledger import Ledger, Migration
-    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 
 def plan(
@@ -45,10 +45,11 @@ def verify(
 
     Example: milvus-hubness migrate verify products
     """
-    from milvus_hubness.migration import catch_up
-    from milvus_hubness.migration.ledger import Ledger
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.jobs.migration import catch_up
+    from milvus_hubness.jobs.migration.ledger import Ledger
 
-    session = options.Watching().session(as_json=as_json)
+    session = Session(options.Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     with session.open(migration.source_now, migration.target) as settings:
@@ -74,10 +75,11 @@ def cutover(
 
     Example: milvus-hubness migrate cutover products --alias live
     """
-    from milvus_hubness.migration.ledger import Ledger
-    from milvus_hubness.migration.migrator import cutover
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.jobs.migration.ledger import Ledger
+    from milvus_hubness.jobs.migration.migrator import cutover
 
-    session = watching.session(postponed=postpone_cutover, as_json=as_json)
+    session = Session(watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not (switching.alias or switching.rename):
@@ -98,10 +100,11 @@ def rollback(
 
     Example: milvus-hubness migrate rollback products
     """
-    from milvus_hubness.migration.ledger import Ledger
-    from milvus_hubness.migration.migrator import rollback
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.jobs.migration.ledger import Ledger
+    from milvus_hubness.jobs.migration.migrator import rollback
 
-    session = watching.session(as_json=as_json)
+    session = Session(watching, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     source, target = migration.source, migration.target
@@ -133,7 +136,7 @@ def clean(
 
     Example: milvus-hubness migrate clean products --drop products
     """
-    from milvus_hubness.migration import clean as cleaning
+    from milvus_hubness.jobs.migration import clean as cleaning
 
     store = connection.open()
     dropped = cleaning.would_drop(store, name, drop=drop, target=target)
@@ -158,7 +161,7 @@ def status(
 
     Example: milvus-hubness migrate status products
     """
-    from milvus_hubness.migration.ledger import Ledger
+    from milvus_hubness.jobs.migration.ledger import Ledger
 
     store = connection.open()
     ledger = Ledger(store)
@@ -172,8 +175,8 @@ def status(
 
 
 def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
-    from milvus_hubness.migration.presence import problem_of
-    from milvus_hubness.operations.lease import holder_of
+    from milvus_hubness.jobs.common.lease import holder_of
+    from milvus_hubness.jobs.migration.presence import problem_of
 
     chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]

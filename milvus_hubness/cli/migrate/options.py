@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from milvus_hubness.basics.defaults import STATE_TTL
 from milvus_hubness.cli import options
-from milvus_hubness.defaults import STATE_TTL
 from milvus_hubness.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from milvus_hubness.cli.migrate.session import Session
-    from milvus_hubness.migration.ledger import Migration
-    from milvus_hubness.migration.plan import MigrationPlan
-    from milvus_hubness.stores.milvus import MilvusStore
+    from milvus_hubness.jobs.migration.ledger import Migration
+    from milvus_hubness.jobs.migration.plan import MigrationPlan
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
 Source = Annotated[str, typer.Argument(help="Collection to correct.")]
@@ -75,8 +74,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
         self, store: MilvusStore, source: str, switching: Switching, writers: Writers, *, measure: bool = False
     ) -> MigrationPlan:
         """Return the plan of these options."""
-        from milvus_hubness.migration.plan import plan_migration
-        from milvus_hubness.operations.inputs import read_bank
+        from milvus_hubness.jobs.common.inputs import read_bank
+        from milvus_hubness.jobs.migration.plan import plan_migration
 
         return plan_migration(
             store,
@@ -94,8 +93,8 @@ class Planning(options.EstimatorOptions, options.BankOptions):
 
     def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
         """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
-        from milvus_hubness.estimators import to_dict
-        from milvus_hubness.state import slots_for
+        from milvus_hubness.correction.estimators import to_dict
+        from milvus_hubness.correction.state import slots_for
 
         former, switch = migration.arguments, migration.switch
         index = former.get("index") or {}
@@ -154,9 +153,3 @@ class Watching(Writers):
         {"metavar": "EVENT=CMD"},
     ] = None
     metrics_file: Annotated[Path | None, "File for the metrics in Prometheus format, for node_exporter."] = None
-
-    def session(self, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False) -> Session:
-        """Check these options before any read. Raises InvalidParameter."""
-        from milvus_hubness.cli.migrate.session import Session
-
-        return Session(self, pace or Pace(), postponed=postponed, as_json=as_json)

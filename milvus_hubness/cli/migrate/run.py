@@ -6,18 +6,18 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.cli.console import say, show_facts
 from milvus_hubness.cli.migrate import options
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
-from milvus_hubness.defaults import WHERE_FROM
 from milvus_hubness.errors import NoMigration
 
 if TYPE_CHECKING:
     from milvus_hubness.cli.migrate.session import Session
-    from milvus_hubness.migration.ledger import Migration
-    from milvus_hubness.stores.milvus import MilvusStore
-    from milvus_hubness.stores.protocols import Store
+    from milvus_hubness.jobs.migration.ledger import Migration
+    from milvus_hubness.jobs.store.protocols import Store
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
 
 def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) -> Migration | None:
@@ -26,7 +26,7 @@ def to_resume(store: Store, name: str, target: str | None, *, is_planned: bool) 
     is_planned: a bank is named. The result is then None unless the application's name has begun to move. Raises
     NoMigration, and InvalidInput if the name has several copies.
     """
-    from milvus_hubness.migration.ledger import Ledger
+    from milvus_hubness.jobs.migration.ledger import Ledger
 
     try:
         migration = Ledger(store).find(name, target)
@@ -54,7 +54,9 @@ def run(
 
     Example: milvus-hubness migrate run products --bank queries.npy --alias live
     """
-    session = watching.session(pace, postponed=postpone_cutover, as_json=as_json)
+    from milvus_hubness.cli.migrate.session import Session
+
+    session = Session(watching, pace, postponed=postpone_cutover, as_json=as_json)
     _, migration = _carry_out(connection, source, planning, watching, session, switching)
     result = {**migration_facts(migration), **session.timeline.to_dict()}
     show_last(as_json, result, lambda: _show_outcome(migration))
@@ -71,7 +73,7 @@ def _carry_out(
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
     """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
-    from milvus_hubness.migration.migrator import migrate, resume
+    from milvus_hubness.jobs.migration.migrator import migrate, resume
 
     store, name = connection.open(), switching or options.Switching()
     resumed = None
@@ -113,9 +115,10 @@ def rehearse(
 
     Example: milvus-hubness migrate rehearse products --bank queries.npy
     """
-    from milvus_hubness.migration.ledger import RENAMED
+    from milvus_hubness.cli.migrate.session import Session
+    from milvus_hubness.jobs.migration.ledger import RENAMED
 
-    session = watching.session(pace, as_json=as_json)
+    session = Session(watching, pace, as_json=as_json)
     store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
     source, target = migration.source, migration.target
     aliases = store.info(source).aliases

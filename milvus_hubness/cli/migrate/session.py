@@ -13,10 +13,10 @@ from milvus_hubness.cli.console import on_signals, say
 from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
-from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
-from milvus_hubness.operations.shell_commands import Hooks, parse_hooks, watching_load
+from milvus_hubness.jobs.common.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.progress import Event, Events, LatestEvents, Listener, Throttle
+from milvus_hubness.jobs.common.shell_commands import Hooks, parse_hooks, watching_load
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 
 
 class Terminated(SystemExit):
@@ -49,9 +49,12 @@ def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
 class Session:
     """The settings of a run, checked before any read. Raises InvalidParameter."""
 
-    def __init__(self, watching: Watching, pace: Pace, *, postponed: bool, as_json: bool) -> None:
+    def __init__(
+        self, watching: Watching, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False
+    ) -> None:
         self.as_json, self.timeline = as_json, Timeline()
-        self._watching, self._pace = watching, pace
+        self._watching = watching
+        self._pace = pace or Pace()
         self._stopped = threading.Event()
         self._hooks = Hooks(parse_hooks(watching.on or []), cancelled=self._stopped)
         self._release = threading.Event()
@@ -85,7 +88,7 @@ class Session:
                 stack.enter_context(following_control_file(path, controls, events))
             if address := self._watching.http:
                 # Only a migration with --http loads Starlette and uvicorn.
-                from milvus_hubness.operations.http_server import control_server
+                from milvus_hubness.jobs.common.http_server import control_server
 
                 controls = Controls("http", self._throttle, self._release, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))

@@ -12,8 +12,8 @@ from milvus_hubness.cli.console import UNNAMED, bank_words, progress_bars, say, 
 from milvus_hubness.errors import name_some
 
 if TYPE_CHECKING:
-    from milvus_hubness.migration.ledger import Migration
-    from milvus_hubness.operations.progress import Event, Listener
+    from milvus_hubness.jobs.common.progress import Event, Listener
+    from milvus_hubness.jobs.migration.ledger import Migration
 
 RESOLUTION = "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
 
@@ -105,7 +105,7 @@ LINES = {
 @contextmanager
 def printed() -> Iterator[Listener]:
     """Yield a listener that prints lines on standard output, and shows progress bars."""
-    from milvus_hubness.operations.progress import as_events
+    from milvus_hubness.jobs.common.progress import as_events
 
     with progress_bars() as progress:
         bars = as_events(progress)
@@ -129,7 +129,7 @@ def stream(event: Event) -> None:
 
 def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object]) -> None:
     """Print a result as the last event or, by calling `show`, as text."""
-    from milvus_hubness.operations.progress import Event
+    from milvus_hubness.jobs.common.progress import Event
 
     show_result(as_json, Event("result", facts, datetime.now(timezone.utc)).to_dict(), show)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.banks.generations import Key
+from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from qdrant_hubness.store.rows import UNNAMED
 

@@ -15,9 +15,9 @@ from typing import Any, get_args
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import Floats, decode, packed
+from milvus_hubness.correction.codec.arrays import Floats, decode, packed
+from milvus_hubness.correction.state import CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.state import CollectionState, Profile
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 

@@ -1,4 +1,4 @@
-"""The cached states of collections, and their banks. No I/O: see milvus_hubness.client.steps."""
+"""The cached states of collections, and their banks. No I/O: see milvus_hubness.milvus.client.steps."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
-from milvus_hubness.banks.generations import StoredBank, fitted_bank, parts_of, validated
-from milvus_hubness.client.state_cache import BankCache, CachedBank
-from milvus_hubness.client.steps import Ask, Compute, Pause
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.state import CollectionState, Profile, read_states
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.state import CollectionState, Profile, read_states
-from milvus_hubness.stores.ownership import LEDGER, CollectionId, expect_copy, expect_helper
-from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.generations import fitted_bank, parts_of, validated
+from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, expect_copy, expect_helper
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
+from milvus_hubness.milvus.client.steps import Ask, Compute, Pause
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of

@@ -14,10 +14,11 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.banks.generations import Key
-from milvus_hubness.client.steps import Ask
-from milvus_hubness.codec.arrays import Floats, packed
-from milvus_hubness.codec.base import RowBiases, with_columns
+from milvus_hubness.basics.logs import named
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, packed
+from milvus_hubness.correction.codec.base import RowBiases, with_columns
+from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import (
     DimensionMismatch,
     DualWriteFailed,
@@ -26,8 +27,7 @@ from milvus_hubness.errors import (
     WriteIntentFailed,
     name_some,
 )
-from milvus_hubness.logs import named
-from milvus_hubness.state import CollectionState
+from milvus_hubness.milvus.client.steps import Ask
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector

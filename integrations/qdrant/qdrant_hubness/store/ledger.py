@@ -8,9 +8,9 @@ from typing import Any
 from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists, CollectionNotFound
-from milvus_hubness.stores.helpers import HelperLists
-from milvus_hubness.stores.ownership import Commands
-from milvus_hubness.stores.records import Record
+from milvus_hubness.jobs.store.helpers import HelperLists
+from milvus_hubness.jobs.store.ownership import Commands
+from milvus_hubness.jobs.store.records import Record
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
 from qdrant_hubness.store.properties import point_id

@@ -24,6 +24,8 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
+from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.waiting import WaitPolicy, wait_seconds
 from milvus_hubness.errors import (
     CollectionNotFound,
     HubnessError,
@@ -35,8 +37,6 @@ from milvus_hubness.errors import (
     redacted,
     secrets_in,
 )
-from milvus_hubness.logs import log
-from milvus_hubness.waiting import WaitPolicy, wait_seconds
 
 T = TypeVar("T")
 

@@ -17,10 +17,11 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats, StorageFormat, packed, unit_directions
-from milvus_hubness.codec.base import PENDING, RowCodec
-from milvus_hubness.state import CollectionState
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, StorageFormat, packed, unit_directions
+from milvus_hubness.correction.codec.base import PENDING, RowCodec
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.store.generations import Batch
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTOR = "hubness_vector/"

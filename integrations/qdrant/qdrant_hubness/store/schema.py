@@ -6,10 +6,10 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import ALIGNMENT, SMALLEST, SPACING, Dtype
-from milvus_hubness.codec.quantisation import spread_for
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.records import (
+from milvus_hubness.correction.codec.arrays import ALIGNMENT, SMALLEST, SPACING, Dtype
+from milvus_hubness.correction.codec.quantisation import spread_for
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.jobs.store.records import (
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
     WRITE_INTENTS_PROPERTY,

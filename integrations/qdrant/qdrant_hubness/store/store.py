@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 from qdrant_client import models
 
-from milvus_hubness.banks.generations import BANK_PROPERTY, Key
-from milvus_hubness.codec.arrays import Floats, as_metric, decode
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, form_of
-from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.codec.layout import Layout
+from milvus_hubness.basics.waiting import wait_until
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, form_of
+from milvus_hubness.correction.codec.fields import SLOT_FIELDS
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.state import CollectionState, FrozenModel, read_states, slots_for
 from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
-from milvus_hubness.state import CollectionState, FrozenModel, read_states, slots_for
-from milvus_hubness.stores.helpers import expect_helpers
-from milvus_hubness.stores.records import (
+from milvus_hubness.jobs.store.generations import BANK_PROPERTY
+from milvus_hubness.jobs.store.helpers import expect_helpers
+from milvus_hubness.jobs.store.records import (
     CollectionInfo,
     DualWrite,
     OnlineBanks,
@@ -27,7 +29,6 @@ from milvus_hubness.stores.records import (
     is_fence,
     taken_keys,
 )
-from milvus_hubness.waiting import wait_until
 from qdrant_hubness.store import schema, strict_mode
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.optimiser import Optimiser

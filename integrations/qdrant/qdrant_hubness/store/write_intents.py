@@ -15,12 +15,12 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.banks.generations import Key
-from milvus_hubness.bounds import read_value
+from milvus_hubness.basics.bounds import read_value
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.state import REMEDY, CollectionState, described_property
 from milvus_hubness.errors import CollectionExists, StateError
-from milvus_hubness.state import REMEDY, CollectionState, described_property
-from milvus_hubness.stores.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
-from milvus_hubness.stores.records import (
+from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
+from milvus_hubness.jobs.store.records import (
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
     Note,

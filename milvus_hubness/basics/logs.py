@@ -1,0 +1,35 @@
+"""The logger of this package, whose records are one line each, whatever stands in a key or in an error."""
+
+from __future__ import annotations
+
+import logging
+
+from milvus_hubness.basics.texts import visible, visible_line
+
+
+class VisibleRecords(logging.Filter):
+    """A filter that lets all records through, with escapes in place of line feeds and of characters that a terminal
+    obeys. A traceback keeps its lines."""
+
+    _formatter = logging.Formatter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        shown = visible_line(message)
+        if shown != message:
+            record.msg, record.args = shown, None
+        if record.exc_info and not record.exc_text:
+            # Formatters print this text instead of their own.
+            record.exc_text = visible(self._formatter.formatException(record.exc_info))
+        return True
+
+
+def named(name: str) -> logging.Logger:
+    """Return the logger of this name, with the filter."""
+    logger = logging.getLogger(name)
+    if not any(isinstance(present, VisibleRecords) for present in logger.filters):
+        logger.addFilter(VisibleRecords())
+    return logger
+
+
+log = named("milvus_hubness")

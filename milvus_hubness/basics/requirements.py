@@ -1,0 +1,132 @@
+"""The versions of libraries and servers that this package works with, and what to do about others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires, version
+
+from milvus_hubness.errors import MissingExtra, UnsupportedVersion
+
+EXTRAS = {
+    **dict.fromkeys(("faiss", "jinja2", "prometheus_client", "pyarrow", "safetensors"), "jobs"),
+    **dict.fromkeys(("sklearn", "tenacity", "torch"), "jobs"),
+    **dict.fromkeys(("cronsim", "starlette", "tomli", "uvicorn"), "serve"),
+    "milvus_lite": "lite",
+    "ray": "ray",
+}
+"""The extra of this package that installs a module."""
+PACKAGES = ("milvus-hubness", "qdrant-hubness")
+"""The packages whose requirements count, where they are installed."""
+OLDEST_LITE = "3.1"
+OLDEST_MILVUS = (2, 3)
+
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?(?P<range>[^;)]*)\)?\s*(?:;(?P<marker>.*))?")
+_BOUND = re.compile(r"(>=|<|==)\s*([\w.]+)")
+_SERVER = re.compile(r"v?(\d+)\.(\d+)")
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raise MissingExtra in place of ModuleNotFoundError where an extra of this package installs the module, and
+    UnsupportedVersion in place of any other ImportError where a library is of an unsupported version."""
+    try:
+        yield
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
+            extra = EXTRAS[module]
+            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra) from error
+        if fault := unsupported_libraries():
+            raise UnsupportedVersion(fault) from error
+        raise
+
+
+def unsupported_libraries() -> str:
+    """Return, in one line, which installed libraries are of an unsupported version; empty if none is.
+
+    This reads the metadata of all requirements, so it is for errors that such a library may explain.
+    """
+    faults = []
+    required = []
+    for package in PACKAGES:
+        for name, bounds in _requirements(package):
+            installed = _installed(name)
+            if installed and not _is_within(installed, bounds) and f"{name}{bounds}" not in required:
+                faults.append(f"{name} {installed} is installed, {package} needs {name}{bounds}")
+                required.append(f"{name}{bounds}")
+    if not faults:
+        return ""
+    return f"{'; '.join(faults)}: pip install {' '.join(repr(name) for name in required)}"
+
+
+def unsupported_lite() -> str:
+    """Return, in one line, that the installed Milvus Lite is too old; empty if it is not."""
+    installed = _installed("milvus-lite")
+    if installed is None or _numbers(installed) >= _numbers(OLDEST_LITE):
+        return ""
+    return (
+        f"milvus-lite {installed} is installed, which cannot store the state of a correction: "
+        f'pip install "milvus-lite>={OLDEST_LITE}"'
+    )
+
+
+def unsupported_milvus(server_version: str) -> str:
+    """Return, in one line, that a server of this version is too old; empty if it is not.
+
+    Versions that are not two numbers, as those of development builds, are accepted.
+    """
+    release = _SERVER.match(server_version)
+    if release is None or (int(release[1]), int(release[2])) >= OLDEST_MILVUS:
+        return ""
+    oldest = ".".join(map(str, OLDEST_MILVUS))
+    return f"the server runs Milvus {server_version}: upgrade it to {oldest} or newer"
+
+
+def _requirements(package: str) -> list[tuple[str, str]]:
+    """Return the names and the bounds of what a package requires, also for its extras."""
+    try:
+        lines = requires(package) or []
+    except PackageNotFoundError:
+        return []
+    named = []
+    for line in lines:
+        requirement = _REQUIREMENT.match(line)
+        if requirement is None or "python_version" in (requirement["marker"] or ""):
+            continue
+        bounds = requirement["range"].replace(" ", "")
+        if bounds:
+            named.append((requirement["name"], bounds))
+    return named
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _is_within(installed: str, bounds: str) -> bool:
+    numbers = _numbers(installed)
+    for operator, bound in _BOUND.findall(bounds):
+        limit = _numbers(bound)
+        if operator == ">=" and numbers < limit:
+            return False
+        if operator == "<" and numbers >= limit:
+            return False
+        if operator == "==" and numbers[: len(limit)] != limit:
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a release: (2, 13, 0) for "2.13.0+cpu" and for "2.13.0rc1"."""
+    numbers = []
+    for part in text.split("+")[0].split("."):
+        digits = re.match(r"\d+", part)
+        if digits is None:
+            break
+        numbers.append(int(digits[0]))
+    return tuple(numbers)

@@ -1,0 +1,251 @@
+"""Query banks: the reference queries that biases are estimated from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.files.arrays import Header, open_archive, read_npy
+from milvus_hubness.basics.files.tables import TABLES, open_table
+from milvus_hubness.correction.codec.arrays import without_tensors
+from milvus_hubness.correction.kernels.primitives import is_tensor
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    NonFiniteVectors,
+    UnreadableFile,
+    name_some,
+)
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
+else:
+    BankLike = Any  # Pydantic models with a field of this type evaluate it.
+"""Type of the banks that `QueryBank.of` and every public function with a bank accept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Origins:
+    """Origins of n queries. numbers: (n,) int64; the number of a live query's sample, from 0 up; below 0 for a query
+    that the bank started with. at: (n,) int64, the time of the query in Unix seconds."""
+
+    numbers: npt.NDArray[np.int64]
+    at: npt.NDArray[np.int64]
+
+    @classmethod
+    def seeds(cls, count: int, at: int) -> Origins:
+        """Return the origins of queries that a bank starts with."""
+        return cls(-1 - np.arange(count, dtype=np.int64), np.full(count, at, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def are_seeds(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether the bank started with the query."""
+        seeds: npt.NDArray[np.bool_] = self.numbers < 0
+        return seeds
+
+    def __getitem__(self, which: npt.NDArray[Any]) -> Origins:
+        return Origins(self.numbers[which], self.at[which])
+
+    def __add__(self, others: Origins) -> Origins:
+        return Origins(np.r_[self.numbers, others.numbers], np.r_[self.at, others.at])
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBank:
+    """Reference queries, one vector per row. The bank has its own copy of them.
+
+    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows are
+    allowed. source: where they came from, for people. origins: of the queries, if the bank is or was online.
+
+    Raises EmptyBank and, as `as_vectors`, NonFiniteVectors, DimensionMismatch and InvalidInput.
+    """
+
+    vectors: Vectors = field(repr=False)
+    source: str = "array"
+    origins: Origins | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        rows: Any = self.vectors
+        if isinstance(rows, np.ndarray) and not rows.ndim:
+            raise InvalidInput(f"the bank from {self.source} must be 2-D, one vector a row, but is one number")
+        if (isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)) and len(rows) == 0:
+            raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
+        vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
+        vectors.flags.writeable = False
+        object.__setattr__(self, "vectors", vectors)
+        if self.origins is not None and len(self.origins) != len(vectors):
+            raise InvalidInput(f"{len(vectors)} queries have {len(self.origins)} origins")
+
+    @classmethod
+    def of(cls, bank: BankLike) -> QueryBank:
+        """Return the bank itself, or a bank of an array, a tensor or a list of lists."""
+        return bank if isinstance(bank, QueryBank) else cls(as_vectors(bank, "the bank"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
+        """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
+
+        column: the array of an .npz or the list<number> column of a table; needed if it has several.
+        Raises UnreadableFile, InvalidInput for a missing column, and the errors of `QueryBank`.
+        """
+        path = Path(path)
+        read = _READERS.get(path.suffix.lower())
+        if read is None:
+            raise UnreadableFile(f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file")
+        return cls(read(path, column), str(path))
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        return int(self.vectors.shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest "sha256:…" of the shape and the float32 values: equal for equal banks on every machine."""
+        digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
+        digest.update(self.vectors.astype("<f4", copy=False).data)
+        return f"sha256:{digest.hexdigest()}"
+
+    def require(self, at_least: int) -> None:
+        if len(self) < at_least:
+            noun = "query" if len(self) == 1 else "queries"
+            raise BankTooSmall(f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed")
+
+    def expect_dim(self, dim: int, what: str) -> None:
+        """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
+        if dim != self.dim:
+            raise DimensionMismatch(
+                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: embed both with one model"
+            )
+
+
+def optional_bank(bank: BankLike | None) -> QueryBank | None:
+    """Return `QueryBank.of(bank)`, or None for None."""
+    return None if bank is None else QueryBank.of(bank)
+
+
+def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
+    """Return `rows` as a C-contiguous float32 array (n, d), d ≥ 1, with finite numbers only.
+
+    what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not numbers),
+    DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
+    """
+    if is_tensor(rows):
+        if rows.is_complex():
+            raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")
+        rows = rows.detach().cpu().float().numpy()
+    elif isinstance(rows, str | os.PathLike):
+        raise InvalidInput(f"{what} must hold real numbers, not a path: pass QueryBank.load({str(rows)!r})")
+    elif isinstance(rows, Sequence):
+        _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
+        rows = without_tensors(rows)
+    array = np.asarray(rows)
+    if array.dtype.kind not in "fiu" and array.size:
+        raise InvalidInput(f"{what} must hold real numbers, not {array.dtype}")
+    if array.ndim != 2:
+        raise InvalidInput(f"{what} must be 2-D, one vector a row, but has shape {array.shape}")
+    if array.shape[1] == 0:
+        raise InvalidInput(f"{what} has vectors without a single number")
+    with np.errstate(over="ignore"):
+        vectors = np.ascontiguousarray(array, np.float32)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
+    if bad:
+        raise NonFiniteVectors(f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}")
+    return vectors
+
+
+def _check_widths(widths: npt.ArrayLike, what: str) -> None:
+    sizes = np.asarray(widths)
+    odd = np.flatnonzero(sizes != sizes[:1])
+    if len(odd):
+        raise DimensionMismatch(f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0")
+
+
+def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
+    if column is not None:
+        raise InvalidInput(f"{path}: a .npy file has one array and no column {column!r}")
+    return read_npy(path, lambda header: _expect_vectors(path, header))
+
+
+def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
+    with open_archive(path) as archive:
+        names = archive.names
+        if column is None and len(names) > 1:  # The others are texts or keys.
+            names = [name for name in names if len(archive.header(name).shape) == 2] or names
+        name = _choose(path, column, names, "array")
+        _expect_vectors(path, archive.header(name))
+        return archive.read(name)
+
+
+def _expect_vectors(path: Path, header: Header) -> None:
+    """Raise InvalidInput for an array that has no vectors, before it is read."""
+    if header.dtype.kind not in "fiu" and 0 not in header.shape:
+        raise InvalidInput(f"the bank from {path} must hold real numbers, not {header.dtype}")
+    if len(header.shape) != 2:
+        raise InvalidInput(f"the bank from {path} must be 2-D, one vector a row, but has shape {header.shape}")
+
+
+def _read_table(path: Path, column: str | None) -> npt.NDArray[Any]:
+    with open_table(path) as table:
+        column = _choose_vectors(path, column, table.schema)
+        return _stack(path, column, table.column(column))
+
+
+_READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    **dict.fromkeys(TABLES, _read_table),
+}
+
+
+def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
+    import pyarrow.types as types
+
+    def holds_vectors(kind: Any) -> bool:
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        return bool(is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
+
+    names = [field.name for field in schema if holds_vectors(field.type)]
+    return _choose(path, column, names, "vector column")
+
+
+def _choose(path: Path, column: str | None, names: list[str], kind: str) -> str:
+    if column is None and len(names) == 1:
+        return names[0]
+    if column in names:
+        return str(column)
+    fault = f"no {kind} {column!r}" if column else f"several {kind}s" if names else f"no {kind}"
+    remedy = f"choose one of {', '.join(map(repr, names))} with --bank-column" if names else "add one"
+    raise InvalidInput(f"{path} has {fault}: {remedy}")
+
+
+def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
+    import pyarrow.compute as pc
+
+    if cells.null_count:
+        empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
+        raise InvalidInput(f"{path}: {column!r} is null in row {name_some(empty)}")
+    if len(cells) == 0:
+        raise EmptyBank(f"{path}: {column!r} has no rows")
+    widths = pc.list_value_length(cells).to_numpy()
+    _check_widths(widths, f"{path}: {column!r}")
+    return pc.list_flatten(cells).to_numpy().reshape(len(cells), widths[0])  # type: ignore[no-any-return]

@@ -1,0 +1,36 @@
+"""Banks together with what an estimator has computed for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.arrays import Floats
+
+Key = int | str
+"""A primary key."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBank:
+    """The bank of one fit, as a generation of a bank collection keeps it."""
+
+    queries: QueryBank
+    potentials: Floats
+    """The estimator's result for each query, (|queries|, p) float32; p = 0 if it has none."""
+    targets: QueryBank | None = None
+    """The target bank, if the estimator needs one."""
+    nearest: Sequence[Sequence[Key]] = ()
+    """For gated searches, the keys of the items nearest to each query, then to each target."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the queries, and of the targets if there are any; the potentials follow from them."""
+        return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
+
+    @cached_property
+    def activated(self) -> frozenset[Key]:
+        """The keys of all items that are nearest to some query or target."""
+        return frozenset(key for keys in self.nearest for key in keys)

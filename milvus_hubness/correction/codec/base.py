@@ -1,0 +1,298 @@
+"""Codecs encode and decode the rows, queries and scores of a corrected field. No I/O.
+
+There is one class for each bias location, here that of `vector`. Their methods take and return columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.codec.arrays import (
+    Dtype,
+    Floats,
+    Metric,
+    StorageFormat,
+    decode,
+    rounded,
+    rounded_to_sums,
+)
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.errors import StateError
+
+Flags = npt.NDArray[np.bool_]
+Columns = dict[str, Any]
+"""Values by field name: float32 (n, width) of vectors, in the layout's columns; lists of other fields."""
+
+BIAS_FIELD = "hubness_bias"
+EPOCH_FIELD = "hubness_epoch"
+NORM_FIELD = "hubness_norm"
+
+PENDING = 0
+"""Value of `hubness_epoch` in rows whose bias is not computed yet. A negative epoch is that of a row whose biases were
+computed as those of a new row: they depend on the rows that were written together with it."""
+
+
+class RowBiases(NamedTuple):
+    """Biases of n rows. by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c)
+    numbers of the locality hint columns; None leaves those of stored rows."""
+
+    by_slot: Mapping[int, Floats]
+    epoch: int | None = None
+    locality_hints: Floats | None = None
+
+
+def with_columns(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the rows with these values of fields, by field name."""
+    if not columns:
+        return [dict(row) for row in rows]
+    values = zip(*columns.values(), strict=True)
+    return [{**row, **dict(zip(columns, own, strict=True))} for row, own in zip(rows, values, strict=True)]
+
+
+_form = lru_cache(maxsize=256)(StorageFormat)
+
+
+def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
+    """Return the storage format of a layout's rows in a field of `dtype`. Raises InvalidParameter if the field is too
+    narrow."""
+    return _form(dtype, layout.dim, layout.numbers, layout.multiple_of)
+
+
+@dataclass(frozen=True)
+class RowCodec(ABC):
+    """Encodes and decodes the rows of one corrected field, its queries and its scores.
+
+    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of augmented
+    vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has. side_collection: the
+    collection that holds the biases under the keys of the rows; None if the rows hold them. candidates: the number of
+    candidates of a search for ten results, if it needs any.
+    """
+
+    field: str
+    suffix: str
+    layout: Layout
+    dtype: Dtype
+    shown_slot: int
+    side_collection: str | None = None
+    candidates: int = 0
+
+    location: ClassVar[str]
+    """Word for the bias location in reports."""
+    leaves_vectors: ClassVar[bool]
+    """Whether `field` holds the vectors as the user gave them."""
+    needs_candidates: ClassVar[bool] = False
+    """Whether searches fetch candidates, whose scores the client corrects by their biases."""
+    updates_in_place: ClassVar[bool] = False
+    """Whether a job updates the hidden fields of a row and leaves the others to its user."""
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether new biases change the rows themselves."""
+        return self.side_collection is None
+
+    @property
+    def bias_factor(self) -> float:
+        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others fall."""
+        return 2.0 if self.layout.metric == "L2" else -1.0
+
+    def slot_field(self, slot: int) -> str | None:
+        """Return the scalar field that holds the biases of this slot; None if there is none."""
+        return None
+
+    @property
+    def bias_field(self) -> str:
+        """The scalar field with the active profile's bias."""
+        return BIAS_FIELD + self.suffix
+
+    @property
+    def epoch_field(self) -> str:
+        """The scalar field with the epoch in which the row's bias was computed."""
+        return EPOCH_FIELD + self.suffix
+
+    @property
+    def searched_field(self) -> str:
+        """The vector field that searches of `field` use."""
+        return self.field
+
+    @property
+    def served_metric(self) -> Metric:
+        """The metric by which the database ranks the searched field."""
+        return "IP"
+
+    @property
+    @abstractmethod
+    def hidden_fields(self) -> tuple[str, ...]:
+        """The fields that this package added; readers do not see them unless they name them."""
+
+    @cached_property
+    def form(self) -> StorageFormat:
+        """The storage format of the searched field."""
+        return form_of(self.layout, self.dtype)
+
+    def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
+        """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros, and return it."""
+        columns = np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
+        for slot, column in biases.by_slot.items():
+            columns[:, slot] = column
+        return columns
+
+    @property
+    def decoding_fields(self) -> tuple[str, ...]:
+        """The fields that `decode_rows` needs besides `field`."""
+        return ()
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
+        """Return the columns of stored rows that the other methods read. vectors: (n, width) of `field`. rows: the
+        other fields of each row."""
+        hidden = {name: [row.get(name) for row in rows] for name in self.hidden_fields}
+        return {self.field: vectors, **hidden}
+
+    def unpack(self, stored: Floats) -> Floats:
+        """Return stored vectors of `field` in the columns of the layout, (n, width). Raises StateError if the stored
+        vectors have another width than the codec."""
+        width = self.layout.dim if self.leaves_vectors else self.form.width
+        if len(stored) and stored.shape[1:] != (width,):
+            raise StateError(
+                f"field {self.field!r} has vectors of width {stored.shape[-1]}, its collection state says {width}: "
+                f"call again, or open the iterator again"
+            )
+        stored = stored.reshape(-1, width)
+        return stored if self.leaves_vectors else self.form.joined(stored)
+
+    def pack(self, columns: Columns) -> Columns:
+        """Return columns with augmented vectors as pymilvus stores them. Raises InvalidInput for a number too large."""
+        if (self.leaves_vectors and self.searched_field == self.field) or self.searched_field not in columns:
+            return columns
+        return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
+
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        """Return the columns that are stored in place of, or in addition to, those of the user. They are for the rows
+        of a side collection if the codec has one. vectors: (n, d). Other slots are 0."""
+        slots = self._slots(biases, len(vectors))
+        stored = {self.searched_field: self.layout.augment(vectors, slots, biases.locality_hints)}
+        return stored | self._hidden(biases, len(vectors))
+
+    def decode_rows(self, columns: Columns) -> Floats:
+        """Return the vectors as the user gave them, (n, d)."""
+        vectors: Floats = columns[self.field]
+        return vectors
+
+    def vectors_of(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
+        """Return the vectors as the user gave them, (n, d), of rows as pymilvus returns them."""
+        stored = decode([row[self.field] for row in rows], self.dtype)
+        return self.decode_rows(self.columns(self.unpack(stored), rows))
+
+    def read_biases(self, columns: Columns) -> Floats:
+        """Return the biases of stored rows, (n, slots), 0 where a row has none."""
+        return self.layout.biases(columns[self.searched_field], slice(None))
+
+    @abstractmethod
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        """Return the columns that change if stored rows get these biases."""
+
+    def pending(self, columns: Columns) -> Flags:
+        """Return (n,) whether the bias of a row is not computed yet."""
+        return np.array([epoch in (None, PENDING) for epoch in columns[self.epoch_field]], np.bool_)
+
+    def are_new(self, columns: Columns) -> Flags:
+        """Return (n,) whether the biases of a row were computed as those of a new row."""
+        return np.array([(epoch or PENDING) < PENDING for epoch in columns[self.epoch_field]], np.bool_)
+
+    def stale(self, columns: Columns) -> Flags:
+        """Return (n,) whether the biases of a row are visibly those of another vector."""
+        return np.zeros(len(columns[self.field]), np.bool_)
+
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        """Return (n,) whether the locality hint columns of a row are empty but could be filled."""
+        return self.layout.lacks_locality_hints(columns[self.searched_field])
+
+    def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
+        """Return (n,) whether the biases in these slots are finite and not pending."""
+        finite = np.isfinite(self.read_biases(columns)[:, list(slots)]).all(axis=1)
+        return np.asarray(finite & ~self.pending(columns), np.bool_)
+
+    def _hidden(self, biases: RowBiases, rows: int) -> Columns:
+        """Return the columns with the shown bias and the epoch, as far as they change."""
+        columns: Columns = {}
+        if self.shown_slot in biases.by_slot:
+            columns[self.bias_field] = np.asarray(biases.by_slot[self.shown_slot], np.float32).tolist()
+        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
+
+    # -- searches ---------------------------------------------------------------------------------------
+
+    def pack_queries(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> list[Any]:
+        """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
+        return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
+
+    def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
+        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""
+        products: Floats = self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
+        return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
+
+    def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
+        """Return the queries (m, d) as the searched field takes them, (m, width). Raises as `Layout.encode_queries`
+        does."""
+        return self.layout.encode_queries(queries, strength, slot=slot)
+
+    def decode_scores(
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Return the corrected scores (m, k), in the user's metric, of those that the database returns. queries: (m,
+        d). biases: (m, k) of candidates, which need them; others have them in their score."""
+        return self.layout.scores(scores, queries, strength)
+
+
+class VectorCodec(RowCodec):
+    """The bias location `vector`: columns of the field's vectors, and a scalar field with the active bias."""
+
+    location = "vectors"
+    leaves_vectors = False
+
+    @property
+    def norm_field(self) -> str | None:
+        """The scalar field with ‖r‖, which COSINE needs to decode vectors; None for other metrics."""
+        return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
+
+    @property
+    def decoding_fields(self) -> tuple[str, ...]:
+        return (self.norm_field,) if self.norm_field else ()
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        return (self.bias_field, self.epoch_field, *self.decoding_fields)
+
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        norms = {self.norm_field: self.layout.norms(vectors).tolist()} if self.norm_field else {}
+        return super().encode_rows(vectors, biases) | norms
+
+    def decode_rows(self, columns: Columns) -> Floats:
+        """Return the vectors, (n, d): within one unit in the last place, and exact for IP, for norms of 1, and for L2
+        except for the numbers of `lost`."""
+        rows = columns[self.field][:, : self.layout.dim]
+        if self.norm_field:
+            norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
+            rows = np.multiply(rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind")
+        elif self.layout.mean:
+            taken_off = self.layout.taken_off
+            rows = np.where(taken_off == 0, rows, rows + taken_off)
+        return rounded(rows, self.dtype)
+
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        stored = self.layout.with_biases(columns[self.field], biases.by_slot, biases.locality_hints)
+        return {self.field: stored, **self._hidden(biases, len(stored))}
+
+    def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
+        """Also check that one of these slots has the bias of the bias field."""
+        shown = self.layout.as_stored(np.array(columns[self.bias_field], np.float32))
+        stored = self.layout.as_stored(self.read_biases(columns)[:, list(slots)])
+        same = (stored == rounded_to_sums(shown, self.dtype)[:, None]).any(axis=1)
+        return np.asarray(super().valid(columns, slots) & same, np.bool_)

@@ -1,0 +1,101 @@
+"""The bias locations `fields` and `side_collection`: vectors stay, and searches re-rank candidates."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.codec.arrays import Floats, Metric, StorageFormat
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, PENDING, Columns, Flags, RowBiases, RowCodec
+
+SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
+"""Fields with the biases, by slot, in the bias location `fields`."""
+SIDE_FIELD = "biases"
+"""Vector field of a side collection; its components are the slots."""
+
+
+class CandidateCodec(RowCodec):
+    """Vectors as the user gave them; the client corrects the scores of candidates."""
+
+    leaves_vectors = True
+    needs_candidates = True
+
+    @property
+    def served_metric(self) -> Metric:
+        return self.layout.metric
+
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        return np.zeros(len(columns[self.field]), np.bool_)
+
+    @property
+    def form(self) -> StorageFormat:
+        return StorageFormat(self.dtype, self.layout.dim)
+
+    def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
+        return self.layout.require_finite(queries, "query")
+
+    def decode_scores(
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
+    ) -> npt.NDArray[np.float64]:
+        raw = np.asarray(scores, np.float64)
+        if biases is None:
+            return raw
+        return raw + self.bias_factor * strength * np.asarray(biases, np.float64)
+
+
+class FieldsCodec(CandidateCodec):
+    """Biases in scalar fields of the rows, one for each slot."""
+
+    location = "fields"
+
+    def slot_field(self, slot: int) -> str | None:
+        return self.slot_fields[slot]
+
+    @property
+    def slot_fields(self) -> tuple[str, ...]:
+        """The scalar fields that hold the slots."""
+        return tuple(name + self.suffix for name in SLOT_FIELDS)
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        return (*self.slot_fields, self.epoch_field)
+
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        slots = self._slots(biases, len(vectors)).T.tolist()
+        epochs = [biases.epoch] * len(vectors)
+        return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: epochs}
+
+    def read_biases(self, columns: Columns) -> Floats:
+        slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_fields]
+        return np.array(slots, np.float32).T
+
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        rows = len(columns[self.field])
+        columns = {self.slot_fields[slot]: column.tolist() for slot, column in biases.by_slot.items()}
+        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
+
+
+class SideCollectionCodec(CandidateCodec):
+    """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD. In columns that are
+    read, SIDE_FIELD is (n, slots) with NaN in rows without biases."""
+
+    location = "side"
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        return ()
+
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        return self._entries(self._slots(biases, len(vectors)), biases.epoch)
+
+    def read_biases(self, columns: Columns) -> Floats:
+        return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)
+
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        return self._entries(self._slots(biases, self.read_biases(columns)), biases.epoch)
+
+    def _entries(self, slots: Floats, epoch: int | None) -> Columns:
+        return {SIDE_FIELD: slots, EPOCH_FIELD: [epoch or PENDING] * len(slots)}
+
+    def pending(self, columns: Columns) -> Flags:
+        return np.asarray(np.isnan(columns[SIDE_FIELD]).any(axis=1), np.bool_)

@@ -1,0 +1,413 @@
+"""The columns of the augmented vector <r, b> and the augmented query <q, −w>. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.codec.arrays import (
+    ALIGNMENT,
+    LARGEST_NUMBER,
+    MAX_WIDTH,
+    QUERY_SCALE,
+    UNIT_TOLERANCE,
+    Floats,
+    Mean,
+    Metric,
+    as_metric,
+    half_squares,
+    hint_directions_in,
+    lengths_of,
+    lost,
+    matrix,
+    mean_in,
+)
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors, name_some
+
+LARGEST_CONSTANT = 1e38
+"""Largest size of a constant: float32 has numbers up to 3.4e38."""
+LARGEST_SCALE = 2.0**100
+MOST_SCALES = 2.0**20
+"""Largest offset, in units of scale². A measured one is at most 2."""
+LARGEST_SPREAD = 64
+"""Most columns of one number after the vector."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of augmented vectors and augmented queries of one field.
+
+    dim, metric: the user's. slots: columns for biases; a refresh fills a standby slot and then switches to it.
+    multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m sub-vectors needs
+    lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their weights are stored
+    and sent exactly. mean: c as `index_hints.mean_of` returns it, for L2 only. anchor, pull: a and p of the graph hint
+    column, the last one if a is not 0. locality_hints, reach: the directions and the length of the locality hint
+    columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
+
+    Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
+    and `spread` are chosen, see `quantisation`. A graph of unquantised vectors needs small biases
+    where queries are long or the lengths of items vary: see `index_hints`, which chooses `bias_scale` and `length_pull`
+    for it.
+
+    Raises InvalidParameter for values that do not fit together.
+    """
+
+    dim: int
+    metric: Metric
+    slots: int = 2
+    multiple_of: int = ALIGNMENT
+    offset: float = 0.0
+    scale: float = 1.0
+    anchor: float = 0.0
+    pull: float = 0.0
+    locality_hints: str = ""
+    reach: float = 0.0
+    mean: str = ""
+    bias_scale: float = 1.0
+    """f, a power of two: a bias b is stored as f·b, and its weight is sent as w/f."""
+    spread: int = 1
+    """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
+    each. If n is above 1, the column u of L2, which no query reads, is 0."""
+    length_pull: float = 0.0
+    """g, for IP only: the graph hint column is lower by g·½‖r‖², but by no more than a."""
+
+    def __post_init__(self) -> None:
+        as_metric(self.metric)
+        # Later arithmetic may rely on numbers of limited size.
+        for name in ("dim", "slots", "multiple_of"):
+            if not 1 <= getattr(self, name) <= MAX_WIDTH:
+                raise InvalidParameter(f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}")
+        for name in ("offset", "anchor", "pull", "length_pull", "reach"):
+            if not abs(getattr(self, name)) <= LARGEST_CONSTANT:
+                raise InvalidParameter(
+                    f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
+                )
+        others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
+        if not _is_power_of_two(self.scale) or (self.metric != "L2" and others):
+            raise InvalidParameter(
+                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset:g} and "
+                f"{self.scale:g} for {self.metric}"
+            )
+        # The product must be one too: biases are multiplied by it.
+        if not _is_power_of_two(self.bias_scale) or not _is_power_of_two(self._bias_factor):
+            raise InvalidParameter(
+                f"bias_scale is a power of two, got {self.bias_scale!r:.20} with scale {self.scale:g}"
+            )
+        if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
+            raise InvalidParameter(f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}")
+        if abs(self.offset) > MOST_SCALES * self.scale**2:
+            raise InvalidParameter(f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}")
+        if (self.pull or self.length_pull) and not self.anchor:
+            raise InvalidParameter(f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}")
+        if self.length_pull and (self.metric != "IP" or self.length_pull < 0 or self.anchor < 0):
+            raise InvalidParameter(
+                f"a length_pull, with an anchor, both above 0, is for IP: got {self.length_pull:g} and "
+                f"{self.anchor:g} for {self.metric}"
+            )
+        if bool(self.locality_hints) != (self.reach > 0):
+            raise InvalidParameter(f"locality hint columns need directions and a length above 0, got {self.reach}")
+        if self.locality_hints and self.metric == "L2":
+            raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
+        hints = self.locality_hint_count + bool(self.anchor)
+        if self.spare < hints:
+            raise InvalidParameter(
+                f"after dimension {self.dim} and its slots, a width of {self.width} has {self.spare} columns "
+                f"to spare, not {hints}"
+            )
+        if self.width > MAX_WIDTH:
+            raise InvalidParameter(
+                f"dimension {self.dim} leaves no room for {self.slots} bias columns: "
+                f"the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
+            )
+        _ = self._mean  # It raises if the text is no mean of this dimension.
+
+    @cached_property
+    def first_slot(self) -> int:
+        """Column of slot 0."""
+        return self.dim + (1 + self.spread) * (self.metric == "L2")
+
+    @property
+    def numbers(self) -> int:
+        """Number of columns between the vector and the index hints."""
+        return self.first_slot + self.slots * self.spread - self.dim
+
+    @cached_property
+    def width(self) -> int:
+        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the slots."""
+        return math.ceil((self.dim + self.numbers) / self.multiple_of) * self.multiple_of
+
+    @property
+    def spare(self) -> int:
+        """Number of columns after the slots."""
+        return self.width - self.dim - self.numbers
+
+    @cached_property
+    def _unhinted(self) -> Layout:
+        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
+
+    @cached_property
+    def locality_directions(self) -> Floats:
+        """(d, c) directions of the c locality hint columns."""
+        return np.asarray(hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32)
+
+    @property
+    def locality_hint_count(self) -> int:
+        """c, the number of locality hint columns."""
+        return len(self.locality_directions.T)
+
+    @cached_property
+    def _mean(self) -> Mean:
+        return mean_in(self.mean, self.dim)
+
+    @cached_property
+    def _left_on(self) -> npt.NDArray[np.float64]:
+        """(d,) o, the part of the mean that stored rows contain."""
+        return np.subtract(*self._mean, dtype=np.float64)
+
+    @cached_property
+    def _query_offset(self) -> float:
+        """m′: typical for ½‖r − c‖², as m − s² is for ½‖r‖²."""
+        return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
+
+    def stores_like(self, other: Layout) -> bool:
+        """Whether rows of both layouts differ in their biases and index hints only."""
+        return self._unhinted == other._unhinted
+
+    def rows(self, vectors: npt.ArrayLike) -> Floats:
+        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""
+        return matrix(vectors, self.dim, "vectors")
+
+    @property
+    def taken_off(self) -> Floats:
+        """(d,) a, the part of the mean that stored rows do not contain."""
+        return self._mean.taken_off
+
+    def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return which numbers of vectors (n, d) would not be read back bit for bit, bool (n, d)."""
+        return lost(self.rows(vectors), self.taken_off)
+
+    def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the lengths that COSINE divides by, (n,): exactly 1.0 for unit vectors to float32 accuracy. Such rows
+        are stored and read back bit for bit."""
+        lengths = lengths_of(self.rows(vectors))
+        lengths[np.abs(lengths - 1) <= UNIT_TOLERANCE] = 1.0
+        return lengths
+
+    def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
+        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2). Their inner
+        product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖²."""
+        rows = self._seen(self.rows(vectors))
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, half_squares(rows).astype(np.float32), np.ones(len(rows), np.float32)])
+        return rows
+
+    def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
+        """Return the counterpart of `reduce_items` for queries: (m, d), under L2 (m, d+2)."""
+        rows = self._seen(self.rows(queries))
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows).astype(np.float32)])
+        return rows
+
+    def augment(
+        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
+    ) -> Floats:
+        """Return augmented vectors, float32 (n, width). Rows without a direction under COSINE stay zero.
+
+        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots). locality_hints: (n, c),
+        see `Correction.locality_hints`; zeros if None. Raises DimensionMismatch, InvalidInput.
+        """
+        rows = self.rows(vectors)
+        slots = np.asarray(biases, np.float32)
+        if slots.shape not in {(len(rows),), (len(rows), self.slots)}:
+            raise InvalidInput(
+                f"{len(rows)} vectors need biases of shape ({len(rows)},) or ({len(rows)}, {self.slots}), "
+                f"got {slots.shape}"
+            )
+        stored = np.zeros((len(rows), self.width), np.float32)
+        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
+        if self.metric == "L2":
+            if self.spread == 1:
+                stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
+            squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
+            half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
+            stored[:, self.dim + 1 : self.first_slot] = half[:, None]
+        in_columns = slots if slots.ndim == 2 else slots[:, np.newaxis]
+        by_slot = np.broadcast_to(in_columns, (len(rows), self.slots))
+        stored[:, self._slot_columns] = np.repeat(self.as_stored(by_slot), self.spread, axis=1)
+        return self._set_hints(stored, locality_hints)
+
+    def with_biases(
+        self, stored: Floats, biases: Mapping[int, npt.ArrayLike], locality_hints: npt.ArrayLike | None = None
+    ) -> Floats:
+        """Return stored vectors with other biases (n,) in the named slots, (n, width). locality_hints: (n, c) new
+        numbers of the locality hint columns; None leaves them."""
+        changed = stored.copy()
+        for slot, column in biases.items():
+            changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[:, None]
+        return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
+
+    def held_locality_hints(self, stored: Floats) -> Floats:
+        """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
+        return stored[:, self._locality_hint_columns]
+
+    def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
+        """Return true for rows whose locality hint columns are empty but could be filled, bool (n,)."""
+        if not self.locality_hints:
+            return np.zeros(len(stored), np.bool_)
+        vectors = stored[:, : self.dim]
+        could = vectors.any(axis=1) & ~self.invalid(vectors)
+        return could & ~self.held_locality_hints(stored).any(axis=1)
+
+    def encode_queries(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
+        """Return augmented queries, (m, width).
+
+        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an amount that
+        `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query; 0 gives the raw
+        ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
+        """
+        rows = self.rows(queries)
+        weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
+        if not (math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()):
+            raise InvalidParameter(f"strength must be finite, got {strength!r}")
+        if not 0 <= slot < self.slots:
+            raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
+        query_vectors = np.zeros((len(rows), self.width), np.float32)
+        self.require_finite(rows, "query")
+        query_vectors[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
+        if self.metric == "L2":
+            query_vectors[:, self.dim + 1 : self.first_slot] = -QUERY_SCALE * self.scale / self.spread
+        sent = np.asarray(-weights / self._bias_factor / self.spread)
+        query_vectors[:, self.columns_of(slot)] = sent[..., None]
+        return query_vectors
+
+    def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
+        """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
+        return stored[:, self._slot_columns][:, :: self.spread][:, slot] / np.float32(self._bias_factor)
+
+    def as_stored(self, biases: Floats) -> Floats:
+        """Return biases in the unit of the stored columns, in the same shape; the factor is a power of two."""
+        return biases * np.float32(self._bias_factor)
+
+    def columns_of(self, slot: int) -> slice:
+        """Return the columns of one slot."""
+        first = self.first_slot + slot * self.spread
+        return slice(first, first + self.spread)
+
+    def scores(
+        self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
+    ) -> npt.NDArray[np.float64]:
+        """Convert inner products (m, k) to scores of the user's metric.
+
+        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and COSINE: s −
+        w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if w = 0.
+        """
+        values = np.asarray(products, np.float64)
+        if self.metric != "L2":
+            return values
+        distances = 2 * (self._above(self.rows(queries))[:, None] - values)
+        raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
+        return np.where(raw, np.maximum(distances, 0), distances)
+
+    def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Convert scores of one query (d,) to inner products: the inverse of `scores`."""
+        values = np.asarray(scores, np.float64)
+        if self.metric != "L2":
+            return values
+        return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
+
+    def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
+        rows = self.rows(vectors)
+        if math.isfinite(np.vdot(rows, rows)):
+            return rows
+        broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if broken.size:
+            raise NonFiniteVectors(f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}")
+        return rows
+
+    def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """Return what `require_finite` does. Raises as it does, and under COSINE ZeroVectors naming the rows."""
+        rows = self.require_finite(vectors, what)
+        zero = np.flatnonzero(self.invalid(rows))
+        if zero.size:
+            raise ZeroVectors(f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}")
+        return rows
+
+    def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool (n,)."""
+        rows = self.rows(vectors)
+        finite = np.isfinite(rows).all(axis=1)
+        return cast("npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite)
+
+    def _seen(self, rows: Floats) -> Floats:
+        """Return the rows relative to the mean, (n, d)."""
+        return rows - self._mean.seen_from if self.mean else rows
+
+    def without_mean(self, rows: Floats) -> Floats:
+        """Return the rows as they are stored, (n, d)."""
+        return rows - self.taken_off if self.mean else rows
+
+    def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
+        """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
+        seen = self._seen(queries)
+        return half_squares(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
+
+    def _set_hints(self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True) -> Floats:
+        """Set the graph hint column, from the slots, and the locality hint columns of stored vectors, in place."""
+        if not np.isfinite(stored[:, self._slot_columns]).all():
+            raise InvalidInput("biases must be finite numbers of float32, in units of the layout's scale")
+        if self.anchor and graph_hint:
+            mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
+            stored[:, -1] = self.anchor - self.pull * mean - self._lowered_by_length(stored)
+        if locality_hints is not None:
+            hints = matrix(locality_hints, self.locality_hint_count, "locality hint columns")
+            stored[:, self._locality_hint_columns] = hints
+        return stored
+
+    def _lowered_by_length(self, stored: Floats) -> npt.NDArray[np.float64]:
+        """Return by how much the lengths of stored vectors lower their graph hint column, (n,).
+
+        The bound is for rows much longer than those that the constants were measured on: without it their hint would
+        grow with the square of their length, and outweigh their vector.
+        """
+        if not self.length_pull:
+            return np.zeros(len(stored))
+        squares = half_squares(stored[:, : self.dim])
+        return np.fmin(self.length_pull * squares, self.anchor)
+
+    @property
+    def _slot_columns(self) -> slice:
+        """All slots, one after the other."""
+        return slice(self.first_slot, self.dim + self.numbers)
+
+    @property
+    def _bias_factor(self) -> float:
+        """The number by which a bias is multiplied before it is stored."""
+        return self.bias_scale / self.scale
+
+    @property
+    def _locality_hint_columns(self) -> slice:
+        end = self.width - bool(self.anchor)
+        return slice(end - self.locality_hint_count, end)
+
+    def _unit(self, rows: Floats) -> Floats:
+        lengths = self.norms(rows)
+        if (lengths == 1).all():
+            return rows
+        lengths[lengths == 0] = 1.0
+        return (rows / lengths[:, None]).astype(np.float32)
+
+
+def _is_power_of_two(number: float) -> bool:
+    """Whether a number is a power of two from 1/LARGEST_SCALE to LARGEST_SCALE: products with it are exact."""
+    return 1 / LARGEST_SCALE <= number <= LARGEST_SCALE and math.frexp(number)[0] == 0.5

@@ -1,0 +1,27 @@
+"""Estimators: each method computes one number per item, which is subtracted from its scores."""
+
+from milvus_hubness.correction.estimators.base import Estimator, FittedBias, from_dict, to_dict
+from milvus_hubness.correction.estimators.blend import Blend
+from milvus_hubness.correction.estimators.csls import CSLS
+from milvus_hubness.correction.estimators.distribution_normalization import DistributionNormalization
+from milvus_hubness.correction.estimators.dual_inverted_softmax import DualInvertedSoftmax
+from milvus_hubness.correction.estimators.inverted_softmax import InvertedSoftmax
+from milvus_hubness.correction.estimators.nnn import NNN
+from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
+from milvus_hubness.correction.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
+
+__all__ = [
+    "CSLS",
+    "NNN",
+    "Blend",
+    "DistributionNormalization",
+    "DualBankSinkhorn",
+    "DualInvertedSoftmax",
+    "Estimator",
+    "FittedBias",
+    "InvertedSoftmax",
+    "RelativeNNN",
+    "Sinkhorn",
+    "from_dict",
+    "to_dict",
+]

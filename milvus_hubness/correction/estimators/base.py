@@ -1,0 +1,483 @@
+"""The estimator and the fitted estimator: their base classes, inputs, temperatures and dictionaries.
+
+Vectors of twice the length score four times as high, so no tau suits every collection. An estimator with a
+temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its tau is stored
+with the biases, and the next fit measures the spread again. The agreement of a bank's halves is measured,
+stored and measured again in the same way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.defaults import SHORT_METHODS
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
+from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
+from milvus_hubness.correction.kernels.primitives import finite_number, positive_number, prefer_torch, whole_number
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 does not have it.
+
+TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
+"""The parameter in units of the spread, by the parameter in units of the score."""
+
+MEASURED = {"items", "agreement", "spread"}
+"""Parameters that a fit sets, besides each tau of a temperature."""
+
+ESTIMATORS: dict[str, type[Estimator]] = {}
+METHODS: dict[str, str] = {}
+"""The names of the classes by their user-facing names; case does not matter."""
+
+_CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {
+    "int": whole_number, "int | None": whole_number, "float": finite_number, "float | None": finite_number,
+}  # fmt: skip
+
+QUERIES, ITEMS = 1_000, 20_000
+
+Strength: TypeAlias = float | Literal["agreement"]
+
+
+class FitInputs(NamedTuple):
+    """The optional arguments of `Estimator.fit`."""
+
+    gallery: npt.ArrayLike | None
+    target_bank: BankLike | None
+    start: npt.ArrayLike | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimator(ABC):
+    """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
+
+    strength: factor on the biases. "agreement": that of `agreement`, the ρ which a fit measures: the correlation of
+    the biases from two random halves of the bank, or 0 where it is negative. What the halves do not agree on is
+    noise, so ρ is the share of the bias to apply (as in empirical Bayes). alias, of a subclass: a further name for
+    users; with it, collection states can hold the estimator.
+    """
+
+    strength: Strength = field(default=1.0, repr=False)
+    agreement: float | None = field(default=None, repr=False)
+
+    def __init_subclass__(cls, alias: str | None = None) -> None:
+        super().__init_subclass__()
+        if alias is not None:
+            ESTIMATORS[cls.__name__] = cls
+            METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
+
+    def __post_init__(self) -> None:
+        """Check and convert all numbers, by their annotations; None stays where it is the default."""
+        for parameter in fields(self):
+            convert, value = _CONVERSIONS.get(str(parameter.type)), getattr(self, parameter.name)
+            if convert and (value is not None or parameter.default is not None):
+                object.__setattr__(self, parameter.name, convert(parameter.name, value))
+        if self.strength != "agreement":
+            if not isinstance(self.strength, str):
+                object.__setattr__(self, "strength", finite_number("strength", self.strength))
+            if isinstance(self.strength, str) or self.strength < 0:
+                raise InvalidParameter(f'strength must be "agreement" or a number from 0 up, not {self.strength!r}')
+
+    @property
+    def share(self) -> float:
+        """The factor on the biases. Raises InvalidParameter if it is an agreement that no fit has measured yet."""
+        if self.strength != "agreement":
+            return self.strength
+        if self.agreement is None:
+            raise InvalidParameter(f"{self!r} has no agreement yet: fit it, or take the estimator of the fit")
+        return self.agreement
+
+    @property
+    def needs_gallery(self) -> bool:
+        """Whether `fit` raises InvalidInput without a gallery: here, to measure its scores' spread or an agreement."""
+        return self.has_temperature or self.strength == "agreement"
+
+    @property
+    def needs_target_bank(self) -> bool:
+        """Whether `fit` raises InvalidInput without a target bank."""
+        return False
+
+    @property
+    def potentials(self) -> int:
+        """How many numbers per bank query `fit` finds by iterating over the gallery."""
+        return 0
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """The part of the bank that `from_nearest` needs."""
+
+    def fit(
+        self,
+        bank: BankLike,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: BankLike | None = None,
+        start: npt.ArrayLike | None = None,
+    ) -> FittedBias:
+        """Fit on the bank; gallery and target bank are used only if the estimator needs them.
+
+        start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point. Raises
+        BankTooSmall, DimensionMismatch, NonFiniteVectors, and InvalidInput for a missing argument.
+        """
+        prefer_torch()
+        bank = QueryBank.of(bank)
+        if not self.needs_gallery:
+            return self._fit(bank, FitInputs(gallery, target_bank, start))
+        items = require_gallery(bank, gallery, type(self).__name__)
+        fitted = self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
+        return fitted.with_agreement(items, target_bank)
+
+    @abstractmethod
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        """Fit with measured taus; the gallery is checked if the estimator needs it."""
+
+    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
+        """Return the fit that had these potentials (|bank|, p), without its gallery.
+
+        Raises InvalidParameter for an estimator with a temperature and no tau yet, InvalidInput for
+        potentials of another shape.
+        """
+        pairs = self._temperatures()
+        for tau, _ in pairs:
+            self.tau_of(tau)
+        absolute = self._replaced({temperature: None for _, temperature in pairs})
+        return replace(absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self)
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
+
+        Raises BankTooSmall for fewer nearest rows than the formula takes, InvalidInput for missing targets.
+        """
+        biases, errors = self._from_nearest(queries, targets)
+        return Bounded(self.share * biases, self.share * errors)
+
+    @abstractmethod
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        """Return what `from_nearest` does, at strength 1."""
+
+    def clamped(self, bank_size: int) -> Self:
+        """Return the estimator with a k that a bank of this size has."""
+        k: int | None = getattr(self, "k", None)
+        return self if k is None or k <= bank_size else self._replaced({"k": bank_size})
+
+    def _fitted(
+        self, bank: QueryBank, formula: Callable[[Vectors], npt.NDArray[Any]], diagnostics: Any = None
+    ) -> FittedBias:
+        """Return a fit that needs the bank alone."""
+        diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
+        return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
+
+    # -- temperatures -------------------------------------------------------------------------------
+
+    @property
+    def has_temperature(self) -> bool:
+        """Whether a fit has to measure the spread."""
+        return any(getattr(self, temperature) is not None for _, temperature in self._temperatures())
+
+    def tau_of(self, name: str = "tau") -> float:
+        """Return that tau. Raises InvalidParameter if no fit has measured it yet."""
+        tau: float | None = getattr(self, name)
+        if tau is None:
+            raise InvalidParameter(f"{self!r} has no {name} yet: fit it, or take the estimator of the fit")
+        return tau
+
+    def measured(self, bank: QueryBank, items: Vectors) -> Self:
+        """Return the estimator with the taus of its temperatures on this bank and items (n, d).
+
+        If all items score alike, every tau ranks them alike: then the unit is the root mean square score, or
+        1 if all scores are 0.
+        """
+        if not self.has_temperature:
+            return self
+        unit = score_spread(bank, items)
+        unit = unit or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2))) or 1.0
+        temperatures = {tau: getattr(self, temperature) for tau, temperature in self._temperatures()}
+        return self._replaced({tau: value * unit for tau, value in temperatures.items() if value is not None})
+
+    def unmeasured(self) -> Self:
+        """Return the estimator as before its fit: without the number of items and the measured taus."""
+        measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
+        measured |= MEASURED
+        return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
+
+    def _set_temperatures(self, **defaults: float) -> None:
+        """Check each tau and temperature under construction; without either, set the default temperature."""
+        for tau, temperature in self._temperatures():
+            chosen = [name for name in (tau, temperature) if getattr(self, name) is not None]
+            for name in chosen:
+                positive_number(name, getattr(self, name))
+            if not chosen:
+                object.__setattr__(self, temperature, defaults[temperature])
+
+    def _temperatures(self) -> list[tuple[str, str]]:
+        """Return the names of each tau and its temperature."""
+        return [pair for pair in TEMPERATURE_OF.items() if hasattr(self, pair[0])]
+
+    def _replaced(self, changes: Mapping[str, Any]) -> Self:
+        return replace(self, **changes) if changes else self
+
+
+def score_spread(bank: QueryBank, gallery: Vectors) -> float:
+    """Return the standard deviation of a bank query's scores over the items; 0 if all items score alike.
+
+    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly.
+    """
+    queries, items = _evenly(bank.vectors, QUERIES), _evenly(gallery, ITEMS)
+    centred = items - items.mean(0)
+    spread = np.sqrt(np.mean((queries @ (centred.T @ centred / len(items))) * queries, 0).sum())
+    largest = np.abs(queries @ items[:QUERIES].T).max()
+    return float(spread) if spread > 1e-6 * largest else 0.0
+
+
+def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
+    return rows[_places(rows, most)].astype(np.float64)
+
+
+def _places(rows: Vectors, most: int) -> npt.NDArray[np.int64]:
+    return np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
+
+
+def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
+    """Return the numbers of the queries in two random halves of a bank of this size."""
+    return np.split(np.random.default_rng(0).permutation(size), [size // 2])
+
+
+def correlation(first: Vectors, second: Vectors) -> float:
+    """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
+    one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
+    scale = float(np.sqrt((one @ one) * (other @ other)))
+    return max(0.0, float(one @ other) / scale) if scale else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class FittedBias:
+    """An estimator after its fit: b(r) for any vector r, of the gallery or new.
+
+    estimator: with the tau that follows from a temperature, and its agreement. formula: the biases at strength 1.
+    diagnostics: the estimator's named tuple.
+    potentials: (|bank|, p) float32, the numbers stored with the bank to restore the fit without the gallery;
+    p = 0 if the bank alone is enough.
+    """
+
+    estimator: Estimator
+    bank: QueryBank
+    formula: Callable[[Vectors], npt.NDArray[Any]] = field(repr=False)
+    diagnostics: Any
+    potentials: Vectors = field(repr=False)
+    new_formula: Callable[[Vectors], npt.NDArray[Any]] | None = field(default=None, repr=False)
+
+    def bias(self, vectors: npt.ArrayLike) -> Vectors:
+        """Return biases of vectors (n, d) in the bank's dimension, to be subtracted, float32 (n,).
+
+        Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
+        """
+        return self._evaluated(self.formula, vectors)
+
+    def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
+        """Return biases as `bias` does, of items that were added together after the fit, in any order.
+
+        For an estimator that balances the bank against its items, the new items leave room for each other, as many at a
+        time as have MOST_PRODUCTS with the bank.
+        """
+        return self._evaluated(self.new_formula or self.formula, vectors)
+
+    def nearest(self, products: Vectors, *, are_new: bool) -> Nearest:
+        """Return what `Estimator.from_nearest` takes, from inner products (n, |bank|) of items and the whole bank."""
+        potentials = np.broadcast_to(self.potentials, (len(products), *self.potentials.shape))
+        means = products.mean(1, dtype=np.float64) if self.estimator.needs.mean else np.empty(0)
+        return Nearest(products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True)
+
+    def _evaluated(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
+        items = as_vectors(vectors, "the vectors")
+        self.bank.expect_dim(items.shape[1], "a vector")
+        if not len(items):
+            return np.empty(0, np.float32)
+        return (self.estimator.share * formula(items)).astype(np.float32, copy=False)
+
+    def with_agreement(self, items: Vectors, target_bank: BankLike | None) -> FittedBias:
+        """Return the fit with the agreement of the bank's halves on up to 20,000 items (n, d), if its strength is one.
+
+        Both halves are fitted on these items. The agreement is 0 for a bank of one query.
+        """
+        if self.estimator.strength != "agreement":
+            return self
+        sample, agreement = items[_places(items, ITEMS)], 0.0
+        if middle := len(self.bank) // 2:
+            estimator = replace(self.estimator, strength=1.0).clamped(middle)
+            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in split_in_half(len(self.bank)))
+            biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
+            agreement = correlation(*biases)
+        return replace(self, estimator=replace(self.estimator, agreement=agreement))
+
+
+class BankDiagnostics(NamedTuple):
+    """Diagnostics of an estimator that needs only its bank, or its bank and a target bank."""
+
+    bank_size: int
+    dim: int
+    target_bank_size: int = 0
+
+
+def class_name(method: str) -> str:
+    """Return the name in ESTIMATORS of a method as users write it. Raises InvalidParameter."""
+    if method.lower() not in METHODS:
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(SHORT_METHODS)}")
+    return METHODS[method.lower()]
+
+
+def to_dict(estimator: Estimator) -> dict[str, Any]:
+    """Return {"name": "NNN", "k": 128, …}: the class and its parameters, fit for JSON.
+
+    The device is left out, and so is the default strength, and each tau, temperature or measured value that is not
+    set. Raises
+    InvalidParameter for an estimator that is not one of this package's.
+    """
+    name = type(estimator).__name__
+    if ESTIMATORS.get(name) is not type(estimator):
+        raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
+    values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), *MEASURED}
+    if estimator.strength == type(estimator).strength:
+        del values["strength"]
+    return {"name": name} | {
+        parameter: _plain(value)
+        for parameter, value in values.items()
+        if value is not None or parameter not in optional
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return to_dict(value) if isinstance(value, Estimator) else value
+
+
+def names_in(values: Mapping[str, Any]) -> set[str]:
+    """Return the names of the estimators in a description: its own, and those of a Blend's estimators. Raises
+    InvalidParameter for a description without a name."""
+    name = values.get("name")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidParameter(f"an estimator has a name, not {name!r}")
+    parts = values.get("estimators", ())
+    if not isinstance(parts, list | tuple):
+        return {name}
+    return {name}.union(*(names_in(part) for part in parts if isinstance(part, Mapping)))
+
+
+def from_dict(values: Mapping[str, Any]) -> Estimator:
+    """Return the estimator that `to_dict` described.
+
+    Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
+    or a value out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
+    parameters = dict(values)
+    name = parameters.pop("name", None)
+    if not isinstance(name, str) or name not in ESTIMATORS:
+        raise InvalidParameter(f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}")
+    allowed = _parameters(ESTIMATORS[name])
+    unknown = [parameter for parameter in parameters if parameter not in allowed]
+    if unknown:
+        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}")
+    if "estimators" in parameters:
+        if not isinstance(parameters["estimators"], list | tuple):
+            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}")
+        parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
+    return ESTIMATORS[name](**parameters)
+
+
+def expect_estimator(estimator: object) -> None:
+    """Raise InvalidInput, which says how to make one, if this is no estimator and not None."""
+    if estimator is None or isinstance(estimator, Estimator):
+        return
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        raise InvalidInput(f"an estimator is needed, not its class: pass {estimator.__name__}()")
+    if isinstance(estimator, str):
+        name = class_name(estimator)
+        raise InvalidInput(f"an estimator is needed, not the text {estimator!r}: pass {name}()")
+    raise InvalidInput(f"an estimator is needed, such as NNN(k=16), not {estimator!r}")
+
+
+def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
+    """Return whether `to_dict` described this estimator, apart from values measured in a fit."""
+    return estimator.unmeasured() == from_dict(values).unmeasured()
+
+
+def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dictionary of an estimator with some parameters changed.
+
+    A tau replaces its temperature, and a temperature replaces its tau. Raises InvalidParameter if both are in
+    `changes`.
+    """
+    changed = dict(values)
+    for tau, temperature in TEMPERATURE_OF.items():
+        if tau in changes and temperature in changes:
+            raise InvalidParameter(
+                f"both {tau} and {temperature} are given: choose {tau}, in units of the score, or "
+                f"{temperature}, in units of the spread of scores"
+            )
+        if tau in changes or temperature in changes:
+            changed.pop(tau, None)
+            changed.pop(temperature, None)
+    return changed | dict(changes)
+
+
+def _parameters(kind: type[Any]) -> list[str]:
+    """Return the parameters but the device; those of all estimators come last."""
+    names = [field.name for field in fields(kind) if field.name != "device"]
+    return sorted(names, key=lambda name: name in Estimator.__annotations__)
+
+
+@dataclass(frozen=True, eq=False)
+class TargetBank(QueryBank):
+    """Items under a metric that reduces items and queries to different vectors, as L2 is reduced to IP.
+
+    vectors: (t, d) as items, to be balanced against the bank. asking: (t, d) float32 as queries, whose inner
+    products with items are similarities.
+    """
+
+    asking: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32), repr=False)
+
+
+def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
+    """Return `potentials` as float32 (|bank|, columns). Raises InvalidInput for another shape, NonFiniteVectors."""
+    shape = np.shape(potentials)
+    if shape != (len(bank), columns):
+        raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")
+    return as_vectors(potentials, "the potentials") if columns else np.empty(shape, np.float32)
+
+
+def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) -> Vectors:
+    """Return the gallery as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
+    if gallery is None:
+        raise InvalidInput(f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…")
+    return _fitting(bank, as_vectors(gallery, "the gallery"), "the gallery")
+
+
+def require_target_bank(
+    bank: QueryBank, target_bank: BankLike | None, who: str, *, as_queries: bool = False
+) -> Vectors:
+    """Return the target bank as float32 (n, d), n ≥ 1, as items or as queries. Raises InvalidInput without
+    one, DimensionMismatch.
+    """
+    if target_bank is None:
+        raise InvalidInput(f"{who} needs reference items: pass target_bank= (--target-bank)")
+    if as_queries and isinstance(target_bank, TargetBank):
+        target_bank = target_bank.asking
+    elif isinstance(target_bank, QueryBank):
+        target_bank = target_bank.vectors
+    return _fitting(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+
+
+def _fitting(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:
+    bank.expect_dim(vectors.shape[1], what)
+    if len(vectors) == 0:
+        raise InvalidInput(f"{what} is empty")
+    return vectors

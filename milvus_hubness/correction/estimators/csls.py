@@ -1,0 +1,35 @@
+"""Cross-domain Similarity Local Scaling (Conneau et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
+from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs, largest
+from milvus_hubness.correction.kernels import topk_mean
+
+
+@dataclass(frozen=True)
+class CSLS(Estimator, alias="csls"):
+    """b(r) = ½ · mean of the k largest inner products of r with the bank.
+
+    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r). b(r) is half of it, without the query's own term, which changes
+    no ranking. The fit raises BankTooSmall if the bank has fewer than k queries.
+    """
+
+    k: int = 10
+    device: str = field(default="auto", repr=False, compare=False)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=self.k)
+
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        bank.require(at_least=self.k)
+        return self._fitted(bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device))
+
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        return Bounded(0.5 * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

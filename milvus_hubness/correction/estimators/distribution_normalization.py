@@ -1,0 +1,33 @@
+"""Distribution Normalization (Zhou et al., NeurIPS 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
+from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
+
+
+@dataclass(frozen=True)
+class DistributionNormalization(Estimator, alias="dn"):
+    """b(r) = lam · mean(bank) · r.
+
+    The paper subtracts lam = ½ of the mean from both sides, (q − lam·μ_q)·(r − lam·μ_r). Its terms other than
+    b(r) depend on the query alone and change no ranking.
+    """
+
+    lam: float = 0.5
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(mean=True)
+
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
+        return self._fitted(bank, lambda items: items @ mean)
+
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        return Bounded(self.lam * queries.means, np.zeros(len(queries.means)))

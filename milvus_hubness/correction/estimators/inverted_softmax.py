@@ -1,0 +1,40 @@
+"""Inverted Softmax (Smith et al., ICLR 2017), over a query bank (QB-Norm; Bogolin et al., CVPR 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
+from milvus_hubness.correction.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.correction.kernels import logsumexp
+
+
+@dataclass(frozen=True)
+class InvertedSoftmax(Estimator, alias="is"):
+    """b(r) = tau · log Σ_i exp(s(q_i, r) / tau) over the bank.
+
+    The paper divides exp(s/tau) by that sum; tau times the logarithm of the quotient is s − b.
+
+    tau: in units of the score; 0.05 is the paper's β = 20. Towards 0, only the nearest bank query counts.
+    temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
+    """
+
+    tau: float | None = None
+    temperature: float | None = None
+    device: str = field(default="auto", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set_temperatures(temperature=0.5)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=LEADING, tolerance=ACCURACY * self.tau_of())
+
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        tau = self.tau_of()
+        return self._fitted(bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device))
+
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        return bounded_logsumexp(queries, self.tau_of())

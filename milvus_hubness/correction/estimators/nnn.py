@@ -1,0 +1,84 @@
+"""Nearest Neighbor Normalization (Chowdhury et al., EMNLP 2024, eq. 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
+from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs, largest
+from milvus_hubness.correction.kernels import topk_mean
+from milvus_hubness.correction.kernels.primitives import kernel_for
+from milvus_hubness.errors import InvalidParameter
+
+
+class NNNDiagnostics(NamedTuple):
+    """Diagnostics of NNN.
+
+    kernel: the exact one of the device, or the choice of `ApproximateBank`. mean_error, max_error: of the
+    bias; 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search, on them.
+    """
+
+    bank_size: int
+    dim: int
+    kernel: str
+    mean_error: float
+    max_error: float
+    sampled: int
+    recall: float | None = None
+
+
+@dataclass(frozen=True)
+class NNN(Estimator, alias="nnn"):
+    """b(r) = alpha · mean of the k largest inner products of r with the bank.
+
+    k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain. alpha: share
+    of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact; "approximate" searches an
+    index of the bank, tuned on the gallery until the mean error of the biases is 1% of their standard
+    deviation, or is exact if that is faster.
+
+    The fit raises BankTooSmall if the bank has fewer than k queries. It learns nothing from the gallery, so
+    new items never need a refit; an approximate kernel is tuned on at least 32 items of the gallery, or on
+    the bank if there is none, and its error is in the diagnostics.
+    """
+
+    k: int = 128
+    alpha: float = 0.75
+    kernel: Literal["dense", "approximate"] = "dense"
+    device: str = field(default="auto", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernel not in ("dense", "approximate"):
+            raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(queries=self.k)
+
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        bank.require(at_least=self.k)
+        kernel = kernel_for(self.device)
+        if self.kernel == "approximate" and kernel != "numpy":
+            from milvus_hubness.correction.kernels.approximate import ApproximateBank
+
+            gallery = bank.vectors if inputs.gallery is None else inputs.gallery
+            items = require_gallery(bank, gallery, "NNN")
+            near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
+            tuned, share = near.tuned, abs(self.alpha)
+            diagnostics = NNNDiagnostics(
+                len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
+                near.measured, tuned.recall,
+            )  # fmt: skip
+            return self._fitted(bank, lambda items: self.alpha * near.values(items), diagnostics)
+        return self._fitted(
+            bank,
+            lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
+            NNNDiagnostics(len(bank), bank.dim, kernel, 0.0, 0.0, 0),
+        )
+
+    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
+        return Bounded(self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

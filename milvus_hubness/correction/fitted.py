@@ -1,0 +1,223 @@
+"""Corrections: estimators fitted for the vectors of a collection, or loaded from its bank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from milvus_hubness.basics.bounds import problem_in
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import Floats, lengths_of
+from milvus_hubness.correction.codec.base import RowBiases
+from milvus_hubness.correction.codec.index_hints import NEAR, columns, coordinates, evenly, places
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
+from milvus_hubness.correction.estimators.base import TargetBank
+from milvus_hubness.correction.estimators.nearest import MOST_PRODUCTS
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.primitives import resolve_device, uses_numpy
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
+from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
+
+Biases = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Biases of a collection's vectors, in its own metric.
+
+    mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN index less
+    recall; no ranking changes. are_new: whether the items were added together after the fit, see `FittedBias.new_bias`.
+    compute: maps vectors (m, d) and are_new to their biases (m,), in place of the fit.
+    """
+
+    layout: Layout
+    fitted: FittedBias
+    mean_bias: float = 0.0
+    are_new: bool = False
+    compute: Callable[[Floats, bool], Biases] | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        layout: Layout,
+        estimator: Estimator,
+        bank: BankLike,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: BankLike | None = None,
+        start: Floats | None = None,
+        fit: Callable[..., FittedBias] | None = None,
+    ) -> Correction:
+        """Fit the estimator on the bank, gallery (n, d) and target bank.
+
+        The layout reduces them to inner products. start: potentials of an earlier fit on this bank, for
+        iterative estimators. fit: a function called in place of the estimator's own `fit`; its first argument
+        is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors only,
+        and InvalidInput if the estimator needs an argument that is missing.
+        """
+        reduced = _reduced_bank(layout, bank)
+        others: dict[str, Any] = {
+            "gallery": None if gallery is None else layout.reduce_items(_valid(layout, gallery)),
+            "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
+        }
+        if start is not None and start.shape == (len(reduced), estimator.potentials):
+            others["start"] = start
+        if fit is not None:
+            return cls(layout, fit(estimator, reduced, **others))
+        return cls(layout, estimator.fit(reduced, **others))
+
+    @classmethod
+    def restore(cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0) -> Correction:
+        """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
+        targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
+        fitted = estimator.restore(_reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets)
+        return cls(layout, fitted, mean_bias)
+
+    def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
+        """Return the c locality hint columns of vectors (n, d), float32 (n, c), from the nearest bank queries; 0 for
+        vectors that can have no bias."""
+        rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(rows)
+        hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
+        if hints.size and valid.any():
+            landmarks, coordinates, _ = self._landmarks
+            near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
+            hints[valid] = columns(coordinates[np.asarray(near.indices)], self.layout.reach)
+        return hints
+
+    def of_rows(self, vectors: Floats, *, are_new: bool) -> tuple[Floats, Floats]:
+        """Return what `centred` and `locality_hints` return of vectors (n, d), from one product with the bank if it is
+        of a size that NumPy computes at once. are_new: in place of that of the correction."""
+        bank, count = self.fitted.bank.vectors, len(vectors) * len(self.fitted.bank)
+        on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
+        if on_cuda or count > MOST_PRODUCTS or self.fitted.estimator.needs.targets or self.compute is not None:
+            return replace(self, are_new=are_new).centred(vectors), self.locality_hints(vectors)
+        biases = np.zeros(len(vectors), np.float32)
+        hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
+        valid = ~self.layout.invalid(vectors)
+        if valid.any():
+            products = self.layout.reduce_items(vectors[valid]) @ bank.T
+            nearest = self.fitted.nearest(products, are_new=are_new)
+            biases[valid] = self._finite(self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias)
+            if hints.size:
+                _, coordinates, lengths = self._landmarks
+                scores = products[:, places(len(bank))] / lengths
+                near = np.argpartition(scores, -min(NEAR, len(lengths)), axis=1)[:, -NEAR:]
+                hints[valid] = columns(coordinates[near], self.layout.reach)
+        return biases, hints
+
+    @cached_property
+    def _landmarks(self) -> tuple[Floats, Floats, Floats]:
+        """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
+        bank = self.fitted.bank.vectors
+        landmarks, lengths = evenly(bank), lengths_of(bank[places(len(bank))]).astype(np.float32)
+        return landmarks, coordinates(landmarks, self.layout.locality_directions), np.where(lengths == 0, 1, lengths)
+
+    def centred(self, vectors: npt.ArrayLike) -> Floats:
+        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""
+        rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(rows)
+        biases = np.zeros(len(rows), np.float32)
+        if valid.any():
+            biases[valid] = self._finite(self._biases(rows[valid]) - np.float32(self.mean_bias))
+        return biases
+
+    def _finite(self, biases: Biases) -> Floats:
+        """Return the biases as float32. Raises InvalidInput for NaN and infinity, which a database would store and rank
+        by."""
+        with np.errstate(over="ignore"):
+            rounded = np.asarray(biases, np.float32)
+        if not np.isfinite(rounded).all():
+            raise InvalidInput(
+                f"{self.fitted.estimator!r} gives biases that are not finite in float32: choose other parameters"
+            )
+        return rounded
+
+    def _biases(self, rows: Floats) -> Biases:
+        """Return the biases (n,) of valid vectors (n, d)."""
+        if self.compute is not None:
+            return self.compute(rows, self.are_new)
+        bias = self.fitted.new_bias if self.are_new else self.fitted.bias
+        return bias(self.layout.reduce_items(rows))
+
+
+def row_biases(
+    corrections: Mapping[int, Correction], vectors: Floats, state: CollectionState, epoch: int | None
+) -> RowBiases:
+    """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of the active profile.
+    Slots that share a correction share its biases."""
+    distinct = {id(correction): correction for correction in corrections.values()}
+    biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
+    by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
+    return RowBiases(by_slot, epoch, corrections[state.profile.slot].locality_hints(vectors))
+
+
+def epoch_of_new_rows(state: CollectionState) -> int:
+    """Return the epoch of rows with the biases of new rows: negative if the formula gives them others."""
+    leave_room = any(from_dict(profile.estimator).potentials for profile in state.profiles.values())
+    return -state.profile.epoch if leave_room else state.profile.epoch
+
+
+def initial_state(
+    layout: Layout,
+    estimator: Estimator,
+    bank: BankReference,
+    *,
+    mean_bias: float = 0.0,
+    strength: float = 1.0,
+    gate: int | None = None,
+    gate_targets: int | None = None,
+    **others: Any,
+) -> CollectionState:
+    """Return the first state of a field: one profile, refreshed now. others: further fields of the state. Raises
+    InvalidParameter for values that no reader of the state accepts."""
+    try:
+        profile = Profile(
+            estimator=to_dict(estimator),
+            slot=0,
+            standby=1,
+            mean_bias=mean_bias,
+            strength=strength,
+            gate=gate,
+            gate_targets=gate_targets,
+            bank=bank,
+            epoch=1,
+            refreshed_at=datetime.now(timezone.utc),
+        )
+        return CollectionState(layout=layout, profiles={"default": profile}, **others)
+    except ValidationError as error:
+        raise InvalidParameter(f"no collection can be corrected with these values{problem_in(error)}") from None
+
+
+def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
+    bank = QueryBank.of(bank)
+    bank.expect_dim(layout.dim, "the field")
+    if not bank.vectors.any():
+        raise ZeroVectors(
+            f"the bank from {bank.source} has only zero vectors, which are near no item: pass queries "
+            "as the application sends them"
+        )
+    return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+
+
+def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
+    """Reduce a target bank to inner products. Raises DimensionMismatch, and EmptyBank if it has no valid row."""
+    bank = QueryBank.of(bank)
+    bank.expect_dim(layout.dim, "the field")
+    rows = _valid(layout, bank.vectors)
+    return TargetBank(layout.reduce_items(rows), bank.source, asking=layout.reduce_queries(rows))
+
+
+def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
+    """Return the rows that are finite and, under COSINE, not zero."""
+    rows = np.asarray(vectors, np.float32)
+    return rows[~layout.invalid(rows)]

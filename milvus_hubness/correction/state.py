@@ -1,0 +1,447 @@
+"""The collection state: versioned JSON in the custom property `hubness`. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from milvus_hubness.basics.bounds import (
+    MOST_CANDIDATES,
+    MOST_ROWS,
+    CollectionName,
+    Depth,
+    Fingerprint,
+    Moment,
+    Name,
+    Number,
+    Strength,
+    read_record,
+    read_value,
+    shown,
+)
+from milvus_hubness.correction.codec.arrays import MAX_WIDTH, Dtype, Floats, Metric
+from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
+from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NotCorrected, StateError, UnknownStateVersion
+
+PROPERTY = "hubness"
+VERSION: Literal[1] = 1
+
+SLOTS_PER_PROFILE = 2
+"""One slot that searches read, and one that the next refresh writes."""
+Model = TypeVar("Model", bound="PropertyModel")
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def to_json(self) -> str:
+        """Return the record as JSON. Raises StateError if `model_copy` gave it values that no reader accepts."""
+        text = self.model_dump_json()
+        read_record(type(self).model_validate_json, text, f"the new {type(self).__name__}", "it was not written")
+        return text
+
+
+class PropertyModel(FrozenModel):
+    """A record that is stored in the collection property `property_name`."""
+
+    property_name: ClassVar[str]
+
+    @classmethod
+    def read(cls: type[Model], properties: Mapping[str, str], collection: str) -> Model | None:
+        """Read the record from the properties of a collection, which messages name; None if the property is missing or,
+        on servers that cannot drop one, empty. Raises StateError if the record is broken."""
+        text = properties.get(cls.property_name)
+        if not text:
+            return None
+        return read_record(cls.model_validate_json, text, described_property(cls.property_name, collection), REMEDY)
+
+
+REMEDY = "give it its former value again"
+
+
+def described_property(property_name: str, collection: str) -> str:
+    """Return what messages call a property of a collection."""
+    return f"the collection property {shown(property_name)!r} of {shown(collection)!r}"
+
+
+MOST_PARAMETERS, MOST_LEVELS = 1_000, 20
+"""Largest numbers of values, and of levels, in the description of an estimator; a tuned blend has some 60 and 3."""
+SMALLEST_PARAMETER, LARGEST_PARAMETER = 1e-100, 1e37
+"""Bounds of the sizes of an estimator's numbers, other than 0, within which scores divided by them are finite."""
+
+
+def _valid_estimator(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of an estimator unchanged. Raises InvalidParameter if the estimator has no such values.
+
+    An estimator that this process does not know, of another package or of a newer version, is judged where it computes:
+    searches and the proxy need no more than the stored biases.
+    """
+    # This takes 50 ms once; torch is imported only where an estimator computes.
+    from milvus_hubness.correction.estimators import from_dict
+    from milvus_hubness.correction.estimators.base import ESTIMATORS, names_in
+
+    _expect_parameters(values)
+    if names_in(values) <= ESTIMATORS.keys():
+        from_dict(values)
+    return values
+
+
+def _expect_parameters(values: dict[str, Any]) -> None:
+    """Check the number, the depth and the size of the values, whatever they mean. Raises InvalidParameter."""
+    rest: list[tuple[Any, int]] = [(values, 0)]
+    count = 0
+    while rest:
+        value, level = rest.pop()
+        count += 1
+        if count > MOST_PARAMETERS or level > MOST_LEVELS:
+            raise InvalidParameter(f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels")
+        if isinstance(value, dict | list):
+            rest += [(part, level + 1) for part in (value.values() if isinstance(value, dict) else value)]
+        elif isinstance(value, int | float) and value and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER:
+            raise InvalidParameter(
+                f"the numbers of an estimator are finite, from {SMALLEST_PARAMETER:g} to {LARGEST_PARAMETER:g} in size"
+            )
+
+
+StoredEstimator = Annotated[dict[str, Any], AfterValidator(_valid_estimator)]
+"""An estimator as `estimators.to_dict` describes it."""
+
+
+class BankReference(FrozenModel):
+    """Reference to one generation of a bank collection.
+
+    generation: digest of its queries, potentials and targets; it names the rows of the generation. fingerprint: digest
+    of the queries and targets alone, the same as that of a bank file. count: number of queries. nearest: name of the
+    rows that list the nearest items of each query and target, for a gate; empty without a gate.
+    """
+
+    collection: CollectionName
+    generation: str = Field(pattern="^[0-9a-f]+$", max_length=64)
+    fingerprint: Fingerprint
+    count: int = Field(ge=1, le=MOST_ROWS)
+    nearest: str = Field(default="", max_length=512)
+
+    @property
+    def rows(self) -> tuple[str, str]:
+        """What identifies the generation's rows: two references differ if only one names nearest items."""
+        return self.collection, self.generation
+
+
+class Former(FrozenModel):
+    """The former source of a profile's biases, from which a refresh that goes back computes them again."""
+
+    estimator: StoredEstimator
+    mean_bias: Number
+    strength: Strength
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
+    bank: BankReference
+
+
+class Profile(FrozenModel):
+    """A bias profile.
+
+    estimator: name and parameters. slot: the active slot, which searches read. standby: the standby slot,
+    which the next refresh fills before the two switch roles. mean_bias: c, subtracted from every stored bias;
+    it changes no ranking. epoch: counts the refreshes, from 1. strength: w of searches that name none. gate:
+    a number k; searches correct only queries whose raw nearest item is among the k nearest of some bank
+    query. gate_targets: a number k; searches also correct queries whose raw nearest item is among the k
+    nearest of some item of the target bank. former: the source of the biases before the last full refresh.
+    tolerance: a refresh left stored biases as they were if they differed from the new ones by at most this.
+    """
+
+    estimator: StoredEstimator
+    slot: int = Field(ge=0)
+    standby: int = Field(ge=0)
+    mean_bias: Number
+    strength: Strength = 1.0
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
+    bank: BankReference
+    epoch: int = Field(ge=1, le=MOST_ROWS)
+    refreshed_at: Moment
+    former: Former | None = None
+    tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _expect_two_slots(self) -> Profile:
+        if self.slot == self.standby:
+            raise InvalidParameter(f"slot and standby are both {self.slot}")
+        return self
+
+    @property
+    def banks(self) -> tuple[BankReference, ...]:
+        """The banks of the current biases and of the former ones."""
+        return (self.bank, *([self.former.bank] if self.former else []))
+
+
+class CandidateReranking(FrozenModel):
+    """Candidate re-ranking of the bias locations `fields` and `side_collection`.
+
+    Vectors are stored as the user gave them; searches read `candidates` rows and subtract the biases from
+    their scores. side: the collection that holds the biases under the same keys; None if fields of the
+    collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
+    averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
+    """
+
+    side: CollectionName | None
+    candidates: int = Field(ge=1, le=MOST_CANDIDATES)
+    missed: float = Field(ge=0, le=1)
+    allowed: float = Field(gt=0, lt=1)
+    queries: int = Field(ge=1, le=MOST_ROWS)
+
+
+class Incoming(FrozenModel):
+    """A change of a profile's biases: a refresh fills a slot that searches do not read yet.
+
+    name: of the profile. profile: its value after the change, with the slot that the refresh fills. Rows inserted
+    meanwhile get both biases: the old one in the old slot, the new one in the new slot.
+    """
+
+    name: Name
+    profile: Profile
+
+
+class CollectionState(FrozenModel):
+    """The state of a corrected vector field, for clients and jobs.
+
+    suffix: end of the names of the hidden fields and of the property, which differ between several corrected fields of
+    a collection; empty for the first field. profiles: bias profiles by name; active: the one that searches use when
+    they name none. source: the collection that this one was copied from; the collection itself if it was corrected
+    without a copy. phase: "copying" until the copy, or the second field, is verified. reranking: None unless the bias
+    location is `fields` or `side_collection`. second_vector: a second vector field with the augmented vectors, which is
+    searched in place of `field`; `field` then has the vectors as the user gave them; None if `field` itself has the
+    augmented vectors. layout: the columns of the augmented vectors and queries. dtype: of the numbers in the field.
+    incoming: the next value of a profile that a refresh is changing. outgoing: the former value of a profile that has
+    just changed: clients with an older cached state still read its slot, so new rows get that bias in it too.
+    migration: the id of the migration that created the collection as a copy.
+    """
+
+    version: Literal[1] = VERSION
+    field: Name
+    suffix: Name = ""
+    layout: Layout
+    dtype: Dtype = "float32"
+    source: CollectionName
+    phase: Literal["copying", "ready"] = "ready"
+    profiles: dict[Name, Profile]
+    active: Name = "default"
+    reranking: CandidateReranking | None = None
+    second_vector: Name | None = None
+    incoming: Incoming | None = None
+    outgoing: Incoming | None = None
+    migration: Name = ""
+
+    @model_validator(mode="after")
+    def _expect_parts_that_fit(self) -> CollectionState:
+        """Check what concerns several fields. Raises InvalidParameter, which names the place."""
+        if self.active not in self.profiles:
+            raise InvalidParameter(f"active is {self.active!r}, which is none of the profiles")
+        if self.suffix not in ("", f"_{self.field}"):
+            raise InvalidParameter(f"suffix is {self.suffix!r}, not '' or the field's {f'_{self.field}'!r}")
+        self._expect_location()
+        self._expect_slots()
+        # It raises if the field would be wider than Milvus allows.
+        _ = self.codec.form
+        return self
+
+    def _expect_location(self) -> None:
+        if self.second_vector is not None and self.reranking is not None:
+            raise InvalidParameter("second_vector and reranking are both set: a field has one bias location")
+        if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
+            raise InvalidParameter(
+                f"second_vector is {self.second_vector!r}, not {SECOND_VECTOR_FIELD + self.suffix!r}"
+            )
+        if self.reranking is not None and self.slots != SLOTS_PER_PROFILE:
+            raise InvalidParameter(
+                f"layout.slots is {self.slots}: fields and side collections have {SLOTS_PER_PROFILE} slots"
+            )
+
+    def _expect_slots(self) -> None:
+        """Check that each slot exists and belongs to one profile."""
+        owners: dict[int, str] = {}
+        for name, profile in self.profiles.items():
+            self._claim_slots(owners, f"profiles.{name}", name, profile)
+        for place, change in (("incoming", self.incoming), ("outgoing", self.outgoing)):
+            if change is None:
+                continue
+            if place == "outgoing" and change.name not in self.profiles:
+                raise InvalidParameter(f"outgoing.name is {change.name!r}, which is none of the profiles")
+            current = self.profiles.get(change.name)
+            if current is not None and change.profile.slot != current.standby:
+                raise InvalidParameter(
+                    f"{place}.profile.slot is {change.profile.slot}, not {current.standby}, the standby slot of "
+                    f"{change.name!r}"
+                )
+            self._claim_slots(owners, f"{place}.profile", change.name, change.profile)
+
+    def _claim_slots(self, owners: dict[int, str], place: str, name: str, profile: Profile) -> None:
+        for key, slot in (("slot", profile.slot), ("standby", profile.standby)):
+            if slot >= self.slots:
+                raise InvalidParameter(f"{place}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}")
+            if owners.setdefault(slot, name) != name:
+                raise InvalidParameter(f"{place}.{key} is {slot}, a slot of {owners[slot]!r}")
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the user's vectors."""
+        return self.layout.dim
+
+    @property
+    def metric(self) -> Metric:
+        """The user's metric."""
+        return self.layout.metric
+
+    @property
+    def slots(self) -> int:
+        """The number of bias slots."""
+        return self.layout.slots
+
+    @property
+    def codec(self) -> RowCodec:
+        """The codec of the field's rows, queries and scores: the one of its bias location."""
+        common = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
+        if self.second_vector is not None:
+            return SecondVectorCodec(*common, second=self.second_vector)
+        if self.reranking is None:
+            return VectorCodec(*common)
+        side, candidates = self.reranking.side, self.reranking.candidates
+        if side is None:
+            return FieldsCodec(*common, candidates=candidates)
+        return SideCollectionCodec(*common, side_collection=side, candidates=candidates)
+
+    @property
+    def searched_field(self) -> str:
+        """The vector field that searches of `field` use."""
+        return self.second_vector or self.field
+
+    @property
+    def serves(self) -> bool:
+        """Whether searches of `field` can be corrected yet."""
+        return self.second_vector is None or self.phase == "ready"
+
+    @property
+    def miss_rate(self) -> float | None:
+        """Measured share of the exact corrected top 10 outside the candidates; None if there are none."""
+        return None if self.reranking is None else self.reranking.missed
+
+    @property
+    def allowed_miss_rate(self) -> float | None:
+        """The upper limit of `miss_rate` in the choice of the number of candidates."""
+        return None if self.reranking is None else self.reranking.allowed
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that searches use when they name none."""
+        return self.profiles[self.active]
+
+    def profile_of(self, name: str | None) -> Profile:
+        """Return the profile of that name, the active one for None. Raises InvalidInput."""
+        if name is not None and name not in self.profiles:
+            names = ", ".join(self.profiles)
+            raise InvalidInput(f"no profile {name!r} for field {self.field!r}: choose one of {names}")
+        return self.profiles[name or self.active]
+
+    @property
+    def shown_slot(self) -> int:
+        """The slot whose bias `bias_field` shows: of the active profile, or of its next value during a refresh."""
+        if self.incoming is not None and self.incoming.name == self.active:
+            return self.incoming.profile.slot
+        return self.profile.slot
+
+    @property
+    def banks(self) -> tuple[BankReference, ...]:
+        """The banks of all profiles: of the current biases, the former ones and those that a refresh is writing."""
+        moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]
+        return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
+
+    @property
+    def property_name(self) -> str:
+        """The collection property that holds this state."""
+        return f"{PROPERTY}.{self.field}" if self.suffix else PROPERTY
+
+    def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """Return `vectors` as float32 (n, d), valid for insertion. Raises as Layout.validate_vectors does, and
+        InvalidInput naming a row that could not be read back bit for bit."""
+        rows = self.layout.validate_vectors(vectors, what)
+        if problem := self.unreadable(rows, range(len(rows))):
+            raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
+        return rows
+
+    def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
+        """Return a message about a number in rows (n, d) that would not be read back bit for bit; empty if all would.
+        keys: names of the rows in the message."""
+        if not self.layout.mean or self.codec.leaves_vectors:
+            return ""
+        lost = self.layout.lost(rows)
+        if not lost.any():
+            return ""
+        row, column = np.argwhere(lost)[0]
+        return (
+            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, which float32 "
+            f"rounds against the mean of that dimension, {self.layout.taken_off[column]:g}: it must be 0, or "
+            "from half to twice the mean"
+        )
+
+    def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
+        """Return this state with the named profile (the active one for None) replaced or added."""
+        return self.model_copy(update={"profiles": {**self.profiles, name or self.active: profile}})
+
+    @classmethod
+    def from_json(cls, text: str, collection: str, property_name: str = PROPERTY) -> CollectionState:
+        """Parse the state in a property of a collection. Raises UnknownStateVersion for another version, StateError for
+        a broken state."""
+        what = described_property(property_name, collection)
+        value = read_value(text, what, REMEDY)
+        version = value.get("version") if isinstance(value, dict) else None
+        if version is None:
+            raise StateError(f"{what} is not a state: {REMEDY}")
+        if version != VERSION:
+            raise UnknownStateVersion(
+                f"{what} has version {shown(version)}, this package reads {VERSION}: update milvus-hubness"
+            )
+        state = read_record(cls.model_validate_json, text, what, REMEDY)
+        if state.property_name != property_name:
+            raise StateError(f"{what} is the state of {state.property_name!r}: {REMEDY}")
+        return state
+
+
+def read_states(properties: Mapping[str, str], collection: str) -> dict[str, CollectionState]:
+    """Return the states among the properties of a collection, which messages name, by vector field. Raises as
+    `CollectionState.from_json` does."""
+    states = [
+        CollectionState.from_json(text, collection, name)
+        for name, text in sorted(properties.items())
+        if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
+    ]
+    return {state.field: state for state in states}
+
+
+def slots_for(profiles: int) -> int:
+    """Return how many slots that many profiles need. Raises InvalidParameter."""
+    most = MAX_WIDTH // SLOTS_PER_PROFILE
+    if not 1 <= profiles <= most:
+        raise InvalidParameter(
+            f"profiles is from 1 to {most:,}, got {profiles}: each takes {SLOTS_PER_PROFILE} columns of the vectors, "
+            f"which have at most {MAX_WIDTH}"
+        )
+    return SLOTS_PER_PROFILE * profiles
+
+
+def suffix_for(field: str, others: Collection[CollectionState]) -> str:
+    """Return the suffix of a new field's state; `others` are the states of the collection."""
+    return f"_{field}" if any(not state.suffix for state in others if state.field != field) else ""
+
+
+def require_state(state: CollectionState | None, collection: str) -> CollectionState:
+    """Return `state`, or raise NotCorrected naming the collection."""
+    if state is None:
+        raise NotCorrected(f"collection {collection!r} is not corrected: migrate or enable it first")
+    return state

@@ -1,0 +1,228 @@
+"""Re-ranking by a trained QuARI network, and its evaluation on labelled pairs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from milvus_hubness.basics.defaults import MEMORY, QUERY_COLUMN
+from milvus_hubness.basics.progress import Progress
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.kernels.operands import as_tensor, full_precision
+from milvus_hubness.correction.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
+from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
+from milvus_hubness.extras.quari.checkpoint import Checkpoint
+from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transformed_queries
+from milvus_hubness.extras.quari.pairs import Pairs, unit
+from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
+from milvus_hubness.extras.quari.train import train
+from milvus_hubness.jobs.common.inputs import read_gallery, read_pairs
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.10 does not have it.
+
+QUERIES_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class QuariReranker:
+    """A re-ranker for `HubnessClient.search(..., rerank=…)`.
+
+    candidates: number of re-ranked items of the corrected search. correction: β of the score cos(q', T r) −
+    β·w·(b(r) − c), which subtracts the search's own bias once more, in the space before adaptation; with 0 the
+    corrected search chooses the candidates and the network ranks them. direct: search the index for Tᵀq' in place of
+    q, without candidates, with the biases at the search's strength. Raises InvalidParameter.
+    """
+
+    network: Quari = field(repr=False, compare=False)
+    candidates: int = 1000
+    correction: float = 0.0
+    direct: bool = False
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        convert_fields(self, whole_number, "candidates")
+        convert_fields(self, finite_number, "correction")
+        object.__setattr__(self, "network", self.network.to(resolve_device(self.device)).eval())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Self:
+        """Return a re-ranker with the network of a file that `train` saved. options: the other fields, by name. Raises
+        UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter."""
+        checkpoint = Checkpoint.load(path)
+        if encoder is not None and encoder != checkpoint.encoder:
+            trained = repr(checkpoint.encoder) if checkpoint.encoder else "an encoder that it does not name"
+            raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
+        return cls(checkpoint.network(), **options)
+
+    @property
+    def dim(self) -> int:
+        return self.network.config.dim
+
+    def expect_dim(self, dim: int) -> None:
+        """Raise DimensionMismatch if the network is for vectors of another dimension."""
+        if dim != self.dim:
+            raise DimensionMismatch(f"the network is for dimension {self.dim}, the vectors have {dim}")
+
+    def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
+        """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,). One product
+        per query scores its items, without a copy. Zero items have cosine 0. Raises DimensionMismatch."""
+        for own in items:
+            self.expect_dim(own.shape[1])
+        results: list[Floats] = []
+        for part, adaptation in self._adaptations(queries):
+            for number, own in enumerate(items[part]):
+                one = slice(number, number + 1)
+                alone = adaptation._replace(query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one])
+                candidates = as_tensor(own, torch.float32, adaptation.query.device)
+                results.append(cosines(alone, candidates)[0].cpu().numpy())
+        return results
+
+    def direct_queries(self, queries: Floats) -> Floats:
+        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries. The index then scores q'·T r without the
+        length of T r, by which it cannot divide. Raises DimensionMismatch."""
+        transformed = np.empty_like(queries)
+        for part, adaptation in self._adaptations(queries):
+            transformed[part] = transformed_queries(adaptation).cpu().numpy()
+        lengths, norms = (np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed))
+        return np.asarray(transformed * (lengths / np.where(norms > 0, norms, 1)), np.float32)
+
+    def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
+        self.expect_dim(queries.shape[1])
+        device = next(self.network.parameters()).device
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            with full_precision(device), torch.inference_mode():
+                yield part, self.network(as_tensor(queries[part], torch.float32, device))
+
+
+class LinearMaps(QuariReranker):
+    """A re-ranker by cos(q', S r), with one linear map S of all items; q' is W q, with one map W of all queries, moved
+    by the remembered pairs near q (`quari.model`).
+
+    On this project's data no network ranks better. `load` and `QuariReranker.load` read its file.
+    """
+
+    @classmethod
+    def fit(
+        cls,
+        pairs: Pairs,
+        settings: TrainingSettings | None = None,
+        *,
+        memory: int = MEMORY,
+        path: str | os.PathLike[str] | None = None,
+        encoder: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Learn the maps from labelled pairs, as `train` does, by default with `TrainingSettings.linear`.
+
+        memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder. options: the other
+        fields of the re-ranker, by name. Raises as `train` does."""
+        config, settings = QuariConfig(pairs.dim, memory=memory), settings or TrainingSettings.linear()
+        return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
+
+
+ITEM_COLUMN = "item"
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Labelled pairs.
+
+    queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'), stored (g, d'): vectors
+    whose inner product is the similarity, by default the cosine. biases (g,): subtracted by the search that chooses
+    the candidates.
+    """
+
+    queries: Floats
+    gallery: Floats
+    answers: npt.NDArray[np.int64]
+    query_vectors: Floats | None = None
+    stored: Floats | None = None
+    biases: Floats | None = None
+
+    def rankings(self, reranker: QuariReranker) -> tuple[dict[str, PositiveRanks], float]:
+        """Return the ranks of the answers by name, by exact searches in memory, and the ms of re-ranking per query.
+
+        The names are raw, corrected (only with biases) and reranked. An answer that is no candidate has its former
+        rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs.
+        """
+        reranker.expect_dim(self.queries.shape[1])
+        if len(self.queries) < 2:
+            raise InvalidInput(f"an evaluation needs at least two pairs, not {len(self.queries)}")
+        query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
+        stored = unit(self.gallery) if self.stored is None else self.stored
+        answers, biases = self.answers, self.biases
+        rankings = {"raw": ranks(query_vectors, stored, answers)}
+        if biases is not None:
+            rankings["corrected"] = ranks(query_vectors, stored, answers, biases)
+        candidates = nearest(query_vectors, stored, min(reranker.candidates, len(stored)), biases)
+        *_, before = rankings.values()
+        after, seconds = before.best, 0.0
+        for start in range(0, len(answers), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            chosen = candidates[part]
+            vectors = list(self.gallery[chosen])
+            started = time.perf_counter()
+            scores = np.stack(reranker.scores(self.queries[part], vectors))
+            seconds += time.perf_counter() - started
+            if biases is not None and reranker.correction:
+                scores = scores - reranker.correction * biases[chosen]
+            is_answer = chosen == answers[part, None]
+            own = np.where(is_answer, scores, -np.inf).max(1)
+            better = ((scores >= own[:, None]) & ~is_answer).sum(1)
+            after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1))
+        return {**rankings, "reranked": before._replace(ranks=after)}, 1000 * seconds / len(answers)
+
+    def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each of the `rankings`, 0 … 1, and the gains by re-ranking. These are
+        the changes of R@1 against the other rankings, with 95% intervals over the queries."""
+        rankings, milliseconds = self.rankings(reranker)
+        first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
+        after = first.pop("reranked")
+        return {
+            "queries": len(self.queries),
+            "candidates": min(reranker.candidates, len(self.gallery)),
+            "milliseconds": milliseconds,
+            **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
+            "gain": {name: paired_difference(before, after)._asdict() for name, before in first.items()},
+        }
+
+
+def read_labelled(
+    path: str, collection: str | None, open_store: Callable[[], Store], field: str | None, progress: Progress
+) -> Labelled:
+    """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vectors
+    of the answers, or, with a collection, `key` (n,), the keys of the rows that answer. Equal items become one.
+
+    Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the collection does.
+    """
+    if collection is None:
+        queries = QueryBank.load(path, QUERY_COLUMN)
+        items = QueryBank.load(path, ITEM_COLUMN)
+        if len(queries) != len(items):
+            raise InvalidInput(f"{path} has {len(queries)} queries for {len(items)} items: give each query its item")
+        gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
+        return Labelled(queries.vectors, gallery, answers.astype(np.int64))
+    queries, keys = read_pairs(path)
+    store = open_store()
+    rows = read_gallery(store, store.info(collection), field, progress=progress)
+    queries.expect_dim(rows.layout.dim, "the field")
+    return Labelled(
+        queries.vectors,
+        rows.vectors,
+        rows.positions(keys),
+        rows.layout.reduce_queries(queries.vectors),
+        rows.layout.reduce_items(rows.vectors),
+        rows.biases,
+    )

@@ -1,0 +1,116 @@
+"""The sizes of linear maps and of QuARI's network, and the settings of their training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS
+from milvus_hubness.correction.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
+from milvus_hubness.errors import InvalidParameter
+
+MOST_STEPS = 1_024
+"""Maximum number of layers, and of steps."""
+Form = Literal["linear", "published"]
+MAPS = {"epochs": MAP_EPOCHS, "learning_rate": 3e-4, "least_rate": 6e-6, "weight_decay": 0.0}
+
+
+@dataclass(frozen=True)
+class QuariConfig:
+    """The sizes and options of a `Quari`.
+
+    dim: d. form: what maps queries and items (`quari.model`):
+        "linear"     T = S and q' = W q, with S and W (d, d) learned for all queries, from the identity
+        "published"  the authors' network, whose other fields' defaults are those of their code (github.com/mvrl/QuARI)
+
+    Of linear maps, memory: number of training pairs whose errors move q', at most as many as there are; directions:
+    number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate, exact from `dim` on.
+
+    Of the network, rank: r, the number of products u_j v_jᵀ in T. width: of a token; even, a multiple of heads. layers:
+    of the shared transformer. steps: L, how often it is applied. dropout: in training. map_scale: a in T = I +
+    a Σ u_j v_jᵀ / (‖U‖ ‖V‖). query_weight: c in q' = c q + (1 − c) decoded.
+
+    Raises InvalidParameter.
+    """
+
+    dim: int
+    rank: int = 64
+    width: int = 512
+    layers: int = 4
+    steps: int = 4
+    heads: int = 8
+    dropout: float = 0.1
+    form: Form = FORM
+    directions: int = 64
+    memory: int = 0
+    map_scale: float = 0.8
+    query_weight: float = 0.5
+
+    @classmethod
+    def published(cls, dim: int, **changed: Any) -> QuariConfig:
+        """Return the sizes and options of the authors' network. changed: other fields, by name."""
+        return cls(dim, form="published", **changed)
+
+    def __post_init__(self) -> None:
+        convert_fields(self, whole_number, "dim", "rank", "width", "heads", "directions")
+        convert_fields(self, whole_number, "layers", "steps", at_most=MOST_STEPS)
+        convert_fields(self, whole_number, "memory", at_least=0)
+        if self.width % self.heads or self.width % 2:
+            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
+        if not 0 <= finite_number("dropout", self.dropout) < 1:
+            raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
+        if self.form not in get_args(Form):
+            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+        if self.memory and self.form != "linear":
+            raise InvalidParameter(f"memory is for the form linear, not for {self.form}")
+        convert_fields(self, finite_number, "map_scale", "query_weight")
+        if not 0 <= self.query_weight < 1 or self.map_scale < 0:
+            raise InvalidParameter("query_weight must be from 0 to below 1, and map_scale not below 0")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The settings of a training; the defaults are the paper's, `linear` has those for linear maps.
+
+    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier. batch:
+    pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
+    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries, which at 1 is as long as a query, or for the
+    published network as large in each coordinate. semi_positives: how many of the `neighbors` nearest items of each
+    answer count; 0 is the plain loss. Raises InvalidParameter.
+    """
+
+    epochs: int = EPOCHS
+    patience: int = 10
+    batch: int = 320
+    learning_rate: float = 1e-5
+    least_rate: float = 2e-7
+    weight_decay: float = 1e-2
+    temperature: float = 0.07
+    noise: float = 1.0
+    semi_positives: int = 2
+    neighbors: int = 100
+    seed: int = 0
+
+    @classmethod
+    def linear(cls, **changed: Any) -> TrainingSettings:
+        """Return the settings for linear maps: fewer and larger steps, without weight decay. changed: other fields."""
+        return cls(**{**MAPS, **changed})
+
+    def __post_init__(self) -> None:
+        convert_fields(self, whole_number, "epochs", "patience", "neighbors")
+        convert_fields(self, whole_number, "batch", at_least=2)
+        convert_fields(self, whole_number, "seed", at_least=0)
+        convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
+        convert_fields(self, positive_number, "learning_rate", "temperature")
+        convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
+        for name in ("least_rate", "weight_decay", "noise"):
+            if getattr(self, name) < 0:
+                raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
+        if self.least_rate > self.learning_rate:
+            raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
+
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate."""
+        fallen = (1 - math.cos(math.pi * step / max(1, steps_per_epoch * self.epochs - 1))) / 2
+        return self.learning_rate + (self.least_rate - self.learning_rate) * fallen

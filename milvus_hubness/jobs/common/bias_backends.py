@@ -1,0 +1,201 @@
+"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any location."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.base import EPOCH_FIELD, Columns, Flags, RowBiases, RowCodec
+from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
+from milvus_hubness.jobs.common.progress import absent, key_pages
+from milvus_hubness.jobs.common.row_writer import RowWriter
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction.fitted import Correction
+
+REPAIR_ROUNDS = 20
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedRows:
+    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). (n,) each:
+    stale: the bias is of another vector; unbiased: the vector has no bias; pending: that, or no locality hints."""
+
+    batch: Batch
+    columns: Columns
+    vectors: Floats
+    biases: Floats
+    stale: Flags
+    unbiased: Flags
+    pending: Flags
+    new: Flags
+
+    def only(self, rows: Flags) -> BiasedRows:
+        """Return the rows for which `rows` (n,) is true."""
+        places = np.flatnonzero(rows).tolist()
+        columns = {
+            name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
+            for name, values in self.columns.items()
+        }
+        arrays: Sequence[Any] = (
+            self.vectors, self.biases, self.stale, self.unbiased, self.pending, self.new,
+        )  # fmt: skip
+        return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
+
+
+@dataclass(frozen=True)
+class BiasBackend:
+    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only."""
+
+    store: Store
+    info: CollectionInfo
+    state: CollectionState
+    writer: RowWriter | None = None
+
+    @cached_property
+    def codec(self) -> RowCodec:
+        return self.state.codec
+
+    def pending(self, partition: str | None) -> Iterator[list[Key]]:
+        """Yield pages of the keys of the rows without a bias."""
+        side, name = self.codec.side_collection, self.info.name
+        if side is None:
+            return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
+        return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
+
+    def count_pending(self) -> int:
+        return sum(len(page) for partition in self.info.partitions for page in self.pending(partition))
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
+        """Return the rows that still exist, in the order of `keys`."""
+        batch = self._rows(keys, partition)
+        columns = self.codec.columns(batch.vectors, batch.rows)
+        if self.codec.side_collection is None:
+            new = self.codec.are_new(columns)
+        else:
+            columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
+        stale = self.codec.stale(columns)
+        unbiased = self.codec.pending(columns) | stale
+        return BiasedRows(
+            batch,
+            columns,
+            self.codec.decode_rows(columns),
+            self.codec.read_biases(columns),
+            stale,
+            unbiased,
+            unbiased | self.codec.lacks_locality_hints(columns),
+            new,
+        )
+
+    def write(
+        self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> int:
+        """Compute and write the biases of these slots for the rows that still exist; return how many were written.
+        epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
+        biased_rows = self.read(keys, partition)
+        count = self._compute(biased_rows, partition, corrections, epoch)
+        self.repair(biased_rows, partition, corrections, epoch)
+        return count
+
+    def _compute(
+        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> int:
+        from milvus_hubness.correction.fitted import row_biases
+
+        return self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
+
+    def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
+        """Store the rows as read, with these biases; return how many the database acknowledged."""
+        codec, batch = self.codec, biased_rows.batch
+        columns = codec.set_biases(biased_rows.columns, biases)
+        if codec.side_collection is not None:
+            epochs = [{self.info.key_field: key} for key in batch.keys]
+            side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
+            self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
+            return len(side_rows)
+        if self.writer is None:
+            raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
+        changed = list(columns)
+        vectors = columns.pop(codec.field, batch.vectors)
+        rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
+        if codec.updates_in_place:
+            return self._update(self.writer, rows, partition, changed)
+        # The epoch of a row that had a bias before is history, which does not justify a change of the field.
+        if not biased_rows.pending.any() and codec.epoch_field in changed:
+            changed.remove(codec.epoch_field)
+        return self.writer.rewrite(rows, changed, partition)
+
+    def repair(
+        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        """After `put`, give fresh biases to rows whose vector a client has changed since the read. A writer of whole
+        rows repairs them itself. Raises NotCaughtUp for rows that change faster than this."""
+        if self.codec.writes_rows and not self.codec.updates_in_place:
+            return
+        # A client may write a vector before this job writes the bias of the former vector. The next read
+        # shows such a change. If the client writes after that read, it also writes the bias, which stays.
+        for _ in range(REPAIR_ROUNDS):
+            before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
+            current = self.read(biased_rows.batch.keys, partition)
+            pairs = zip(current.batch.keys, current.vectors, strict=True)
+            moved = [not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs]
+            biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
+            if not len(biased_rows.batch):
+                return
+            self._compute(biased_rows, partition, corrections, epoch)
+        raise NotCaughtUp(
+            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
+            "are written: run it again when there are fewer writes"
+        )
+
+    def wait_visible(self) -> None:
+        """Wait until every search sees all writes, and remove the biases of rows that no longer exist."""
+        side = self.codec.side_collection
+        if side is None:
+            self.store.wait_visible(self.info.name)
+            return
+        name = self.info.name
+        for page in absent(key_pages(self.store, side), self.store, name):
+            # Clients write a row before its bias, so the row of every key that was read already exists.
+            existing = set(self.store.get(name, page, self.codec.field).keys)
+            if orphans := [key for key in page if key not in existing]:
+                self.store.delete(side, orphans)
+        self.store.wait_visible(side)
+
+    def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:
+        if self.writer is not None:
+            return self.writer.read(keys, partition)
+        return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
+
+    def _in_side(self, side: str, keys: list[Key]) -> tuple[Floats, Flags]:
+        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which are of new rows."""
+        entries = self.store.get(side, keys, SIDE_FIELD)
+        places = {key: i for i, key in enumerate(keys)}
+        present = [places[key] for key in entries.keys]
+        biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
+        biases[present] = entries.vectors
+        new = np.zeros(len(keys), np.bool_)
+        new[present] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
+        return biases, new
+
+    def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> int:
+        """Update the rows that still exist: the database refuses some fields of other rows."""
+        try:
+            return writer.rewrite(rows, changed, partition, in_place=True)
+        except StoreError:
+            existing = set(self._rows(rows.keys, partition).keys)
+            if len(existing) == len(rows):
+                raise
+            places = [i for i, key in enumerate(rows.keys) if key in existing]
+            return writer.rewrite(rows.take(places), changed, partition, in_place=True)

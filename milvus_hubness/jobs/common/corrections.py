@@ -1,0 +1,163 @@
+"""Corrections of stored collections: loaded from their banks, and computed by an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Protocol, get_args
+
+import numpy as np
+
+from milvus_hubness.basics.defaults import Engine
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.estimators import CSLS, NNN, Estimator, FittedBias, from_dict
+from milvus_hubness.correction.estimators.nearest import Nearest
+from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
+from milvus_hubness.correction.kernels.primitives import prefer_torch
+from milvus_hubness.correction.state import BankReference, CollectionState, Profile
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.jobs.store.protocols import BankSearch, Rows, Store, capability
+
+ENGINES = "milvus_hubness.engines"
+"""The group of entry points by which a package offers an engine, a module as `RemoteEngine` describes it."""
+
+
+class RemoteEngine(Protocol):
+    """What fits and computes biases elsewhere, see `milvus_hubness.extras.ray`."""
+
+    def fit(
+        self,
+        estimator: Estimator,
+        bank: QueryBank,
+        gallery: Floats | None,
+        target_bank: QueryBank | None,
+        start: Floats | None,
+    ) -> FittedBias:
+        """Return the fitted estimator. Arguments as of `Estimator.fit`."""
+
+    def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None) -> Callable[[Floats], Biases]:
+        """Return a function from items (n, d) to their biases (n,)."""
+
+
+def remote_engine(name: str) -> RemoteEngine:
+    """Return the engine that is installed under this name. Raises MissingExtra if its library is not installed."""
+    [entry_point] = entry_points(group=ENGINES, name=name)
+    engine: RemoteEngine = entry_point.load()
+    return engine
+
+
+WINDOW = 16_384
+
+
+def require_engine(engine: Engine, estimator: Estimator) -> None:
+    """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
+    if engine not in get_args(Engine):
+        raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
+    if engine == "server" and not (isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW):
+        raise InvalidParameter(
+            f"the server computes biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}: "
+            'use engine "local" or "ray"'
+        )
+
+
+def on_engine(
+    correction: Correction, engine: Engine, store: Store, bank: BankReference, targets: QueryBank | None = None
+) -> Correction:
+    """Return the correction with its biases computed by this engine. targets: the stored target bank. Raises
+    InvalidParameter unless the server, if chosen, can compute them: NNN and CSLS with k up to 16,384, its limit for
+    hits. Raises MissingExtra for "ray" if Ray is not installed."""
+    require_engine(engine, correction.fitted.estimator)
+    if engine == "local":
+        return correction
+    layout, fitted = correction.layout, correction.fitted
+    if engine == "ray":
+        reduced = None if targets is None else reduced_targets(layout, targets)
+        workers = remote_engine(engine).biases(fitted, target_bank=reduced)
+
+        def compute(rows: Floats, are_new: bool) -> Biases:
+            items = layout.reduce_items(rows)
+            return fitted.new_bias(items) if are_new else workers(items)
+
+    else:
+
+        def compute(rows: Floats, are_new: bool) -> Biases:
+            """Read the scores of bank queries from the bank's index, which is as exact as that index."""
+            assert isinstance(fitted.estimator, NNN | CSLS)
+            scores = capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
+            none = np.empty(0)
+            near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
+            return fitted.estimator.from_nearest(near).biases
+
+    return replace(correction, compute=compute)
+
+
+Banks = Mapping[BankReference, StoredBank]
+"""Banks that the caller has read already."""
+NONE_READ: Banks = MappingProxyType({})
+
+
+def load_correction(
+    store: Store,
+    state: CollectionState,
+    profile: Profile,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    checked: bool = True,
+) -> Correction:
+    """Return the correction of a profile from its stored bank and potentials. checked: as in `load_bank`. Raises as
+    `load_bank` and `on_engine` do."""
+    prefer_torch()
+    bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
+    correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
+    return on_engine(correction, engine, store, profile.bank, bank.targets)
+
+
+def load_corrections(
+    store: Store,
+    state: CollectionState,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    unchecked: Container[str] = (),
+) -> dict[int, Correction]:
+    """Return the corrections of all profiles, and of the incoming and the outgoing one, by bias slot. unchecked:
+    profiles whose bank is used even if it was edited by hand."""
+    corrections: dict[int, Correction] = {}
+    load = partial(load_correction, store, state, engine=engine, banks=banks)
+    for name, profile in state.profiles.items():
+        correction = load(profile, checked=name not in unchecked)
+        corrections |= {profile.slot: correction, profile.standby: correction}
+    if leaving := state.outgoing:
+        corrections[leaving.profile.slot] = load(leaving.profile, checked=leaving.name not in unchecked)
+    if coming := state.incoming:
+        corrections[coming.profile.slot] = load(coming.profile)
+    return corrections
+
+
+def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
+    """Store the keys of the raw nearest rows of bank queries and targets, for the gates of the profiles. Return the
+    state that names them; clients read the former keys until it is stored."""
+    for name, profile in state.profiles.items():
+        if profile.gate is None:
+            continue
+        bank = store.load_bank(profile.bank, checked=False)
+        nearest = _nearest(store, collection, state, bank.queries, profile.gate)
+        if profile.gate_targets is not None and bank.targets is not None:
+            nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+        reference = store.save_nearest(profile.bank, collection, nearest)
+        state = state.with_profile(profile.model_copy(update={"bank": reference}), name)
+    return state
+
+
+def _nearest(store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int) -> list[list[Key]]:
+    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
+    valid = ~state.layout.invalid(bank.vectors)
+    query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)
+    nearest = iter(store.nearest(collection, state.searched_field, query_vectors, k))
+    return [next(nearest) if is_valid else [] for is_valid in valid]

@@ -1,0 +1,302 @@
+"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.errors import InvalidParameter, redacted
+from milvus_hubness.jobs.common.control import Controls, MigrationMetrics
+from milvus_hubness.jobs.common.http_connections import BACKLOG, Connection, Waiting
+from milvus_hubness.jobs.common.http_limits import HttpLimits
+from milvus_hubness.jobs.common.progress import LatestEvents
+
+LARGEST_BODY = 65_536
+REQUEST_THREADS = 2
+"""Pages take no input or output: further threads make them no faster, and probes slower."""
+PROBE_THREADS = 2
+CLOSE_SECONDS = 1
+"""Time that responses in progress have when the server closes."""
+
+T = TypeVar("T")
+
+Json = dict[str, Any]
+
+
+class RedactedResponse(Response):
+    """A response that is a text, or data as JSON, with secrets removed."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return redacted(content if isinstance(content, str) else json.dumps(content) + "\n").encode()
+
+
+class Work:
+    """Runs functions in threads of its own. most: how many may run or wait for a thread."""
+
+    def __init__(self, name: str, threads: int, most: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._most = most
+        self._count = 0
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of `function`. Raises HTTPException if there are too many, and what it raises."""
+        if self._count >= self._most:
+            raise HTTPException(503, "too many requests at once: try again", headers={"Retry-After": "1"})
+
+        self._count += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._executor, function, *arguments)
+        finally:
+            self._count -= 1
+
+    def close(self) -> None:
+        """Wait for the functions that run, but not for one that hangs."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        ending = threading.Thread(target=self._executor.shutdown, daemon=True)
+        ending.start()
+        ending.join(CLOSE_SECONDS)
+
+
+def get(path: str, respond: Callable[[], Response]) -> Route:
+    """Return a route for GET and HEAD. `respond` runs in a thread and may raise InvalidParameter."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _work(request, "requests").run(respond)
+
+    return Route(path, endpoint)
+
+
+def probe(path: str, respond: Callable[[], Response]) -> Route:
+    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count against it."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _work(request, "probes").run(respond)
+
+    return Route(path, endpoint)
+
+
+def post(path: str, respond: Callable[[Json], Response]) -> Route:
+    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
+
+    async def endpoint(request: Request) -> Response:
+        body = await _json_body(request, request.app.state.limits.request_seconds)
+        return await _work(request, "requests").run(respond, body)
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+def _work(request: Request, name: str) -> Work:
+    work: Work = getattr(request.app.state, name)
+    return work
+
+
+class HttpServer:
+    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400. address: HOST:PORT;
+    port 0 selects a free port, see `url`. On a loopback address, requests that name another host are refused (403),
+    so that no web page can use the server through a browser. middleware: further checks of requests. Raises
+    InvalidParameter."""
+
+    def __init__(
+        self,
+        address: str,
+        routes: Sequence[BaseRoute],
+        *,
+        name: str,
+        middleware: Sequence[Middleware] = (),
+        limits: HttpLimits | None = None,
+    ) -> None:
+        limits = limits or HttpLimits()
+        host, port = parse_address(address)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen(BACKLOG)
+        except OSError as error:
+            self._socket.close()
+            raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
+        app = Starlette(
+            routes=routes,
+            middleware=[*checks, *middleware],
+            exception_handlers=dict.fromkeys((HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond),
+        )
+        # A redirect would name whatever host the client named.
+        app.router.redirect_slashes = False
+        app.state.limits = limits
+        self._requests = app.state.requests = Work(name, REQUEST_THREADS, limits.requests)
+        self._probes = app.state.probes = Work(f"{name}-probes", PROBE_THREADS, limits.connections)
+        config = uvicorn.Config(
+            app,
+            http=partial(Connection, waiting=Waiting(), limits=limits),  # type: ignore[arg-type]
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            headers=[("Cache-Control", "no-store"), ("Connection", "close")],
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
+
+    def __enter__(self) -> HttpServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._requests.close()
+        self._probes.close()
+
+
+class _LoopbackOnly:
+    """Refuses requests whose Host header is not a loopback address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if not is_loopback(Request(scope).headers.get("host", "")):
+            app = _error(403, "the Host header must name this machine's loopback address")
+        await app(scope, receive, send)
+
+
+class _ProgramsOnly:
+    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no page can change
+    them; an address that a person types has neither Origin nor another site."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        headers = Request(scope).headers
+        site = headers.get("sec-fetch-site", "none")
+        if "origin" in headers or site not in ("none", "same-origin"):
+            app = _error(403, "web pages may not use this server: use a program that sends no Origin header")
+        await app(scope, receive, send)
+
+
+async def _json_body(request: Request, seconds: float) -> Json:
+    """Return the JSON object in the body, which arrives within so many seconds. Raises HTTPException, and
+    InvalidParameter if the body is not JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the Content-Type must be application/json")
+    length = request.headers.get("content-length")
+    if length is None or "transfer-encoding" in request.headers:
+        raise HTTPException(411, "the Content-Length is missing")
+    if int(length) > LARGEST_BODY:
+        raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
+    try:
+        data = json.loads(await asyncio.wait_for(request.body(), seconds) or b"{}")
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidParameter("the body must be a JSON object")
+    return data
+
+
+def _error(status: int, message: str, **more: str) -> RedactedResponse:
+    return RedactedResponse({"error": {**more, "message": message}}, status)
+
+
+async def _respond(request: Request, error: Exception) -> Response:
+    if isinstance(error, InvalidParameter):
+        return _error(400, str(error), type=type(error).__name__)
+    if isinstance(error, ClientDisconnect):
+        return _error(400, "the body did not arrive as a whole")
+    if not isinstance(error, HTTPException):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return _error(500, "the server failed to respond, see its log")
+    message = error.detail
+    headers = dict(error.headers or {})
+    allow = ", ".join(sorted(headers.pop("Allow", "").split(", ")))
+    if error.status_code == 404:
+        message = f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
+    elif error.status_code == 405:
+        message = f"{request.url.path} takes {allow}"
+    response = _error(error.status_code, message)
+    response.headers.update(headers)
+    if allow:
+        response.headers["Allow"] = allow
+    return response
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port. Raises InvalidParameter."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if port is None or parts.netloc != address:
+        raise InvalidParameter(f"the address must be HOST:PORT, not {address!r}")
+    return ("127.0.0.1" if host == "localhost" else host), port
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this machine."""
+    try:
+        host = urlsplit(f"//{address}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def control_server(
+    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics, limits: HttpLimits | None = None
+) -> HttpServer:
+    """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
+    the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
+    """
+    host, _ = parse_address(address)
+    if not is_loopback(address):
+        raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
+
+    def status() -> RedactedResponse:
+        return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
+
+    def control(settings: Json) -> RedactedResponse:
+        controls.apply(settings)
+        return status()
+
+    routes = [
+        get("/status", status),
+        get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
+        probe("/healthz", lambda: RedactedResponse({"status": "ok"})),
+        post("/control", control),
+    ]
+    middleware = [Middleware(_ProgramsOnly)]
+    return HttpServer(address, routes, name="milvus-hubness-control", middleware=middleware, limits=limits)

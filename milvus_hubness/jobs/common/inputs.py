@@ -1,0 +1,228 @@
+"""The inputs of a job: query banks, labelled pairs, galleries, and the fit of a correction on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.defaults import KEY_COLUMN, QUERY_COLUMN
+from milvus_hubness.basics.files.arrays import open_archive
+from milvus_hubness.basics.files.tables import TABLES, open_table
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, as_metric
+from milvus_hubness.correction.codec.index_hints import measured_on, with_mean
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import with_bias_scale
+from milvus_hubness.correction.estimators import Estimator
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.progress import key_chunks
+from milvus_hubness.jobs.store.protocols import Schemas, Store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+COLLECTION_PREFIX = "collection:"
+
+
+def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
+    """Read a query bank from a file or a collection. column: needed if there are several. Raises as QueryBank.load."""
+    if not spec.startswith(COLLECTION_PREFIX):
+        return QueryBank.load(spec, column)
+    collection = spec.removeprefix(COLLECTION_PREFIX)
+    info = store.info(collection)
+    if column is None and len(info.users_fields) != 1:
+        names = ", ".join(map(repr, info.users_fields)) or "none"
+        raise InvalidInput(f"{collection!r} does not have one vector field to read: choose one of {names}")
+    field = column or next(iter(info.users_fields))
+    info.require_field(field)
+    state = info.states.get(field)
+    if state is not None and not state.codec.leaves_vectors:
+        raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
+    parts = key_chunks(store, info, "reading the bank", silent)
+    vectors = [store.get(info.name, part, field, partition=partition).vectors for partition, part in parts]
+    if not vectors:
+        raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
+    return QueryBank(np.concatenate(vectors), source=spec)
+
+
+def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file. Raises
+    UnreadableFile, and InvalidInput if one of them is missing or their lengths differ."""
+    queries = QueryBank.load(path, QUERY_COLUMN)
+    keys = _read_column(path, KEY_COLUMN)
+    if len(keys) != len(queries):
+        raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
+    if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
+        raise InvalidInput(
+            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not {name_some(odd, 1)}"
+        )
+    return queries, keys
+
+
+def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
+    """Read the texts of `count` queries from this column of a file or collection, in the order of `read_bank`. Raises
+    InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
+    if spec.startswith(COLLECTION_PREFIX):
+        info = store.info(spec.removeprefix(COLLECTION_PREFIX))
+        parts = key_chunks(store, info, "reading the texts", silent)
+        field = next(iter(info.vector_fields))
+        rows = [row for partition, part in parts for row in store.get(info.name, part, field, partition=partition).rows]
+        if any(column not in row for row in rows):
+            raise InvalidInput(f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}")
+        texts = [row[column] for row in rows]
+    else:
+        texts = _read_column(spec, column)
+    if len(texts) != count:
+        raise InvalidInput(f"{column!r} of {spec} has {len(texts)} texts for {count} queries")
+    return [str(text) for text in texts]
+
+
+def _read_column(path: str, column: str) -> list[Any]:
+    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no such column."""
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npz":
+        with open_archive(path) as archive:
+            _expect_column(path, column, archive.names)
+            shape = archive.header(column).shape
+            if len(shape) != 1:
+                raise InvalidInput(f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}")
+            return list(archive.read(column).tolist())
+    if suffix not in TABLES:
+        raise UnreadableFile(f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file")
+    with open_table(path) as table:
+        _expect_column(path, column, table.schema.names)
+        return list(table.column(column).to_pylist())
+
+
+def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        raise InvalidInput(f"{Path(path).name} has no column {column!r}: add it, or name another one")
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of
+    rows. biases: (n,), those that searches use now; None if the collection is not corrected."""
+
+    layout: Layout
+    keys: list[Key]
+    vectors: Floats
+    fields: list[Mapping[str, Any]]
+    biases: Floats | None
+
+    def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
+        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing keys."""
+        positions = {key: i for i, key in enumerate(self.keys)}
+        if unknown := [key for key in keys if key not in positions]:
+            raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
+        return np.array([positions[key] for key in keys], np.int64)
+
+
+def only_field(info: CollectionInfo) -> str:
+    """Return the vector field if there is exactly one. Raises InvalidInput, CannotMigrate."""
+    if state := info.state_of(None):
+        return state.field
+    if len(info.users_fields) == 1:
+        return next(iter(info.users_fields))
+    if info.users_fields:
+        raise InvalidInput(
+            f"{info.name!r} has several vector fields: choose one with --field: {', '.join(info.users_fields)}"
+        )
+    raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
+
+
+def read_gallery(
+    store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
+) -> Gallery:
+    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and InvalidParameter if the
+    metric cannot be corrected."""
+    field = field or only_field(info)
+    info.require_field(field)
+    state = info.states.get(field)
+    hidden = {name for other in info.states.values() for name in other.codec.hidden_fields}
+    vector = info.vector_fields[field]
+    layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    backend = BiasBackend(store, info, state) if state else None
+    keys: list[Key] = []
+    fields: list[Mapping[str, Any]] = []
+    biases: list[Floats] = []
+
+    def parts() -> Iterator[Floats]:
+        for partition, part in key_chunks(store, info, "reading the gallery", progress):
+            if backend and state:
+                biased_rows = backend.read(part, partition)
+                batch, plain = biased_rows.batch, biased_rows.vectors
+            else:
+                batch = store.get(info.name, part, field, partition=partition)
+                plain = batch.vectors
+            valid = np.flatnonzero(~layout.invalid(plain)).tolist()
+            keys.extend(batch.keys[i] for i in valid)
+            for row in batch.take(valid).rows:
+                fields.append({name: value for name, value in row.items() if name not in hidden})
+            if backend and state:
+                biases.append(biased_rows.biases[valid, state.profile.slot])
+            yield plain[valid]
+
+    rows = stacked(parts(), layout.dim)
+    if not keys:
+        raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
+    layout = layout if state else with_mean(layout, rows)
+    return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
+
+
+def stacked(parts: Iterable[Floats], dim: int) -> Floats:
+    """Return the vectors of all parts in one array (n, dim), without holding them twice."""
+    return np.fromiter(chain.from_iterable(parts), np.dtype((np.float32, dim)))
+
+
+def fit_measured(
+    store: Schemas,
+    info: CollectionInfo,
+    field: str,
+    layout: Layout,
+    vectors: Floats,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    strength: float = 1.0,
+) -> Correction:
+    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the field."""
+    measured = measured_on(
+        layout,
+        vectors,
+        bank.vectors,
+        graph_hint=store.takes_graph_hint(info, field),
+        locality_hints=store.takes_locality_hints(info, field),
+        length_pull=store.takes_length_pull(info, field),
+    )
+    return fit_with_mean(measured, vectors, estimator, bank, target_bank, strength)
+
+
+def fit_with_mean(
+    layout: Layout,
+    vectors: Floats,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    strength: float = 1.0,
+) -> Correction:
+    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n, d), whose
+    biases give its mean bias and the scale of a spread layout. strength: of most searches. Raises as `Correction.fit`
+    does."""
+    gallery = vectors if estimator.needs_gallery else None
+    correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
+
+    valid = ~layout.invalid(vectors)
+    biases = correction.centred(vectors)[valid]
+    mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    if layout.spread > 1:
+        layout = with_bias_scale(layout, vectors[valid], biases, strength)
+    return replace(correction, layout=layout, mean_bias=mean_bias)

@@ -1,0 +1,384 @@
+"""The lease: a lock in the database that lets one job at a time change a collection.
+
+Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the records, writes its own
+with the next token, and reads them again. If two write the same token, at least the one that reads last sees the other
+and withdraws (Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9). The highest token holds
+the lease, and a holder renews only its own record, so a renewal that arrives late changes nothing.
+
+*Fencing aliases stop late writes.* A holder writes by an alias, `<collection>__lease_<token>_<digits>`, never by the
+name (`Lease.store`). The next holder first drops this alias, so that the database refuses delayed writes. A holder does
+the same to its own failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
+again afterwards, so that at least one of a holder and its successor sees the other.
+
+The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its lease too early and
+then stops with LeaseLost; its writes are fenced all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from functools import cache
+
+from pydantic import TypeAdapter
+
+from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost
+from milvus_hubness.jobs.common.lease_records import LEASES, Entry, Fence, LeasePolicy, Owner, now, read_ledger
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
+from milvus_hubness.jobs.store.records import CollectionInfo, Record
+
+RENEWALS, CHECKS = 3, 10
+"""Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
+ATTEMPTS, LONGEST_PAUSE = 10, 0.2
+"""The random pause before the second attempt, in seconds, grows with every further attempt."""
+LONGEST_NAME = 200
+"""Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
+
+
+class Lease:
+    """The lease on one or more collections: a context manager that renews it in the background. collections: their real
+    names; they need not exist yet. fenced: False for a lease on something else. store: the store, with fenced writes.
+    Raises LeaseHeld, which names the holder."""
+
+    def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
+        self.policy = policy or LeasePolicy.default()
+        self._unfenced, self._names = store, tuple(dict.fromkeys(collections))
+        self._entries: dict[str, Entry] = {}
+        self._checked_at, self._fences_writes = -math.inf, fenced
+        self._owner_id = uuid.uuid4().hex
+        self._fences: dict[str, Fence] = {}
+        self._undropped: set[str] = set()
+        self._renewal = threading.RLock()
+        self.store: Store = store.fenced(self)
+        self._over = threading.Event()
+        self._renewing: threading.Thread | None = None
+
+    def __enter__(self) -> Lease:
+        try:
+            self._claim(self._names)
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
+
+    def include(self, *collections: str) -> None:
+        """Extend the lease to further collections until the end of the block. Raises LeaseHeld."""
+        if further := [name for name in collections if name not in self._entries]:
+            self._claim(further)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the first collection."""
+        return self._entries[self._names[0]].token
+
+    def fence(self, collection: str) -> None:
+        """Write by a fencing alias of a leased collection that was just created. Raises LeaseLost."""
+        made = self._make_fence(collection)
+        self.check_now()
+        self._fences[collection] = made
+
+    def alias_of(self, collection: str) -> str | None:
+        """Return the fencing alias, as Fences.alias_of does; wait while the alias is being renewed."""
+        with self._renewal:
+            fence = self._fences.get(collection)
+        return fence.alias if fence else None
+
+    def renew(self, *collections: str) -> None:
+        """Replace the aliases of several collections, as Fences.renew does for one."""
+        with self._renewal:
+            for collection in collections:
+                self._drop_fence(self._fences[collection])
+            time.sleep(self.policy.fenced_write)
+            made = {collection: self._make_fence(collection) for collection in collections}
+            self.check_now()
+            self._fences |= made
+
+    def renew_fences(self) -> None:
+        """Write by new aliases from now on; call it after an interrupted write. Raises LeaseLost."""
+        self.renew(*self._fences)
+
+    def drop(self, collection: str) -> None:
+        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another job uses the name:
+        so the collection is renamed first, and dropped if the lease is still held then. Raises LeaseLost."""
+        self.include(collection)
+        store, token = self.store, self._entries[collection].token
+        if not isinstance(store, Renaming):
+            self.check_now()
+            store.drop(collection)
+            return
+        if not store.exists(collection):
+            return
+        self.check_now()
+        dropped = f"{collection[:LONGEST_NAME]}__dropped_{token}_{self._owner_id[:8]}"
+        store.rename(collection, dropped)
+        try:
+            self.check_now()
+        except LeaseLost:
+            store.rename(dropped, collection)
+            raise
+        if fence := self._fences.pop(collection, None):
+            self._drop_fence(fence)
+        store.drop(dropped)
+
+    def check(self) -> None:
+        """Raise LeaseLost if another process holds the lease; call this before every write. A read of the records stays
+        valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner."""
+        if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
+            self.check_now()
+
+    def check_now(self) -> None:
+        """Read the records. Raises LeaseLost if another process holds the lease."""
+        if not self._entries:
+            raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
+        began = time.monotonic()
+        held = dict(self._entries)
+        current = read_entries(self._unfenced, *held)
+        for name, mine in held.items():
+            entries = [entry for entry in current if entry.collection == name]
+            newer = [entry for entry in entries if entry.token > mine.token]
+            if newer or all(entry.owner_id != mine.owner_id for entry in entries):
+                self._checked_at = -math.inf
+                holder = f"{newer[-1].owner} has it" if newer else "it is gone"
+                raise LeaseLost(f"the lease on {name!r} was lost, {holder}: this process changes nothing more")
+        self._checked_at = began
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn an error within the block into LeaseLost if another process holds the lease."""
+        try:
+            yield
+        except LeaseLost:
+            raise
+        except HubnessError as error:
+            try:
+                self.check_now()
+            except LeaseLost as lost:
+                raise lost from error
+            raise
+
+    def _claim(self, names: Sequence[str]) -> None:
+        for attempt in range(ATTEMPTS):
+            former = {name: _records(self._unfenced, name) for name in names}
+            mine = {name: self._next_entry(name, _entries(records)) for name, records in former.items()}
+            planned = self._planned(mine.values())
+            began = time.monotonic()
+            try:
+                if self._wins(former, mine, planned):
+                    break
+            except BaseException:
+                with suppress(HubnessError):
+                    self._withdraw(mine, planned)
+                raise
+            self._withdraw(mine, planned)
+            time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
+        else:
+            raise LeaseHeld(
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} attempts another "
+                "process tried at the same moment every time: try again"
+            )
+        for name, records in former.items():
+            self._forget(name, [record for record in records if record.token < mine[name].token])
+        if not self._entries:
+            self._checked_at = began
+        self._entries |= mine
+        if self._renewing is None:
+            self._over.clear()
+            self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
+            self._renewing.start()
+
+    def _next_entry(self, name: str, entries: Sequence[Entry]) -> Entry:
+        """Return the entry by which this process claims the lease. Raises LeaseHeld."""
+        token = entries[-1].token if entries else 0
+        for entry in entries:
+            if entry.token == token and entry.is_held:
+                raise LeaseHeld(f"{entry}: wait until it ends, or stop it")
+        return Entry(
+            collection=name,
+            token=token + 1,
+            owner_id=self._owner_id,
+            owner=Owner.here(),
+            skew=self.policy.skew,
+            expires_at=self._expiry(),
+        )
+
+    def _wins(
+        self, former: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
+    ) -> bool:
+        """Write this process's records and aliases; return whether it alone wrote the highest token of every one."""
+        self._put([*mine.values(), *planned])
+        self._drop_former_fences(former)
+        for fence in planned:
+            if self.alias_of(fence.target) != fence.alias:
+                self._create(fence)
+                self._fences[fence.target] = fence
+        for name, claim in mine.items():
+            top = [entry.owner_id for entry in read_entries(self._unfenced, name) if entry.token >= claim.token]
+            if top != [self._owner_id]:
+                return False
+        return True
+
+    def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
+        """Return the aliases that this process must create for the collections of `entries`."""
+        planned: list[Fence] = []
+        for entry in entries if self._fences_writes else ():
+            name, store = entry.collection, self._unfenced
+            if store.exists(name) and store.alias_target(name) is None:
+                planned.append(_fence(entry, name))
+            ledger = self._fences.get(LEDGER) or next((fence for fence in planned if fence.target == LEDGER), None)
+            planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
+        return planned
+
+    def _create(self, fence: Fence) -> None:
+        self._undropped.add(fence.alias)
+        self._unfenced.fence(fence.target, fence.alias)
+
+    def _make_fence(self, target: str) -> Fence:
+        """Record and create a new alias of a collection or the ledger; before a write by it, call `check_now`."""
+        attempt = 0
+        while True:
+            entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
+            made = _fence(entries[0], target)
+            self._put(_fence(entry, target, made.alias) for entry in entries)
+            try:
+                self._create(made)
+                return made
+            except HubnessError:
+                self.check_now()
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise
+            time.sleep(random.uniform(0, LONGEST_PAUSE * attempt))
+
+    def _drop_fence(self, fence: Fence) -> None:
+        self._unfenced.unfence(fence.alias)
+        self._undropped.discard(fence.alias)
+
+    def _withdraw(self, mine: Mapping[str, Entry], planned: Sequence[Fence]) -> None:
+        for fence in planned:
+            if self._fences.get(fence.target) == fence:
+                del self._fences[fence.target]
+                self._drop_fence(fence)
+        for name, entry in mine.items():
+            self._forget(name, [entry, *(fence for fence in planned if fence.collection == name)])
+
+    def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
+        """Drop the aliases that former holders left, so that later reads include all their writes."""
+        records = [record for group in former.values() for record in group]
+        released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
+        left = {record.alias for record in records if isinstance(record, Fence) and record.owner_id not in released}
+        for alias in left:
+            self._unfenced.unfence(alias)
+        if left:
+            time.sleep(self.policy.fenced_write)
+
+    def _release(self) -> None:
+        self._over.set()
+        if self._renewing:
+            self._renewing.join()
+            self._renewing = None
+        # If the database does not answer, the lease expires and the next holder drops the aliases.
+        with suppress(HubnessError):
+            for alias in sorted(self._undropped):
+                self._unfenced.unfence(alias)
+            self._put_expiry(None)
+        self._entries, self._fences, self._undropped = {}, {}, set()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self.policy.seconds / RENEWALS):
+            # If the database does not answer, the next round tries again; `check` notices a lost lease.
+            with suppress(Exception):
+                self._put_expiry(self._expiry())
+
+    def _expiry(self) -> datetime:
+        return now() + timedelta(seconds=self.policy.seconds)
+
+    def _put_expiry(self, moment: datetime | None) -> None:
+        self._put(entry.model_copy(update={"expires_at": moment}) for entry in list(self._entries.values()))
+
+    def _put(self, records: Iterable[Entry | Fence]) -> None:
+        rows = [Record(record.key, _group(record.collection), record.model_dump_json()) for record in records]
+        if rows:
+            self._unfenced.put_records(LEDGER, rows)
+
+    def _forget(self, collection: str, records: Sequence[Entry | Fence]) -> None:
+        if records:
+            self._unfenced.drop_records(LEDGER, _group(collection), [record.key for record in records])
+
+
+def lease_on(store: Store, info: CollectionInfo) -> Lease:
+    """Return the lease for jobs that change biases: on the collection and its side collections."""
+    sides = [side for state in info.states.values() if (side := state.codec.side_collection)]
+    return Lease(store, info.name, *sides)
+
+
+@contextmanager
+def leasing(
+    store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
+) -> Iterator[tuple[Lease, CollectionInfo]]:
+    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the lease and current info.
+    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld."""
+    while True:
+        before = store.info(name, counted=False)
+        validate(before)
+        with lease_on(store, before) as lease:
+            info = store.info(name, counted=False)
+            if info.name == before.name:
+                yield lease, info
+                return
+
+
+def read_entries(store: Store, *collections: str) -> list[Entry]:
+    """Return the lease records of collections, ordered by token. Raises StateError."""
+    return _entries(_records(store, *collections))
+
+
+def _records(store: Ledger, *collections: str) -> list[Entry | Fence]:
+    stored = store.records(LEDGER, *map(_group, collections))
+    return [read_ledger(_adapter().validate_json, record) for record in stored]
+
+
+@cache
+def _adapter() -> TypeAdapter[Entry | Fence]:
+    return TypeAdapter(Entry | Fence)
+
+
+def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
+    return sorted((record for record in records if isinstance(record, Entry)), key=lambda entry: entry.token)
+
+
+def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
+    """Return the record of `alias`, or of a new alias if that is empty."""
+    token = "" if target == LEDGER else f"{entry.token}_"
+    return Fence(
+        collection=entry.collection,
+        token=entry.token,
+        owner_id=entry.owner_id,
+        target=target,
+        alias=alias or f"{target[:LONGEST_NAME]}__lease_{token}{uuid.uuid4().hex[:8]}",
+    )
+
+
+def holder_of(store: Store, collection: str) -> Entry | None:
+    """Return the record of the process that may be changing a collection; None if there is none."""
+    entries = read_entries(store, collection)
+    return entries[-1] if entries and entries[-1].is_held else None
+
+
+def forget_leases(store: Ledger, *collections: str) -> None:
+    """Delete the lease records of collections that are gone for good."""
+    for collection in collections:
+        store.drop_records(LEDGER, _group(collection))
+
+
+def _group(collection: str) -> str:
+    return f"{LEASES}/{collection}"

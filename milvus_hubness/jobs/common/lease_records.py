@@ -1,0 +1,171 @@
+"""The records of leases: the process that holds one, its token, and its fencing aliases."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import Field
+
+from milvus_hubness.basics.bounds import CollectionName, Moment, Name, Seconds, read_record, shown
+from milvus_hubness.basics.defaults import CLIENT_TTL_VARIABLE, LEASE_VARIABLE, STATE_TTL
+from milvus_hubness.correction.state import FrozenModel
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.records import Record
+
+LEASES = "leases"
+
+T = TypeVar("T")
+
+
+def read_ledger(validate: Callable[[str], T], record: Record) -> T:
+    """Return `validate(body)` of a record of the ledger. Raises StateError, which names the record."""
+    return read_record(validate, record.body, described_record(record), f"delete it from {LEDGER!r}")
+
+
+def described_record(record: Record) -> str:
+    """Return what messages call a record of the ledger."""
+    return f"the ledger record {shown(record.key)!r}"
+
+
+def now() -> datetime:
+    """Return the current time of this machine's clock."""
+    return datetime.now(timezone.utc)
+
+
+def _proc(path: str) -> str:
+    """Return the target of a link, or the text of a file, under /proc; empty if there is none."""
+    try:
+        return os.readlink(path) if os.path.islink(path) else Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> str:
+    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is none."""
+    fields = _proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if fields else ""
+
+
+LARGEST_PID = 2**31 - 1
+
+
+class Owner(FrozenModel):
+    """A process. started: its start time, in the kernel's ticks since boot. Process numbers are unique only within one
+    boot and one PID namespace: two containers may share a host name."""
+
+    host: Name
+    pid: int = Field(ge=0, le=LARGEST_PID)
+    started: Name
+    boot_id: Name
+    pid_namespace: Name
+
+    @classmethod
+    def here(cls) -> Owner:
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            pid=pid,
+            started=process_start(pid),
+            boot_id=_proc("/proc/sys/kernel/random/boot_id"),
+            pid_namespace=_proc("/proc/self/ns/pid"),
+        )
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has certainly ended: this boot and PID namespace have no such number and start time."""
+        this, seen = Owner.here(), self.boot_id and self.pid_namespace and self.started
+        if not seen or (self.boot_id, self.pid_namespace) != (this.boot_id, this.pid_namespace):
+            return False
+        return process_start(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
+    """Return the seconds in an environment variable. Raises InvalidParameter."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not least <= seconds < math.inf:
+        raise InvalidParameter(f"${variable} must be a number of seconds, at least {least:g}, not {text!r}")
+    return seconds
+
+
+def default_client_ttl() -> float:
+    """Return the longest state_ttl of a client that writes, in seconds: a job waits that long after an announcement."""
+    return seconds_in(CLIENT_TTL_VARIABLE, STATE_TTL)
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """The times of a lease, and of a job that writes under it, in seconds. seconds: lifetime without a renewal. skew:
+    maximum difference between the clocks of two machines. fenced_write: within this time a server applies a write whose
+    alias it resolved before the drop. visible: maximum between a note in the write-intent log and the noted write.
+    compact: between two compactions of the log, both of which must see a noted row unused before it is dropped."""
+
+    seconds: float = 30.0
+    skew: float = 5.0
+    fenced_write: float = 1.0
+    visible: float = 5.0
+    compact: float = 60.0
+
+    @classmethod
+    def default(cls) -> LeasePolicy:
+        """Return the default policy; $MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`. Raises InvalidParameter."""
+        seconds = seconds_in(LEASE_VARIABLE, cls.seconds, least=0.001)
+        return cls(seconds, seconds / 6)
+
+
+LARGEST_TOKEN = 999_999_999_999
+"""The key of a record has twelve digits for its token, so that keys sort by token."""
+
+
+class _LeaseRecord(FrozenModel):
+    collection: str = Field(max_length=1_024)
+    token: int = Field(ge=1, le=LARGEST_TOKEN)
+    owner_id: Name
+
+    @property
+    def key(self) -> str:
+        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
+
+
+class Entry(_LeaseRecord):
+    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
+
+    owner: Owner
+    skew: Seconds
+    expires_at: Moment | None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder may still work: it has not released the lease, which has not expired by any clock."""
+        if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
+            return False
+        return not self.owner.is_dead
+
+    def __str__(self) -> str:
+        until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
+        return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
+
+
+class Fence(_LeaseRecord):
+    """The record of a fencing alias of `target`, which is the leased collection or the ledger."""
+
+    target: CollectionName
+    alias: CollectionName
+
+    @property
+    def key(self) -> str:
+        return f"{super().key}/{self.alias}"

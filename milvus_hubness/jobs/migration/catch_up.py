@@ -1,0 +1,312 @@
+"""The comparison passes over a migration's two collections: they carry rows over, and verify the copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.basics.defaults import Engine
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import SPACING, Floats
+from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
+from milvus_hubness.jobs.common.corrections import load_corrections
+from milvus_hubness.jobs.common.progress import Throttle, key_pages
+from milvus_hubness.jobs.migration.compare import Endpoint, Pair, same_rows
+from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.migration.presence import require_collections
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.protocols import Collections, Store, expect_store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+RECHECK_DELAYS = (0.0, 0.2, 1.0)
+"""Seconds before the further reads of a row that differs: a client may be between its two writes."""
+
+REPAIR_ROUNDS = 20
+WARMING_SEARCHES = 100
+
+
+def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False) -> Pair:
+    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is the origin.
+    Raises as `load_corrections` does."""
+    state, before = migration.corrected(), migration.rebuilds
+    former = load_corrections(store, before, unchecked=before.profiles) if before else {}
+    source = Endpoint(migration.source_now, before, former)
+    copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
+    return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
+
+
+SAMPLED_ROWS = 256
+DEFECTS_NAMED = 3
+
+
+class Sample:
+    """Keys drawn at random from all keys that are added, each with the same probability.
+
+    Every key gets a random number, and those with the smallest numbers are kept.
+    """
+
+    def __init__(self, size: int = SAMPLED_ROWS) -> None:
+        self._size = size
+        self._rng = np.random.default_rng()
+        self._drawn: list[tuple[float, str | None, Key]] = []
+
+    def add(self, partition: str | None, keys: Sequence[Key]) -> None:
+        numbers = self._rng.random(len(keys))
+        limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
+        drawn = [(float(numbers[i]), partition, keys[i]) for i in np.flatnonzero(numbers < limit).tolist()]
+        self._drawn = sorted([*self._drawn, *drawn], key=lambda draw: draw[0])[: self._size]
+
+    def by_partition(self) -> dict[str | None, list[Key]]:
+        """Return the drawn keys of each partition."""
+        keys: dict[str | None, list[Key]] = {}
+        for _, partition, key in self._drawn:
+            keys.setdefault(partition, []).append(key)
+        return keys
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
+    differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
+    some of the differing rows, in words. example: a field of the first of them, with both values; may be ""."""
+
+    rows: int
+    fields: int
+    differing: int
+    sample: Sample
+    defects: tuple[str, ...]
+    example: str = ""
+
+
+def run_pass(
+    pair: Pair, partitions: Sequence[str | None], migration: Migration, options: MigrationOptions, *, number: int
+) -> Pass:
+    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing. Raises NotCaughtUp for
+    a row that changes faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows."""
+    throttle, rows_total = options.throttle, migration.rows
+    delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
+    rows = fields = differing = 0
+    sample = Sample()
+    defects: list[str] = []
+    example = ""
+    page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
+    for partition in partitions:
+        for page, copied in pair.pages(partition, page_rows):
+            throttle.admit(0, 0)
+            broken = pair.differences(page, copied)
+            if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
+                named = sorted(broken.items(), key=str)
+                rows_named = [f"{key!r} ({defect})" for key, defect in named]
+                example = example or pair.example(named[0][0], partition)
+                if not number:
+                    raise VerificationFailed(
+                        f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
+                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration again, which carries "
+                        "them over; after the cutover, the application may have changed them rightly"
+                    )
+                _repair_rows(pair, list(broken), partition, throttle)
+                differing += len(broken)
+                defects += rows_named[: DEFECTS_NAMED - len(defects)]
+            sample.add(partition, page.keys)
+            rows += len(page)
+            fields += sum(len(row) + 1 for row in page.rows)
+            facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
+            options.events.report("catching-up", **{"pass": number}, **facts)
+    return Pass(rows, fields, differing, sample, tuple(defects), example)
+
+
+def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
+    broken: dict[Key, str] = {}
+    for seconds in delays:
+        time.sleep(seconds)
+        broken = pair.differences(*pair.current(keys, partition))
+        keys = list(broken)
+        if not keys:
+            break
+    return broken
+
+
+def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
+    """Carry these rows over until the copy holds the rows of the origin. A client writes to the origin first, and this
+    may undo its write to the copy. The next read of the origin then shows it; a later write to the copy stays."""
+    store, field = pair.store, pair.state.field
+    for _ in range(REPAIR_ROUNDS):
+        rows = store.get(pair.origin.collection, keys, field, partition=partition)
+        if len(rows):
+            pair.send(pair.copy.carried(pair.origin, rows), partition, throttle)
+        if gone := sorted(set(keys) - set(rows.keys)):
+            store.delete(pair.copy.collection, gone)
+        now = store.get(pair.origin.collection, keys, field, partition=partition)
+        keys = [key for key, same in same_rows(rows, now).items() if not same]
+        if not keys:
+            return
+    raise NotCaughtUp(
+        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be carried over"
+    )
+
+
+def warm(store: Store, migration: Migration) -> None:
+    """Load the copy and search it, so that its index is in memory."""
+    state = migration.corrected()
+    store.load(migration.target)
+    queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
+    valid = queries[~state.layout.invalid(queries)]
+    if len(valid):
+        vectors = state.codec.encode_query(valid, state.profile.strength, slot=state.profile.slot)
+        store.nearest(migration.target, state.field, np.asarray(vectors), 10)
+
+
+COUNTS = 3
+BIAS_TOLERANCE = 1e-5
+TOP = 10
+SEARCHED = 100
+"""Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
+
+FEWER_ALLOWED = 0.1
+FEWEST_MISSES = 3
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
+    own vector was searched for; in_source, in_copy: those among the ten best."""
+
+    rows: int
+    fields: int
+    biases: int
+    searched: int
+    in_source: int
+    in_copy: int
+
+
+def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
+    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those that the bank gives
+    now, and that searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
+    if not chunks:
+        raise StateError(
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
+        )
+    _check_counts(pair, partitions, equal.rows)
+    biases = searched = in_source = in_copy = 0
+    for copied in _samples(pair, equal.sample):
+        _check_biases(pair, copied)
+        vectors = pair.copy.decode_rows(copied).vectors
+        valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
+        biases, searched = biases + len(copied), searched + len(valid)
+        if len(valid):
+            keys, queries = [copied.keys[i] for i in valid], vectors[valid]
+            in_source += _self_matches(pair, pair.origin, keys, queries)
+            in_copy += _self_matches(pair, pair.copy, keys, queries)
+    if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+        raise VerificationFailed(
+            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
+            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait until the copy's "
+            "index is built, or give the plan a wider index, and run the command again"
+        )
+    return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
+
+
+def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
+    """Check that a copy that has not taken over has the planned index. Raises VerificationFailed."""
+    if migration.phase in {"switched", "rolling back", "rolled back"}:
+        return
+    planned = migration.indexed(source).vector_fields[migration.field]
+    actual = store.info(migration.target, counted=False).vector_fields[migration.field]
+    # Milvus Lite does not return index parameters.
+    differing = {
+        name: value
+        for name, value in planned.index_params.items()
+        if actual.index_params and str(actual.index_params.get(name)) != str(value)
+    }
+    if actual.index_type != planned.index_type or differing:
+        present = f"{actual.index_type or 'no index'} {actual.index_params or ''}".rstrip()
+        expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
+        raise VerificationFailed(
+            f"field {migration.field!r} of {migration.target!r} has {present}, planned was {expected}: drop that "
+            "index, create the planned one and load the collection"
+        )
+
+
+def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
+    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may balance inserts."""
+    store, copy = pair.store, pair.copy.collection
+    for _ in range(COUNTS):
+        counted = store.count(copy)
+        if counted == rows:
+            return
+        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition, rows=counted))
+        if counted <= keys or store.count(copy) != counted:
+            return
+    raise VerificationFailed(
+        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that inserts keys again: stop "
+        "it, and run the migration again with --restart, which makes a new copy"
+    )
+
+
+def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
+    """Yield the sampled rows of the copy that the origin still has."""
+    page = pair.store.chunk_rows(pair.store.info(pair.origin.collection, counted=False))
+    for partition, keys in sample.by_partition().items():
+        for start in range(0, len(keys), page):
+            current, copied = pair.current(keys[start : start + page], partition)
+            existing = set(current.keys)
+            common = [i for i, key in enumerate(copied.keys) if key in existing]
+            if common:
+                yield copied.take(common)
+
+
+def _check_biases(pair: Pair, copied: Batch) -> None:
+    """Check that the biases are those of the formula. Those of new rows are left out if the estimator balances rows
+    against each other: they depend on the rows that were written together with them."""
+    state = pair.state
+    codec, slot = state.codec, state.profile.slot
+    columns = codec.columns(copied.vectors, copied.rows)
+    stored = codec.read_biases(columns)[:, slot]
+    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
+    computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
+    # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
+    rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
+    relative = max(BIAS_TOLERANCE, rounding)
+    allowed = np.maximum(relative * np.maximum(1, np.abs(computed)), state.profile.tolerance)
+    off = np.abs(stored - computed) > allowed
+    if pair.copy.corrections[slot].fitted.estimator.potentials:
+        off &= ~codec.are_new(columns)
+    if off.any():
+        broken = [copied.keys[i] for i in np.flatnonzero(off)]
+        raise VerificationFailed(
+            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}: another "
+            "client wrote them, or the bank was changed; before the cutover, run the migration again with --restart, "
+            "which makes a new copy; after it, refresh the copy with --refit"
+        )
+
+
+def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floats) -> int:
+    """Return the number of rows that are among the TOP best of a search for their own vectors (n, d)."""
+    nearest = side.nearest(pair.store, pair.state.field, vectors, SEARCHED)
+    return sum(key in best[:TOP] for key, best in zip(keys, nearest, strict=True))
+
+
+def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
+    """Compare every row and field of a migration's two collections, and check the rest of `Verification`. Read only.
+
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are not unit
+    may differ by one unit in the last place. After the cutover, rows differ that the application has changed since.
+    Raises VerificationFailed, which names rows or the index, NoMigration, and WrongPhase unless both collections exist.
+    """
+    expect_store(store)
+    options, ledger = options or MigrationOptions(), Ledger(store)
+    migration = ledger.find(name)
+    migration.require(
+        "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+        step="verification",
+    )  # fmt: skip
+    require_collections(store, migration)
+    source = store.info(migration.source_now)
+    validate_index(store, migration, source)
+    pair = pair_of(store, migration)
+    equal = run_pass(pair, source.partitions, migration, options, number=0)
+    return verified(pair, source.partitions, ledger.chunks(migration), equal)

@@ -1,0 +1,188 @@
+"""The removal of one side of a migration: the source after the cutover, or the copy before it."""
+
+from __future__ import annotations
+
+from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
+from milvus_hubness.jobs.common.lease import Lease, forget_leases
+from milvus_hubness.jobs.common.row_writer import drop_log
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.presence import is_copy, is_source, renamed_copy, renamed_source, require_copy
+from milvus_hubness.jobs.store.ownership import CollectionId
+from milvus_hubness.jobs.store.protocols import Collections, Rows, Store, expect_store
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY, identity_in
+
+
+def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
+    """Drop one side of a migration for good. name: its source, target or alias. drop: the source, which finishes the
+    migration, or the copy, while the application reads the source, which undoes it. target: the copy, if the source has
+    several. Raises LeaseHeld, and as `would_drop` does."""
+    expect_store(store)
+    migration = _migration(Ledger(store), name, drop, target)
+    with Lease(store, migration.source_now, migration.target) as lease:
+        ledger = Ledger(lease.store)
+        migration = ledger.reread(migration)
+        _validate(lease.store, migration, drop)
+        if drop == migration.target:
+            drop_copy(lease, ledger, migration)
+        else:
+            drop_collection(lease, drop)
+            migration = without_source(ledger, migration)
+    forget_leases(store, drop)
+    return migration
+
+
+def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
+    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase, InvalidInput if
+    `drop` is not of this migration, CollectionExists if it is another collection, StoreError if it has aliases."""
+    expect_store(store)
+    migration = _migration(Ledger(store), name, drop, target)
+    _validate(store, migration, drop)
+    going = {}
+    if store.exists(drop):
+        is_former = drop != migration.target and migration.rebuilds is not None
+        what = "the copy" if drop == migration.target else "the former copy" if is_former else "the source"
+        going[what] = f"{drop}, {_rows(store, drop)}"
+    if drop == migration.target and migration.made_bank != "nothing":
+        bank, whole = migration.bank_collection, migration.made_bank == "collection"
+        going["the bank"] = bank if whole else f"what this added to {bank}"
+    return going
+
+
+def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
+    """Return the rebuild whose copy has taken over from the copy `copy`; None if none has.
+
+    name: any collection or alias that a chain of migrations connects with both.
+    """
+    rebuilds = [migration for migration in ledger.related(name) if migration.rebuilds is not None]
+    over = (rebuild for rebuild in rebuilds if rebuild.phase in {"switched", "finished"})
+    return next((rebuild for rebuild in over if rebuild.source == copy), None)
+
+
+def without_source(ledger: Ledger, migration: Migration) -> Migration:
+    """Note that the source of a migration is dropped, and return the new record.
+
+    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the ledger:
+    it can still be rolled back to what the former copy was made from.
+    """
+    former = ledger.of_target(migration.source) if migration.rebuilds is not None else None
+    inherits = former is not None and former.phase in {"switched", "finished"}
+    if former is None or not inherits or migration.switch is None:
+        ledger.forget_chunks(migration)
+        return ledger.write(migration, phase="finished")
+
+    renamed = former.switch.source_renamed if former.switch else None
+    joined = ledger.write(
+        migration,
+        source=former.source,
+        source_identity=former.source_identity,
+        arguments=former.arguments,
+        made_bank=former.made_bank,
+        rebuilds=former.rebuilds,
+        switch=migration.switch.model_copy(update={"source_renamed": renamed}),
+        state=migration.corrected().model_copy(update={"source": former.source_now}),
+        phase=former.phase,
+    )
+    ledger.forget(former)
+    ledger.write_state(joined)
+    return joined
+
+
+def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
+    """Remove everything that the migration created; the source is then as before. Only a copy with the
+    migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
+    store, target, state = lease.store, migration.target, migration.state
+    is_others = store.exists(target) and not is_copy(store.info(target, counted=False, checked=False), migration)
+    if store.exists(target) and not is_others:
+        _refuse_aliases(store, target)
+    if store.exists(migration.source_now):
+        dual_write = store.info(migration.source_now, counted=False).dual_write
+        if dual_write is not None and dual_write.collection == target:
+            store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
+        others = [other for other in ledger.migrations() if other.id != migration.id]
+        if migration.source_identity not in {other.source_identity for other in others}:
+            _forget_identity(store, migration)
+    if not is_others:
+        drop_collection(lease, target)
+    bank = migration.bank_collection
+    if migration.made_bank != "nothing" and store.exists(bank):
+        if state is not None:
+            # Refreshes of the copy have added generations to that of the migration.
+            store.drop_bank_generations(list(dict.fromkeys(state.banks)))
+        unsaved = state is None and not ledger.may_use_bank(bank, but=target)
+        if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
+            store.drop(bank)
+    ledger.forget(migration)
+    if is_others:
+        raise CollectionExists(
+            f"{target!r} is not the copy of this migration, another client created it: it stays, "
+            "everything else of the migration was dropped"
+        )
+
+
+def _forget_identity(store: Store, migration: Migration) -> None:
+    """Remove the identity that this migration gave to its source."""
+    source = migration.source_now
+    if identity_in(store.properties_of(source), source) == migration.source_identity:
+        store.write_property(source, IDENTITY_PROPERTY, None)
+
+
+def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`.
+    A copy that a refresh has rebuilt is the source of that rebuild."""
+    rebuild = replaced_by(ledger, name, drop)
+    if rebuild is not None:
+        return rebuild
+    return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
+
+
+def _validate(store: Store, migration: Migration, drop: str) -> None:
+    if drop == migration.target:
+        still_exists = store.exists(drop) and is_copy(store.info(drop, counted=False, checked=False), migration)
+        if still_exists:
+            migration.require(
+                "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+            )  # fmt: skip
+            _refuse_aliases(store, drop)
+        elif renamed := renamed_copy(store, migration):
+            raise CollectionNotFound(f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
+        return
+    if drop != migration.source_now:
+        raise InvalidInput(f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}")
+    migration.require("switched", "finished", step="dropping the source")
+    require_copy(store, migration)  # Else the last of the rows would be dropped.
+    if store.exists(drop):
+        _refuse_aliases(store, drop)
+        if not is_source(store.info(drop, counted=False, checked=False), migration):
+            raise CollectionExists(
+                f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
+            )
+    elif migration.phase != "finished" and (renamed := renamed_source(store, migration)):
+        raise CollectionNotFound(f"the source {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
+
+
+def drop_collection(lease: Lease, collection: str) -> None:
+    """Drop a collection if it exists, and then its write-intent log and its query samples: no job repairs or reads its
+    rows any more, and no client searches it."""
+    store = lease.store
+    owner = CollectionId(name=collection)
+    if store.exists(collection):
+        info = store.info(collection, counted=False)
+        owner = info.collection_id
+        lease.drop(collection)
+        for online_bank in info.online_banks:
+            if store.exists(online_bank.samples_collection):
+                store.drop(online_bank.samples_collection)
+    drop_log(lease, owner)
+    store.forget_helpers(collection)
+
+
+def _rows(store: Rows, collection: str) -> str:
+    try:
+        return f"{store.count(collection):,} rows"
+    except StoreError:
+        return "rows not counted, as it cannot be read"
+
+
+def _refuse_aliases(store: Collections, collection: str) -> None:
+    if aliases := store.info(collection, counted=False).aliases:
+        raise StoreError(f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped")

@@ -1,0 +1,266 @@
+"""The comparison of the rows of two collections, with plain or augmented vectors."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, Floats, unit_directions
+from milvus_hubness.correction.codec.base import Columns, Flags, RowCodec
+from milvus_hubness.correction.fitted import Correction, row_biases
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import CannotMigrate
+from milvus_hubness.jobs.common.progress import Throttle, ceiling_of
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.protocols import Rows, Store
+
+BYTES_PER_NUMBER = 4
+LONGEST_VALUE = 60
+"""Characters of a value in a message."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One of the two collections of a migration, with its state and corrections by bias slot; plain if None."""
+
+    collection: str
+    state: CollectionState | None = None
+    corrections: Mapping[int, Correction] = field(default_factory=dict)
+
+    @cached_property
+    def codec(self) -> RowCodec | None:
+        return self.state.codec if self.state else None
+
+    def decode_rows(self, stored: Batch) -> Batch:
+        """Return the rows as users see them, from stored rows of this collection."""
+        if self.codec is None:
+            return stored
+        hidden = set(self.codec.hidden_fields)
+        rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
+        return Batch(stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows)
+
+    def encode_rows(self, rows: Batch) -> Batch:
+        """Return stored rows of this collection. Raises CannotMigrate for a row that could not be read back exactly."""
+        if self.codec is None or self.state is None:
+            return rows
+        if problem := self.state.unreadable(rows.vectors, rows.keys):
+            raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
+        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
+
+    def carried(self, origin: Endpoint, stored: Batch) -> Batch:
+        """Return rows of this collection from stored rows of the origin; already corrected vectors stay the same,
+        unless the two collections have them in different columns."""
+        rows = origin.decode_rows(stored)
+        if origin.codec is None or self.codec is None or self.state is None:
+            return self.encode_rows(rows)
+        if not self.codec.layout.stores_like(origin.codec.layout):
+            return self.encode_rows(rows)
+        columns = self.codec.columns(stored.vectors, stored.rows)
+        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        return self._stored(stored, self.codec.set_biases(columns, biases))
+
+    def _stored(self, rows: Batch, columns: Columns) -> Batch:
+        vectors = columns.pop(self.state.field) if self.state else rows.vectors
+        return Batch(rows.keys, vectors, rows.rows).with_columns(columns)
+
+    def valid(self, stored: Batch) -> Flags:
+        """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the bias field.
+        That field shows the active bias or, in rows that an unfinished refresh has written, the new bias."""
+        if self.codec is None or self.state is None:
+            return np.ones(len(stored), np.bool_)
+        slots = {self.state.profile.slot, self.state.shown_slot}
+        return self.codec.valid(self.codec.columns(stored.vectors, stored.rows), list(slots))
+
+    def nearest(self, store: Rows, field: str, vectors: Floats, k: int) -> list[list[Key]]:
+        """Return the keys of the k raw nearest rows of vectors (m, d)."""
+        if self.codec is not None and self.state is not None:
+            vectors = self.codec.encode_query(vectors, 0.0, slot=self.state.profile.slot)
+        return store.nearest(self.collection, field, vectors, k)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two collections: `copy` must equal `origin`. state: of the corrected one of the two."""
+
+    store: Store
+    origin: Endpoint
+    copy: Endpoint
+    state: CollectionState
+
+    def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
+        """Return the current rows of these keys in the origin and in the copy. This reads the copy first: clients write
+        to the origin first, so every row of the copy is in the origin."""
+        copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
+        return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
+
+    def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
+        """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never had their keys."""
+        write = self.store.insert if are_new else self.store.upsert
+        per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
+        start = 0
+        while start < len(rows):
+            stop = start + throttle.rows_per_request(len(rows), len(rows))
+            part = rows.take(range(len(rows))[start:stop])
+            throttle.admit(len(part), per_row * len(part))
+            began = time.perf_counter()
+            write(self.copy.collection, part, self.state.field, partition=partition)
+            throttle.took(len(part), time.perf_counter() - began)
+            start = stop
+        return per_row * len(rows)
+
+    def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
+        """Yield pages of both collections in key order; the pages of a pair cover the same keys. Near the end, later
+        keys are left out, so that the loop ends while clients write."""
+        names = (self.origin.collection, self.copy.collection)
+        for name in names:
+            self.store.count(name)
+        last: Key | None = None
+        with ThreadPoolExecutor(2, "reading") as pool:
+
+            def read(after: Key | None) -> list[Future[Batch]]:
+                options: dict[str, Any] = {"after": after, "upto": last, "limit": rows, "partition": partition}
+                return [pool.submit(self.store.scan, name, self.state.field, **options) for name in names]
+
+            reading = read(None)
+            while True:
+                pages = [page.result() for page in reading]
+                ends = [page.keys[-1] for page in pages if page.keys]
+                if not ends:
+                    return
+                if last is None and all(len(page) < rows for page in pages):
+                    ceilings = [ceiling_of(self.store, name, max(ends), partition) for name in names]
+                    last = None if None in ceilings else max(cast("list[Any]", ceilings))
+                reading = read(min(ends))
+                page, copied = (
+                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends)))) for page in pages
+                )
+                yield page, copied
+
+    def differences(self, page: Batch, copied: Batch) -> dict[Key, str]:
+        """Return a word on the defect of each row of the copy that does not equal the row of the origin."""
+        copies = {key: i for i, key in enumerate(copied.keys)}
+        places = {key: i for i, key in enumerate(page.keys)}
+        defects: dict[Key, str] = {key: "missing" for key in page.keys if key not in copies}
+        defects |= {key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in places}
+        common = [key for key in page.keys if key in copies]
+        if not common:
+            return defects
+        page = page.take([places[key] for key in common])
+        copied = copied.take([copies[key] for key in common])
+        before, after = self.origin.decode_rows(page), self.copy.decode_rows(copied)
+        vectors = self._recovered(before.vectors, after.vectors)
+        valid = self.copy.valid(copied)
+        for i, key in enumerate(common):
+            row, copy = before.rows[i], after.rows[i]
+            differing = [name for name in sorted(row.keys() | copy.keys()) if not _same(row.get(name), copy.get(name))]
+            if not vectors[i]:
+                differing.append(self.state.field)
+            if differing:
+                defects[key] = f"differs in {', '.join(name or 'the vector' for name in differing)}"
+            elif not valid[i]:
+                defects[key] = "bias pending, not finite or not the one in its field"
+        return defects
+
+    def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
+        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may differ by
+        one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near zero). Where the database
+        normalizes vectors, only their directions count, up to the units that the store states."""
+        exact = ((vectors == copied) | (np.isnan(vectors) & np.isnan(copied))).all(axis=1)
+        if self.state.metric != "COSINE" or exact.all():
+            return np.asarray(exact, np.bool_)
+
+        expected: npt.NDArray[Any] = vectors
+        actual: npt.NDArray[Any] = copied
+        units_moved = self.store.units_moved()
+        if units_moved:
+            expected = unit_directions(vectors)
+            actual = unit_directions(copied)
+
+        norms = self.state.layout.norms(expected)
+        allowed_units = np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
+        unit = SPACING[self.state.dtype] * np.abs(expected)
+        smallest_unit = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
+        tolerance = allowed_units[:, None] * np.maximum(unit, smallest_unit)
+        is_within = (np.abs(actual - expected) <= tolerance).all(axis=1)
+        return np.asarray(exact | is_within, np.bool_)
+
+    def example(self, key: Key, partition: str | None) -> str:
+        """Return a field of a row that differs now, with both values; "" if both collections lack the row, or none of
+        its values differ."""
+        page, copied = self.current([key], partition)
+        if not (page.keys and copied.keys) or not self.differences(page, copied):
+            return ""
+
+        source_rows = self.origin.decode_rows(page)
+        copied_rows = self.copy.decode_rows(copied)
+        source_row = source_rows.rows[0]
+        copied_row = copied_rows.rows[0]
+        names = sorted(source_row.keys() | copied_row.keys())
+        pairs = {name: (source_row.get(name), copied_row.get(name)) for name in names}
+        differing = {name: pair for name, pair in pairs.items() if not _same(*pair)}
+        if not self._recovered(source_rows.vectors, copied_rows.vectors)[0]:
+            differing[self.state.field] = (source_rows.vectors[0], copied_rows.vectors[0])
+        if not differing:
+            return ""
+
+        name, (value, copied_value) = next(iter(differing.items()))
+        first, second = _shown(value, copied_value)
+        origin, target = self.origin.collection, self.copy.collection
+        return f"in row {key!r}, {_named(name)} is {first} in {origin!r} and {second} in {target!r}"
+
+
+def _named(field: str) -> str:
+    """Return the name of a field for messages: a vector of Qdrant may have none."""
+    return repr(field) if field else "the vector"
+
+
+def _shown(a: Any, b: Any) -> tuple[str, str]:
+    """Return two values in a few words: of vectors, the number that differs most."""
+    try:
+        first, second = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        is_vector = first.ndim > 0 and first.shape == second.shape
+    except (TypeError, ValueError):
+        is_vector = False
+    if not is_vector:
+        return _shortened(repr(a)), _shortened(repr(b))
+    place = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
+    number = ", ".join(str(int(i) + 1) for i in place)
+    return f"{first[place]} at number {number}", f"{second[place]} there"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
+    """Return for every key of `a` or `b` whether both have the same row under it."""
+    in_a, in_b = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
+    return {
+        key: key in in_a
+        and key in in_b
+        and np.array_equal(a.vectors[in_a[key]], b.vectors[in_b[key]], equal_nan=True)
+        and _same(a.rows[in_a[key]], b.rows[in_b[key]])
+        for key in in_a.keys() | in_b.keys()
+    }
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Return whether two field values are equal, where NaN equals NaN."""
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)

@@ -1,0 +1,194 @@
+"""The preparation of a migration, and the copy by chunks of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.jobs.common.inputs import fit_measured, stacked
+from milvus_hubness.jobs.common.progress import Events, Throttle
+from milvus_hubness.jobs.migration.compare import Pair
+from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
+from milvus_hubness.jobs.migration.plan import MigrationPlan
+from milvus_hubness.jobs.migration.survey import chunk_pages
+from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.jobs.store.protocols import Rows, Store
+
+
+def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
+    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused."""
+    former = ledger.of_target(plan.target)
+    if former is not None and former.phase not in {"preparing", "finished"}:
+        former.expect(plan.arguments)
+        return former
+    interrupted = former.model_dump(include={"id", "made_bank"}) if former and former.phase == "preparing" else {}
+    return Migration(
+        **interrupted,
+        source=plan.source.name,
+        target=plan.target,
+        field=plan.field,
+        bank_collection=plan.bank_collection,
+        arguments=plan.arguments,
+        source_identity=plan.source.identity,
+        phase="preparing",
+    )
+
+
+def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
+    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption, once more."""
+    correction = fit_measured(
+        store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
+        plan.target_bank, plan.strength,
+    )  # fmt: skip
+    stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    if not store.exists(plan.bank_collection):
+        migration = ledger.write(migration, made_bank="collection")
+    bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
+    state = initial_state(
+        correction.layout,
+        correction.fitted.estimator,
+        bank,
+        field=plan.field,
+        suffix=plan.suffix,
+        dtype=plan.vector.dtype,
+        source=plan.source.name,
+        phase="copying",
+        mean_bias=correction.mean_bias,
+        strength=plan.strength,
+        gate=plan.gate,
+        gate_targets=plan.gate_targets,
+    ).model_copy(update={"migration": migration.id})
+    ledger.forget_chunks(migration)
+    ledger.write_chunks(migration, plan.survey.chunks)
+    return ledger.write(
+        migration,
+        phase="copying",
+        state=state,
+        made_bank=migration.made_bank if migration.made_bank == "collection" else made_bank,
+        rows=plan.survey.rows,
+        chunks=len(plan.survey.chunks),
+    )
+
+
+def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
+    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
+    source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
+    if plan.estimator.needs_gallery:
+        pages = (page for chunk in plan.survey.chunks for page, _ in chunk_pages(store, source, field, chunk, size))
+    else:
+        pages = (
+            store.get(source, keys[start : start + size], field, partition=partition)
+            for partition, keys in plan.survey.sample.items()
+            for start in range(0, len(keys), size)
+        )
+    return stacked((page.vectors for page in pages), plan.layout.dim)
+
+
+KEYS_NAMED = 5
+T = TypeVar("T")
+
+
+class Recorder:
+    """Records copied chunks in the ledger and reports them."""
+
+    def __init__(self, migration: Migration, ledger: Ledger, events: Events) -> None:
+        self._migration, self._ledger, self._events = migration, ledger, events
+        self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
+        self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
+        self._rows, self._bytes, self._seconds = self._rows_before, 0, 0.0
+        self._began = time.perf_counter()
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All chunks in their original order, as recorded."""
+        return list(self._chunks.values())
+
+    def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
+        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
+        self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
+        if not is_last:
+            return
+        moment = time.perf_counter()
+        chunk = chunk.model_copy(update={"seconds": round(self._seconds, 3)})
+        self._ledger.write_chunks(self._migration, [chunk])
+        self._chunks[chunk.number] = chunk
+        self._rows += chunk.rows
+        speed = (self._rows - self._rows_before) / (moment - self._began)
+        self._events.report(
+            "copying",
+            partition=chunk.partition,
+            chunk=chunk.number + 1,
+            chunks=len(self._chunks),
+            rows=self._rows,
+            rows_total=self._migration.rows,
+            bytes=self._bytes,
+            seconds=self._seconds,
+            rows_per_second=speed,
+            eta_seconds=(self._migration.rows - self._rows) / speed,
+        )
+        self._bytes, self._seconds = 0, 0.0
+
+
+def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
+    invalid = pair.state.layout.invalid(pair.origin.decode_rows(rows).vectors)
+    keys = (*chunk.invalid_keys, *(rows.keys[i] for i in np.flatnonzero(invalid)))
+    return chunk.model_copy(update={"invalid": chunk.invalid + int(invalid.sum()), "invalid_keys": keys[:KEYS_NAMED]})
+
+
+def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
+    """Yield each item in turn, while the next one is read."""
+    reading = pool.submit(next, items, None)
+    while (item := reading.result()) is not None:
+        reading = pool.submit(next, items, None)
+        yield item
+
+
+BEGUN_AT_MOST = 4
+"""Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
+and a busy Milvus 2.3 may still show a former record."""
+
+
+def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
+    """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
+    alone: no client has ever written to the copy."""
+    store, source, field = pair.store, pair.origin.collection, pair.state.field
+    size = store.chunk_rows(store.info(source, counted=False))
+    todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
+    pages = ((chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size))
+    recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
+    perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
+
+    def write(chunk: Chunk, rows: Batch, is_last: bool) -> tuple[Chunk, bool, int, float]:
+        began = time.perf_counter()
+        are_new = alone and chunk.number > perhaps_begun
+        size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
+        return chunk, is_last, size, time.perf_counter() - began
+
+    with ThreadPoolExecutor(3, "copying") as pool:
+        writing: Future[tuple[Chunk, bool, int, float]] | None = None
+        recording: Future[None] | None = None
+        former: Chunk | None = None
+
+        def record_last() -> Future[None] | None:
+            """Wait for the write and the record in progress, and start to record the copied page."""
+            copied = writing.result() if writing else None
+            if recording:
+                recording.result()
+            return pool.submit(recorder.done, *copied) if copied else None
+
+        for chunk, batch, is_last in _read_ahead(pool, pages):
+            rows = pair.copy.carried(pair.origin, batch)
+            if former and former.number == chunk.number:
+                chunk = former
+            former = _with_invalid(pair, chunk, batch)
+            recording = record_last()
+            writing = pool.submit(write, former, rows, is_last)
+        if last := record_last():
+            last.result()

@@ -1,0 +1,346 @@
+"""The ledger: checkpoints of migrations in the database, with which any machine can resume a migration."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from milvus_hubness.basics.bounds import MOST_ROWS, CollectionName, Count, Moment, Name, Seconds, read_value
+from milvus_hubness.basics.logs import log
+from milvus_hubness.basics.texts import describe
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.state import CollectionState, FrozenModel
+from milvus_hubness.errors import (
+    CollectionExists,
+    InvalidInput,
+    InvalidParameter,
+    NoMigration,
+    ResumeRefused,
+    StateError,
+    WrongPhase,
+)
+from milvus_hubness.jobs.common.lease_records import described_record, now, read_ledger
+from milvus_hubness.jobs.store.generations import Made
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Renaming, Store
+from milvus_hubness.jobs.store.records import CollectionInfo, Record
+
+MIGRATIONS = "migrations"
+Phase = Literal[
+    "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "finished",
+]  # fmt: skip
+"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is being moved. finished:
+the source is dropped."""
+
+
+class Chunk(FrozenModel):
+    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
+    None until it is done. invalid: number of rows without a usable vector."""
+
+    number: Count
+    partition: Name | None
+    after: Key | None
+    upto: Key
+    rows: int = Field(ge=1, le=MOST_ROWS)
+    seconds: Seconds | None = None
+    invalid: Count = 0
+    invalid_keys: tuple[Key, ...] = ()
+
+
+class Switch(FrozenModel):
+    """The move of the alias or of the source's own name to the copy. source_renamed: the new name of the source, if
+    any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
+
+    name: CollectionName
+    source_renamed: CollectionName | None = None
+    window: Seconds | None = None
+    at: Moment | None = None
+
+
+class Migration(FrozenModel):
+    """The record of one migration. id: random; the copy carries it. arguments: those of MigrationPlan; every further
+    run must have the same. rebuilds: the former state of a corrected source whose copy gets other biases."""
+
+    version: Literal[1] = 1
+    id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    source: CollectionName
+    target: CollectionName
+    field: Name
+    bank_collection: CollectionName
+    arguments: dict[str, Any]
+    phase: Phase
+    state: CollectionState | None = None
+    rebuilds: CollectionState | None = None
+    made_bank: Made = "nothing"
+    rows: Count = 0
+    chunks: Count = 0
+    invalid: Count = 0
+    invalid_keys: tuple[int | str, ...] = ()
+    passes: Count = 0
+    announced_at: Moment | None = None
+    begun_at: Moment = Field(default_factory=now)
+    changed_at: Moment = Field(default_factory=now)
+    verified: dict[str, Any] | None = None
+    switch: Switch | None = None
+    source_identity: Name = ""
+
+    @model_validator(mode="after")
+    def _expect_arguments(self) -> Migration:
+        """Check the arguments that every further run reads."""
+        names = {"schema", "alias"} if self.rebuilds is not None else {"schema"}
+        if missing := sorted(names - self.arguments.keys()):
+            raise InvalidParameter(f"arguments has no {missing[0]!r}")
+        index = self.arguments.get("index")
+        if index is not None and (not isinstance(index, dict) or set(index) != {"index_type", "index_params"}):
+            raise InvalidParameter("arguments.index is not an index type with its parameters")
+        return self
+
+    @property
+    def source_now(self) -> str:
+        """The current name of the source: the cutover may have renamed it."""
+        return (self.switch and self.switch.source_renamed) or self.source
+
+    @property
+    def alias(self) -> str | None:
+        """The name that leads to the copy; None if no name was moved."""
+        return self.switch.name if self.switch else None
+
+    def corrected(self) -> CollectionState:
+        """Return the state of the copy. Raises WrongPhase if there is none yet."""
+        if self.state is None:
+            raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
+        return self.state
+
+    def indexed(self, source: CollectionInfo) -> CollectionInfo:
+        index = self.arguments.get("index")
+        return source.with_index(self.field, **index) if index else source
+
+    def expect(self, arguments: dict[str, Any]) -> None:
+        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
+        if changes := self.changes(arguments):
+            raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
+
+    def changes(self, arguments: dict[str, Any]) -> str:
+        """Return a sentence that names the arguments that differ from the original ones; empty if none does."""
+        names = sorted(self.arguments.keys() | arguments.keys())
+        pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
+        changes = [_change(name, then, now) for name, then, now in pairs if then != now]
+        if not changes:
+            return ""
+        what = "an unfinished copy" if self.phase != "rolled back" else "a copy, from before a rollback,"
+        return (
+            f"{self.target!r} is {what} of {self.source!r} that was started with other options ({'; '.join(changes)})"
+        )
+
+    def require(self, *phases: Phase, step: str) -> None:
+        """Check that the migration is in one of these phases. Raises WrongPhase."""
+        if self.phase not in phases:
+            unfinished = self.phase in {"preparing", "copying", "catching up"}
+            raise WrongPhase(
+                f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
+                f"{step} needs it to be {' or '.join(map(repr, phases))}"
+                + (": complete it with a run" if unfinished else "")
+                + (": a run makes the copy ready again" if self.phase == "rolled back" else "")
+            )
+
+
+class _Unreadable(NamedTuple):
+    """An entry that cannot be read. names: of the collections and aliases that it seems to be about."""
+
+    target: str
+    names: frozenset[str]
+    problem: StateError
+
+
+def _names_in(record: Record) -> frozenset[str]:
+    """Return the names in an entry that is no valid migration, as far as they can be found."""
+    names = {record.key}
+    with suppress(StateError):
+        value = read_value(record.body, described_record(record), "")
+        switch = value.get("switch") if isinstance(value, dict) else None
+        for part in (value, switch):
+            if isinstance(part, dict):
+                values = (part.get(key) for key in ("source", "target", "name", "source_renamed"))
+                names |= {text for text in values if isinstance(text, str)}
+    return frozenset(names)
+
+
+LONGEST_VALUE = 80
+"""Most characters of an argument that a message shows."""
+_NOT_SHOWN = {"schema", "bank", "target_bank"}
+"""Arguments whose values, descriptions and digests, no person compares."""
+
+
+def _change(name: str, then: object, now: object) -> str:
+    """Return a change of an argument in words, without values that nobody would read to the end."""
+    if name == "estimator":
+        then, now = (describe(value) if isinstance(value, dict) else value for value in (then, now))
+    if name in _NOT_SHOWN or max(len(str(then)), len(str(now))) > LONGEST_VALUE:
+        return f"another {name.replace('_', ' ')}"
+    return f"{name}: {then} then, {now} now"
+
+
+def _names_of(migration: Migration) -> set[str]:
+    """Return the names of the two collections of a migration."""
+    return {migration.source, migration.source_now, migration.target}
+
+
+MOST_SIMILAR = 3
+
+
+def _similar(name: str, migrations: Iterable[Migration]) -> str:
+    """Return a question with the migrations whose names are near to a mistyped one; empty without any.
+    The others are no concern of the one who asks, and there may be many."""
+    names = {name: migration for migration in migrations for name in (*_names_of(migration), migration.alias or "")}
+    near = get_close_matches(name, names, MOST_SIMILAR)
+    meant = dict.fromkeys(f"{names[one].source} -> {names[one].target}" for one in near)
+    return f"; did you mean {' or '.join(meant)}?" if meant else ""
+
+
+class Ledger:
+    """The migrations of one database."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def migrations(self, about: str = "") -> list[Migration]:
+        """Return the migrations that can be read, and warn of the others. about: a collection or alias that the caller
+        works on. Raises StateError if an entry that names it cannot be read."""
+        migrations, unreadable = self._entries()
+        for entry in unreadable:
+            if about and about in entry.names:
+                raise entry.problem
+            log.warning("a migration to %r is left as it is: %s", entry.target, entry.problem)
+        return migrations
+
+    def may_use_bank(self, bank_collection: str, but: str) -> bool:
+        """Whether a migration other than the one to the copy `but` may use this bank collection: entries that cannot be
+        read count as such."""
+        migrations, unreadable = self._entries()
+        used = any(other.bank_collection == bank_collection for other in migrations if other.target != but)
+        return used or any(entry.target != but for entry in unreadable)
+
+    def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
+        migrations, unreadable = [], []
+        for record in self._store.records(LEDGER, MIGRATIONS):
+            try:
+                migrations.append(read_ledger(Migration.model_validate_json, record))
+            except StateError as error:
+                unreadable.append(_Unreadable(record.key, _names_in(record), error))
+        return migrations, unreadable
+
+    def of_target(self, target: str) -> Migration | None:
+        """Return the migration to this collection, with the current state of the copy. Raises StateError if its entry
+        cannot be read."""
+        migration = next((migration for migration in self.migrations(target) if migration.target == target), None)
+        return self._up_to_date(migration) if migration else None
+
+    def related(self, name: str) -> list[Migration]:
+        """Return the migrations that a chain of migrations connects with a collection or alias, the
+        oldest first: those of the collection, of its copies, and of what it is a copy of."""
+        migrations = self.migrations(name)
+        names = {name, self._store.alias_target(name) or name}
+        related: list[Migration] = []
+        while more := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
+            related += more
+            names.update(*map(_names_of, more))
+        return sorted(related, key=lambda migration: migration.begun_at)
+
+    def reread(self, former: Migration) -> Migration:
+        """Read a migration again under its lease. Raises NoMigration."""
+        migration = self.of_target(former.target)
+        if migration is None or migration.id != former.id:
+            raise NoMigration(f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command")
+        return migration
+
+    def find(self, name: str, target: str | None = None) -> Migration:
+        """Return the migration of this collection or alias. If there are several, prefer one to it, then one that is
+        not over. target: select the migration to this copy. Raises NoMigration, and InvalidInput if several remain."""
+        migrations = self.migrations(name)
+        behind = self._store.alias_target(name)
+        matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
+        matching = matching or [m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}]
+        if target is not None:
+            matching = [m for m in matching if m.target == target]
+        if not matching:
+            to = "" if target is None else f" to {target!r}"
+            raise NoMigration(f"no migration of {name!r}{to} in this database{_similar(name, migrations)}")
+        latest = max(matching, key=lambda m: m.begun_at)
+        matching = [m for m in matching if m.phase != "finished"] or [latest]
+        matching = [m for m in matching if m.phase != "rolled back"] or matching
+        best = [m for m in matching if m.target == (behind or name)] or matching
+        if len(best) > 1:
+            copies = ", ".join(sorted(m.target for m in best))
+            raise InvalidInput(
+                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
+            )
+        return self._up_to_date(best[0])
+
+    def _up_to_date(self, migration: Migration) -> Migration:
+        """Return the migration with the copy's own state, once the copy is complete: refreshes may have changed it."""
+        if migration.state is None or not self._store.exists(migration.target):
+            return migration
+        state = self._store.info(migration.target, counted=False).states.get(migration.field)
+        if state is None or state.phase != "ready" or state.migration != migration.id:
+            return migration
+        return migration.model_copy(update={"state": state})
+
+    def write(self, migration: Migration, **changes: Any) -> Migration:
+        renewed = migration.model_copy(update={**changes, "changed_at": now()})
+        self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
+        return renewed
+
+    def write_state(self, migration: Migration) -> None:
+        """Write the state of a migration to its copy, if that exists."""
+        state = migration.corrected()
+        if self._store.exists(migration.target):
+            self._store.write_property(migration.target, state.property_name, state)
+
+    def chunks(self, migration: Migration) -> list[Chunk]:
+        """Return the chunks of the migration in their original order."""
+        stored = self._store.records(LEDGER, migration.id)
+        return [read_ledger(Chunk.model_validate_json, record) for record in stored]
+
+    def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
+        key = f"{migration.id}/{{:010}}"
+        records = [Record(key.format(chunk.number), migration.id, chunk.model_dump_json()) for chunk in chunks]
+        self._store.put_records(LEDGER, records)
+
+    def forget_chunks(self, migration: Migration) -> None:
+        self._store.drop_records(LEDGER, migration.id)
+
+    def forget(self, migration: Migration) -> None:
+        self.forget_chunks(migration)
+        self._store.drop_records(LEDGER, MIGRATIONS, [migration.target])
+
+
+RENAMED = "{}__before_hubness"
+"""The new name of a source whose own name moves to the copy."""
+
+
+def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
+    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an alias of
+    target. Raises InvalidInput, and CollectionExists if the new name of the source is in use."""
+    if (alias is None) == (not rename):
+        raise InvalidInput("one name moves: pass either the alias that the application uses, or rename")
+    if rename and not isinstance(store, Renaming):
+        raise InvalidInput(f"this database cannot rename collections: let applications read {source!r} by an alias")
+    if alias is None:
+        renamed = RENAMED.format(source)
+        if store.exists(renamed):
+            raise CollectionExists(f"the source would be renamed to {renamed!r}, which is taken")
+        return Switch(name=source, source_renamed=renamed)
+    if alias in {source, target}:
+        raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
+    behind = store.alias_target(alias)
+    if behind is None and store.exists(alias):
+        raise InvalidInput(f"{alias!r} is a collection, not an alias")
+    if behind not in {None, source, target}:
+        raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
+    return Switch(name=alias)

@@ -1,0 +1,434 @@
+"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from milvus_hubness.basics.progress import Progress
+from milvus_hubness.basics.waiting import wait_seconds
+from milvus_hubness.errors import NotCaughtUp, ResumeRefused, StoreError
+from milvus_hubness.jobs.common.corrections import keep_nearest, require_engine
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.progress import as_events
+from milvus_hubness.jobs.common.row_writer import repair_rows
+from milvus_hubness.jobs.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
+from milvus_hubness.jobs.migration.clean import drop_copy
+from milvus_hubness.jobs.migration.compare import Pair
+from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
+from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
+from milvus_hubness.jobs.migration.presence import identified, require_collections, require_copy, require_source
+from milvus_hubness.jobs.store.helpers import complete_rename, list_bank, list_helpers, prepare_rename
+from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
+
+MOST_PASSES = 5
+UNFINISHED = {"copying", "catching up", "verified", "rolled back"}
+"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment of its end."""
+POSTPONED_SECONDS = 30
+"""Seconds between two passes while the cutover is postponed."""
+
+
+def migrate(
+    store: Store,
+    plan: MigrationPlan,
+    options: MigrationOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Migration:
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure or an interruption,
+    call it again to continue, or use `clean` to undo it.
+
+    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if the plan or the
+    source's schema differs from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
+    CannotMigrate, InvalidParameter, and the exceptions of the store.
+    """
+    expect_store(store)
+    if progress is not None:
+        changes["events"] = as_events(progress)
+    options = replace(options, **changes) if options else MigrationOptions(**changes)
+    require_engine(options.engine, plan.estimator)
+    options.events.report("plan", **plan.to_dict())
+    with _leased(store, (plan.source.name, plan.target), options) as lease:
+        ledger = Ledger(lease.store)
+        earlier = ledger.of_target(plan.target)
+        if plan.restart and earlier is not None:
+            drop_copy(lease, ledger, earlier)
+        migrator = Migrator(lease, begun(ledger, plan), options)
+        return migrator.run(plan, alias=plan.alias, rename=plan.rename)
+
+
+def resume(
+    store: Store, name: str, options: MigrationOptions | None = None, *, alias: str | None = None, rename: bool = False
+) -> Migration:
+    """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
+    in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
+    expect_store(store)
+    migration = Ledger(store).find(name)
+    if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
+        require_copy(store, migration)
+        return migration
+    with opened(store, migration, options or MigrationOptions()) as migrator:
+        return migrator.run(alias=alias, rename=rename)
+
+
+def cutover(
+    store: Store, name: str, *, alias: str | None = None, rename: bool = False, options: MigrationOptions | None = None
+) -> Migration:
+    """Let the application read the copy: catch up once more, then move the name that the application uses.
+
+    name: the source, the copy or the alias. alias: is moved or created, in one step of the database. rename: the source
+    gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the name leads
+    nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments. Raises
+    WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    """
+    expect_store(store)
+    migration = Ledger(store).find(name)
+    migration.require("verified", "switching", "switched", step="cutover")
+    with opened(store, migration, options or MigrationOptions()) as migrator:
+        migrator.migration.require("verified", "switching", "switched", step="cutover")
+        require_collections(store, migrator.migration)
+        migrator.cut_over(alias, rename)
+        return migrator.migration
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows
+    written since the cutover that were carried back."""
+
+    alias: str
+    source: str
+    target: str
+    carried: int
+
+
+def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
+    """Let the application read the source again, once it has caught up. name: the source, the copy or the alias. Raises
+    WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and the exceptions of the store."""
+    expect_store(store)
+    migration = Ledger(store).find(name)
+    migration.require("switched", "rolling back", step="rollback")
+    with opened(store, migration, options or MigrationOptions()) as migrator:
+        return migrator.roll_back()
+
+
+@contextmanager
+def opened(
+    store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
+) -> Iterator[Migrator]:
+    """Yield the migrator of a migration, under `lease` or a new one. Raises LeaseHeld, NoMigration."""
+    with _leased(store, (migration.source_now, migration.target, migration.source), options, lease) as held:
+        yield Migrator(held, Ledger(held.store).reread(migration), options)
+
+
+@contextmanager
+def _leased(
+    store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
+) -> Iterator[Lease]:
+    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the lease."""
+    try:
+        with nullcontext(lease) if lease else Lease(store, *names) as held, options.throttle.guarded(held.check):
+            held.include(*names)
+            yield held
+    except Exception as error:
+        options.events.report("failed", type=type(error).__name__, message=str(error))
+        raise
+    except BaseException as stop:
+        options.events.report("stopped", reason=type(stop).__name__)
+        raise
+
+
+class Migrator:
+    """Carries one migration out, under its lease. migration: as in the ledger."""
+
+    def __init__(self, lease: Lease, migration: Migration, options: MigrationOptions) -> None:
+        self.migration = migration
+        self._lease, self._options = lease, options
+        self._store, self._ledger = lease.store, Ledger(lease.store)
+
+    def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
+        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
+        migration = self.migration
+        self._require_collections()
+        if migration.phase != "preparing":
+            self._report_continuing()
+        if migration.phase == "rolling back":
+            self.roll_back()
+            return self.migration
+        if migration.phase in {"preparing", *UNFINISHED}:
+            self._require_unchanged(self._store.info(migration.source_now))
+            if alias or rename:
+                chosen_switch(self._store, migration.source, migration.target, alias, rename)
+        if migration.phase == "preparing":
+            self._prepare(plan)
+        if self.migration.phase in UNFINISHED:
+            source = self._store.info(migration.source)
+            if source.intent_log is not None:
+                # The rows that a killed job has changed in the source must be repaired before the copy.
+                repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
+            if self.migration.phase == "copying":
+                self._create_copy(source)
+            self._announce(migration.source, migration.target)
+            if self.migration.phase == "copying":
+                self._copy(source)
+            self._wait_for_clients()
+            self._verify(source)
+        if alias or rename or self.migration.phase == "switching":
+            self.cut_over(alias, rename)
+        return self.migration
+
+    def _report_continuing(self) -> None:
+        """Report how far earlier runs came: listeners of this run have not heard of it."""
+        migration, chunks = self.migration, self._ledger.chunks(self.migration)
+        copied = migration.rows
+        if migration.phase == "copying":
+            copied = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
+        self._report("continuing", phase=migration.phase, rows=copied, rows_total=migration.rows)
+
+    def _require_collections(self) -> None:
+        """Raise CollectionNotFound or CollectionExists if the ledger's record is no longer true."""
+        migration, store = self.migration, self._store
+        if migration.phase == "preparing":
+            return
+        require_source(store, migration)
+        if migration.phase == "copying" and not any(chunk.seconds for chunk in self._ledger.chunks(migration)):
+            return  # The copy may not exist yet.
+        require_copy(store, migration)
+
+    def _write(self, **changes: Any) -> None:
+        self.migration = self._ledger.write(self.migration, **changes)
+
+    def _report(self, event: str, **facts: Any) -> None:
+        self._options.events.report(event, source=self.migration.source, target=self.migration.target, **facts)
+
+    # -- plan, prepare, copy ------------------------------------------------------------------------------
+
+    def _require_unchanged(self, source: CollectionInfo) -> None:
+        schema = self.migration.arguments["schema"]
+        if schema != self._store.schema_facts(source):
+            raise ResumeRefused(f"the schema of {source.name!r} has changed since the migration began: use --restart")
+
+    def _prepare(self, plan: MigrationPlan | None) -> None:
+        if plan is None:
+            raise ResumeRefused(
+                f"the migration of {self.migration.source!r} ended before anything was copied: pass its bank again"
+            )
+        self._write(source_identity=identified(self._store, self.migration.source))
+        self.migration = prepared(self._store, self._ledger, plan, self.migration)
+        self._options.throttle.check()
+
+    def _create_copy(self, source: CollectionInfo) -> None:
+        migration, field = self.migration, self.migration.field
+        planned = migration.indexed(source)
+        self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
+        self._store.create_copy(planned, migration.target, migration.corrected())
+        copy = self._store.info(migration.target, counted=False)
+        list_bank(self._store, copy.collection_id, migration.bank_collection)
+        # The copy has the states of the source's other fields, with their banks.
+        list_helpers(self._store, [], source.states.values(), source.collection_id, copy.collection_id)
+        self._lease.fence(migration.target)
+
+    def _copy(self, source: CollectionInfo) -> None:
+        options, target = self._options, self.migration.target
+        self._report("before-copy", rows_total=self.migration.rows)
+        self._store.count(source.name)
+        pair = pair_of(self._store, self.migration, options.engine)
+        recorder = Recorder(self.migration, self._ledger, options.events)
+        alone = options.no_writers and self.migration.announced_at is None
+        copy_chunks(pair, recorder, options.throttle, alone=alone)
+        self._store.flush(target)
+        self._report("after-copy", rows=self.migration.rows)
+        keys = tuple(key for chunk in recorder.chunks for key in chunk.invalid_keys)
+        invalid = sum(chunk.invalid for chunk in recorder.chunks)
+        self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
+
+    # -- catch up, verify ---------------------------------------------------------------------------------
+
+    def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
+        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all clients do."""
+        dual_write = DualWrite(collection=copy, required=required)
+        if self._options.no_writers:
+            return
+        if self._store.info(origin).dual_write != dual_write:
+            self._write(announced_at=None)
+            self._store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
+        if self.migration.announced_at is None:
+            self._write(announced_at=now())
+
+    def _wait_for_clients(self) -> None:
+        announced_at = self.migration.announced_at
+        if announced_at is not None and not self._options.no_writers:
+            seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
+            wait_seconds(f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds))
+
+    def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
+        number = self.migration.passes + 1
+        done = run_pass(pair, partitions, self.migration, self._options, number=number)
+        self._write(passes=number)
+        return done
+
+    def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
+        """Run passes until one finds no difference. Return it, and the number of carried rows. Raises NotCaughtUp."""
+        carried = 0
+        last, before = "", ""
+        for _ in range(MOST_PASSES):
+            done = self._pass(pair, partitions)
+            if not done.differing:
+                return done, carried
+            carried += done.differing
+            before, last = last, done.example
+
+        # A row that is carried over and differs as before was not written in between.
+        cause = (
+            "Some client writes without HubnessClient, which writes to both: stop it, and run it again with "
+            "--no-writers"
+        )
+        if last and last == before:
+            cause = (
+                f"That row was carried over before and nobody has written it since: {pair.copy.collection!r} cannot "
+                "hold it as it is, so change the row, and run the migration again"
+            )
+        raise NotCaughtUp(
+            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
+            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}"
+            f"{last and f'; {last}'}. {cause}"
+        )
+
+    def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
+        """Catch up while writes fail if they do not reach both collections. Return the number of carried rows."""
+        origin, copy = pair.origin.collection, pair.copy.collection
+        self._announce(origin, copy, required=True)
+        self._wait_for_clients()
+        try:
+            return self._until_equal(pair, partitions)[1]
+        except Exception:
+            if not self._options.no_writers:
+                self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
+            raise
+
+    def _verify(self, source: CollectionInfo) -> None:
+        validate_index(self._store, self.migration, source)
+        pair = pair_of(self._store, self.migration, self._options.engine)
+        equal, _ = self._until_equal(pair, source.partitions)
+        self._report("before-verify", rows_total=self.migration.rows)
+        result = asdict(verified(pair, source.partitions, self._ledger.chunks(self.migration), equal))
+        state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
+        state = state.model_copy(update={"phase": "ready"})
+        self._store.write_property(self.migration.target, state.property_name, state)
+        self._options.events.report("verified", **result)
+        self._write(phase="verified", state=state, rows=equal.rows, verified=result)
+
+    # -- cut over, roll back ------------------------------------------------------------------------------
+
+    def cut_over(self, alias: str | None, rename: bool) -> None:
+        """Move the name of a verified migration to the copy, or complete that step."""
+        migration, store = self.migration, self._store
+        if migration.phase == "verified":
+            switch = chosen_switch(store, migration.source, migration.target, alias, rename)
+            warm(store, migration)
+            pair = pair_of(store, migration, self._options.engine)
+            partitions = store.info(migration.source).partitions
+            self._await_release(pair, partitions)
+            self._report("before-cutover", alias=switch.name)
+            self._required_until_equal(pair, partitions)
+            state = keep_nearest(store, migration.target, self.migration.corrected())
+            if state != self.migration.state:
+                store.write_property(migration.target, state.property_name, state)
+            self._write(phase="switching", switch=switch, state=state)
+        if self.migration.phase == "switching":
+            self._move_name()
+
+    def _await_release(self, pair: Pair, partitions: Sequence[str | None]) -> None:
+        release = self._options.release
+        if release is None or release.is_set():
+            return
+        self._report("postponed")
+        while True:
+            for _ in range(POSTPONED_SECONDS):
+                self._options.throttle.admit(0, 0)
+                if release.wait(1):
+                    return
+            self._pass(pair, partitions)
+
+    def _move_name(self) -> None:
+        store, switch, target = self._store, self.migration.switch, self.migration.target
+        if switch is None:
+            raise StoreError(
+                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, and start again"
+            )
+        if switch.source_renamed:
+            self._lease.include(switch.source_renamed)
+        renamed = switch.source_renamed
+        is_to_rename = renamed is not None and not store.exists(renamed)
+        if renamed is not None and is_to_rename:
+            prepare_rename(store, switch.name, renamed)
+        self._lease.check()
+        began = time.perf_counter()
+        if renamed is not None and is_to_rename:
+            capability(store, Renaming).rename(switch.name, renamed)
+        if store.alias_target(switch.name) != target:
+            store.point_alias(switch.name, target)
+        window = time.perf_counter() - began
+        if renamed is not None:
+            complete_rename(store, switch.name, renamed)
+        self._confirm(switch.name, target)
+        source = self.migration.source_now
+        state = self.migration.corrected().model_copy(update={"source": source})
+        if switch.source_renamed:
+            store.write_property(target, state.property_name, state)
+            self._lease.fence(switch.source_renamed)
+        store.write_property(source, DUAL_WRITE_PROPERTY, None)
+        done = switch.model_copy(update={"window": round(window, 4), "at": now()})
+        self._write(phase="switched", switch=done, state=state)
+        self._options.events.report("after-cutover", source=source, target=target, alias=done.name, window=done.window)
+
+    def roll_back(self) -> Rollback:
+        """Move the name back to the source, or complete that step."""
+        self.migration.require("switched", "rolling back", step="rollback")
+        migration, store, carried = self.migration, self._store, 0
+        switch, source, target = migration.switch, migration.source, migration.target
+        require_collections(store, migration)
+        if switch is None:
+            raise StoreError(
+                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it back yourself, and "
+                f"then drop {target!r}"
+            )
+        if migration.phase == "switched":
+            self._report("before-rollback", alias=switch.name)
+            pair = pair_of(store, migration, back=True)
+            partitions = store.info(migration.source_now).partitions
+            self._announce(target, migration.source_now)
+            self._wait_for_clients()
+            _, carried = self._until_equal(pair, partitions)
+            carried += self._required_until_equal(pair, partitions)
+            self._write(phase="rolling back")
+        self._lease.check()
+        if switch.source_renamed is None:
+            store.point_alias(switch.name, source)
+            self._confirm(switch.name, source)
+        else:
+            if store.alias_target(switch.name) == target:
+                store.drop_alias(switch.name)
+            if store.exists(switch.source_renamed):
+                prepare_rename(store, switch.source_renamed, switch.name)
+                capability(store, Renaming).rename(switch.source_renamed, switch.name)
+            complete_rename(store, switch.source_renamed, switch.name)
+        state = self.migration.corrected().model_copy(update={"source": source})
+        if switch.source_renamed:
+            store.write_property(target, state.property_name, state)
+        store.write_property(target, DUAL_WRITE_PROPERTY, None)
+        self._write(phase="rolled back", switch=None, state=state)
+        self._report("after-rollback", alias=switch.name, carried=carried)
+        return Rollback(switch.name, source, target, carried)
+
+    def _confirm(self, alias: str, collection: str) -> None:
+        behind = self._store.alias_target(alias)
+        if behind != collection:
+            raise StoreError(f"alias {alias!r} leads to {behind!r}, not to {collection!r}: repeat the command")

@@ -1,0 +1,344 @@
+"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from milvus_hubness.basics.bounds import Count
+from milvus_hubness.basics.progress import Progress
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.base import RowBiases
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import from_dict
+from milvus_hubness.correction.estimators.base import is_same
+from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, reduced_targets
+from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel, Profile
+from milvus_hubness.errors import Cancelled
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
+from milvus_hubness.jobs.common.inputs import stacked
+from milvus_hubness.jobs.common.progress import key_chunks, key_pages
+from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions, RefreshPlan
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo, Record
+from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.trials import activated_by
+
+HELD_OUT = 0.2
+FEWEST_HELD_OUT = 50
+MOST_HELD_OUT = 2_000
+FEWEST_ITEMS = 200
+
+
+class Labelled(NamedTuple):
+    """Labelled queries (n, d), n ≥ 2, and for each the positions of its items in the sample."""
+
+    queries: Floats
+    positives: list[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class RefreshEvaluation:
+    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases, which are fitted
+    without the held-out queries. overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of
+    the labelled queries, and gains: the 95% intervals of "new" over the others; empty without labels. objection: the
+    reason not to use the new biases; empty if there is none."""
+
+    items: int
+    queries: int
+    skewness: dict[str, float]
+    overlap: float
+    r1: dict[str, float]
+    gains: dict[str, Interval]
+    objection: str
+
+
+def judge(
+    layout: Layout, sample: Floats, old: RefreshPlan, new: RefreshPlan, labelled: Labelled | None = None
+) -> RefreshEvaluation | None:
+    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new bank, fit both without
+    it, and use it as queries. Labels decide if given, else the skewness decides. Return None if there is too little
+    data: under 50 held-out queries, or under 200 items."""
+    rng = np.random.default_rng(0)
+    queries = new.bank.queries.vectors
+    held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
+    if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
+        return None
+    items = layout.reduce_items(sample)
+    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))]
+    if len(fits) < 2:
+        return None
+    biases, gates = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)], [fit[1] for fit in fits]
+    outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
+    skews = {
+        name: round(skewness(k_occurrence(answers, len(sample))), 3)
+        for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
+    }
+    shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
+    r1, gains = {}, {}
+    if labelled is not None:
+        outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
+        hits = outcome.gated(gates).hits
+        r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
+        gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
+    return RefreshEvaluation(
+        items=len(sample),
+        queries=len(held_out),
+        skewness=skews,
+        overlap=round(float(np.mean(shares)), 4),
+        r1=r1,
+        gains=gains,
+        objection=_objection(skews, r1),
+    )
+
+
+def _fit_without(
+    layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
+) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
+    """Return the biases of the sample and which of its items the gate lets through, None without a gate, both from the
+    other queries; None if these are too few. items: the sample, reduced."""
+    bank = plan.bank.queries
+    excluded = {row.tobytes() for row in held_out}
+    others = np.array([row.tobytes() not in excluded for row in bank.vectors])
+    if others.sum() < FEWEST_HELD_OUT:
+        return None
+    correction = Correction.fit(
+        layout,
+        plan.estimator,
+        QueryBank(bank.vectors[others], bank.source),
+        gallery=sample if plan.estimator.needs_gallery else None,
+        target_bank=plan.bank.targets,
+    )
+    bias = correction.centred(sample) * np.float32(plan.strength)
+    if plan.gates[0] is None:
+        return bias, None
+    targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
+    return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
+
+
+def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
+    """Return why the new biases are worse. Without a margin for noise: the biases in use are kept in doubt."""
+    for name, other in (("old", "the biases in use"), ("raw", "no correction")):
+        if r1 and r1["new"] < r1[name]:
+            return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
+        if not r1 and skews["new"] > skews[name]:
+            return f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to {skews['new']:.3f}"
+    return ""
+
+
+MOST_ROWS = 20_000
+
+
+class Sample(NamedTuple):
+    """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
+
+    keys: list[Key]
+    vectors: Floats
+    biases: Floats
+
+    def labelled(self, labels: Labels) -> Labelled | None:
+        """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
+        places = {key: i for i, key in enumerate(self.keys)}
+        answers = [np.array([places[key] for key in keys if key in places], np.int64) for keys in labels.keys]
+        rows = [i for i, positions in enumerate(answers) if len(positions)]
+        if len(rows) < 2:
+            return None
+        return Labelled(np.asarray(labels.queries, np.float32)[rows], [answers[i] for i in rows])
+
+
+def sampled(
+    store: Store, info: CollectionInfo, state: CollectionState, labels: Labels | None, progress: Progress
+) -> Sample:
+    """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
+    rng, share = np.random.default_rng(0), MOST_ROWS / max(1, info.rows)
+    backend = BiasBackend(store, info, state)
+    named = {key for keys in labels.keys for key in keys} if labels else set()
+    keys: list[Key] = []
+    vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
+    biases: list[Floats] = [np.empty((0, state.slots), np.float32)]
+
+    def chosen(partition: str | None) -> Iterator[list[Key]]:
+        for page in key_pages(store, info.name, partition, rows=info.rows):
+            draws = zip(page, rng.random(len(page)), strict=True)
+            yield [key for key, draw in draws if draw < share or key in named]
+
+    for partition, part in key_chunks(store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)):
+        rows = backend.read(part, partition)
+        valid = ~state.layout.invalid(rows.vectors)
+        keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
+        vectors.append(rows.vectors[valid])
+        biases.append(rows.biases[valid])
+    return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
+
+
+def evaluate(
+    store: Store, state: CollectionState, plan: RefreshPlan, sample: Sample, labels: Labels | None
+) -> RefreshEvaluation | None:
+    """Evaluate the biases in use and those of the plan, as `judge` does."""
+    profile = state.profile
+    bank = store.load_bank(profile.bank, checked=False)
+    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "", (profile.gate, profile.gate_targets))
+    return judge(state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None)
+
+
+def fit(
+    store: Store, info: CollectionInfo, state: CollectionState, plan: RefreshPlan, options: RefreshOptions
+) -> Correction:
+    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored potentials if the estimator
+    is unchanged. If the plan names a stored bank, restore its fit."""
+    bank = plan.bank
+    if plan.reference is not None:
+        return Correction.restore(state.layout, plan.estimator, bank)
+    backend, gallery = BiasBackend(store, info, state), None
+    if plan.estimator.needs_gallery:
+        parts = key_chunks(store, info, "reading the gallery", options.progress)
+        vectors = (backend.read(part, partition).vectors for partition, part in parts)
+        gallery = stacked(vectors, state.layout.dim)
+    is_unchanged = is_same(plan.estimator, state.profile.estimator)
+    return Correction.fit(
+        state.layout,
+        plan.estimator,
+        bank.queries,
+        gallery=gallery,
+        target_bank=bank.targets,
+        start=bank.potentials if is_unchanged else None,
+        fit=remote_engine(options.engine).fit if options.engine == "ray" else None,
+    )
+
+
+def steady_mean(old: float, biases: Floats) -> float:
+    """Return the old mean bias if it is within one standard deviation of the new mean, which spares rows with an
+    unchanged bias a write; else the new mean."""
+    if not len(biases):
+        return old
+    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    return old if abs(mean - old) <= spread else mean
+
+
+REFRESHES = "refreshes"
+CHUNKS_PER_RECORD = 8
+BYTES_PER_NUMBER = 4
+
+
+class _Reached(FrozenModel):
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
+
+    bank: BankReference
+    slot: Count
+    after: tuple[tuple[str | None, Key], ...] = ()
+    scanned: Count = 0
+    written: Count = 0
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether rows get their epoch.
+    banks: read already."""
+
+    backend: BiasBackend
+    names_epoch: bool
+    options: RefreshOptions
+    banks: Banks
+
+    def fill_pending(self, waiting: int) -> int:
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
+        number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
+        backend, doing, count = self.backend, "computing missing biases", 0
+        parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
+        for partition, part in parts:
+            self._admit(len(part))
+            count += backend.write(part, partition, self._for_new_rows, epoch_of_new_rows(backend.state))
+        return count
+
+    def run(self, incoming: Profile) -> tuple[int, int]:
+        """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
+        this refresh. Raises Cancelled, LeaseLost."""
+        reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
+        after = dict(reached.after)
+        scanned, changed, since = reached.scanned, reached.written, 0
+        parts = key_chunks(
+            store, info, "writing biases", self.options.progress,
+            lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
+            max(0, info.rows - scanned),
+        )  # fmt: skip
+        for partition, part in parts:
+            changed += self._renew(part, partition, incoming)
+            scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+            if since % CHUNKS_PER_RECORD == 0:
+                progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
+                body = reached.model_copy(update=progress).model_dump_json()
+                store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
+        return scanned, changed
+
+    def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
+        """Write the new biases to rows where they differ, and all biases to rows without any; return how many rows the
+        database acknowledged."""
+        self._admit(0)
+        backend, corrections = self.backend, self._corrections
+        rows = backend.read(keys, partition)
+        biases = corrections[incoming.slot].centred(rows.vectors)
+        differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
+        count = 0
+        if differ.any():
+            changed = rows.only(differ)
+            self._admit(len(changed.batch))
+            epoch = incoming.epoch if self.names_epoch else None
+            count += backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
+            backend.repair(changed, partition, corrections, epoch)
+        pending = rows.only(rows.pending).batch.keys
+        if pending:
+            self._admit(len(pending))
+            count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
+        return count
+
+    @cached_property
+    def _for_new_rows(self) -> dict[int, Correction]:
+        """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
+        incoming = self.backend.state.incoming
+        fitted = incoming.profile.slot if incoming else None
+        as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
+        return {slot: fit if slot == fitted else as_new[id(fit)] for slot, fit in self._corrections.items()}
+
+    @cached_property
+    def _corrections(self) -> dict[int, Correction]:
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
+        store, state = self.backend.store, self.backend.state
+        return load_corrections(store, state, self.options.engine, self.banks, unchecked=[state.active])
+
+    @staticmethod
+    def forget(store: Store, collection: str) -> None:
+        """Delete the progress of a refresh of this collection."""
+        store.drop_records(LEDGER, REFRESHES, [_key(collection)])
+
+    def _admit(self, rows: int) -> None:
+        if self.options.stop.is_set():
+            raise Cancelled(
+                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
+            )
+        if rows:
+            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width)
+
+    def _reached(self, incoming: Profile) -> _Reached:
+        """Return the progress of an earlier run of this refresh."""
+        record = self.backend.store.record(LEDGER, _key(self.backend.info.name))
+        try:
+            reached = _Reached.model_validate_json(record.body) if record else None
+        except ValidationError:
+            reached = None
+        if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
+            return reached
+        return _Reached(bank=incoming.bank, slot=incoming.slot)
+
+
+def _key(collection: str) -> str:
+    return f"{REFRESHES}/{collection}"

@@ -1,0 +1,450 @@
+"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank generations.
+
+A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
+unless a collection state names them. If another job names one at that moment, the store restores its rows, see
+Store.drop_bank_generations.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, WHERE_FROM, Engine, Live
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.codec.index_hints import foremost, measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_spread
+from milvus_hubness.correction.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.correction.estimators.base import expect_estimator, is_same
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
+from milvus_hubness.errors import (
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+    NoSpareColumns,
+    StateError,
+    UnfinishedMigration,
+)
+from milvus_hubness.jobs.common.inputs import read_pairs
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
+from milvus_hubness.jobs.common.progress import Throttle
+from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
+from milvus_hubness.jobs.migration.migrator import opened
+from milvus_hubness.jobs.migration.plan import MigrationOptions, checked_gates
+from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
+from milvus_hubness.jobs.migration.survey import scan_chunk, survey
+from milvus_hubness.jobs.store.generations import holds, reference_to
+from milvus_hubness.jobs.store.ownership import LEDGER
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import CollectionInfo, Record, TuningRecord
+
+
+class Labels(NamedTuple):
+    """Labelled queries (n, d), and for each the keys of the rows that answer it."""
+
+    queries: Floats
+    keys: Sequence[Sequence[Key]]
+
+    @classmethod
+    def load(cls, path: str) -> Labels:
+        """Read a file of labelled pairs. Raises as `read_pairs` does."""
+        queries, keys = read_pairs(path)
+        return cls(queries.vectors, [[key] for key in keys])
+
+
+@dataclass(frozen=True, eq=False)
+class RefreshOptions:
+    """Options of a refresh.
+
+    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last refresh,
+    else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
+    bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
+    of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
+    revert: return to the biases before the last full refresh. force: compute and write all biases again though nothing
+    changed, which repairs damaged ones, and use new biases even if they are worse than the old ones. labels: labelled
+    queries for the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share,
+    rebuild_rows: if at least this share of at least so many rows must be written, and the collection is named by an
+    alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
+    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
+    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
+    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
+
+    Raises InvalidParameter, and as QueryBank does.
+    """
+
+    bank: BankLike | None = None
+    target_bank: BankLike | None = None
+    estimator: Estimator | None = None
+    profile: str | None = None
+    refit: bool = False
+    revert: bool = False
+    force: bool = False
+    labels: Labels | None = None
+    live: Live = "never"
+    rebuild_share: float = REBUILD_SHARE
+    rebuild_rows: int = REBUILD_ROWS
+    plan: bool = False
+    restart_ttl: bool = False
+    """Write all rows although the collection has a time to live, which starts again for each of them."""
+    tolerance: float = DEFAULT_TOLERANCE
+    client_ttl: float = field(default_factory=default_client_ttl)
+    throttle: Throttle = field(default_factory=Throttle)
+    engine: Engine = "local"
+    stop: threading.Event = field(default_factory=threading.Event)
+    progress: Progress = silent
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        expect_estimator(self.estimator)
+        for name in ("bank", "target_bank"):
+            object.__setattr__(self, name, optional_bank(getattr(self, name)))
+        if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+        if self.revert and (self.names_biases or self.refit):
+            raise InvalidParameter("revert returns to the former biases: leave out bank, estimator and refit")
+
+    @property
+    def names_biases(self) -> bool:
+        """Whether a bank or an estimator is given."""
+        return not (self.bank is None and self.target_bank is None and self.estimator is None)
+
+
+SPARE_BANKS = "spare banks"
+_NOTED = TypeAdapter(list[BankReference])
+
+
+class SpareBanks:
+    """The spare bank generations of one collection."""
+
+    def __init__(self, store: Store, collection: str) -> None:
+        self._store, self._key = store, f"{SPARE_BANKS}/{collection}"
+
+    def note(self, banks: Iterable[BankReference]) -> None:
+        """Add these generations to the note."""
+        spare = list(dict.fromkeys([*self.noted(), *banks]))
+        if spare:
+            self._put(spare)
+
+    def _put(self, banks: Sequence[BankReference]) -> None:
+        body = json.dumps([bank.model_dump() for bank in banks])
+        self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
+
+    def noted(self) -> list[BankReference]:
+        """Return the noted generations that are not yet dropped."""
+        record = self._store.record(LEDGER, self._key)
+        return list(read_ledger(_NOTED.validate_json, record)) if record else []
+
+    def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
+        """Save a bank, and return the reference to it, or to the current generation if they are equal. Until a
+        collection state names it, it is spare."""
+        reference = reference_to(current.collection, bank)
+        is_current = reference.generation == current.generation
+        if not is_current:
+            self.note([reference])
+        self._store.save_bank(current.collection, bank, metric)
+        return current if is_current else reference
+
+    def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
+        """Drop the noted generations that no collection state names, and the note. noted: the whole note. state: that
+        of this collection, which names some."""
+        if not noted:
+            return
+        named = {bank.rows for bank in state.banks} if state else set()
+        undecided = self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
+        if undecided:  # A later refresh drops them, once the states of all collections can be read.
+            self._put(undecided)
+        else:
+            self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
+
+
+@dataclass(frozen=True)
+class RefreshPlan:
+    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not. gates: of
+    the searches, `gate` and `gate_targets`. mean_bias, reference: set if already decided. carries_on, rebuilding: an
+    unfinished refresh, and its rebuild."""
+
+    estimator: Estimator
+    bank: StoredBank
+    strength: float
+    reason: str
+    gates: tuple[int | None, int | None] = (None, None)
+    mean_bias: float = 0.0
+    reference: BankReference | None = None
+    carries_on: bool = False
+    rebuilding: Migration | None = None
+
+
+def plan_refresh(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    is_new: bool,
+    load_bank: Callable[[], StoredBank],
+    options: RefreshOptions,
+    rebuilding: Migration | None,
+) -> RefreshPlan:
+    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as the active one.
+    is_new: whether the collection lacks this profile so far. load_bank: reads the profile's bank. rebuilding: an
+    unfinished rebuild of this collection. Raises InvalidInput if biases are reverted that were never refreshed."""
+    if options.revert:
+        former = state.profile.former
+        if former is None:
+            raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
+        return RefreshPlan(
+            from_dict(former.estimator), store.load_bank(former.bank), former.strength,
+            "the last refresh is taken back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
+        )  # fmt: skip
+    bank, target_bank, estimator = optional_bank(options.bank), optional_bank(options.target_bank), options.estimator
+    profile, incoming = state.profile, state.incoming
+    begun = incoming.profile if incoming and incoming.name == state.active else None
+    if rebuilding and rebuilding.state:
+        begun = rebuilding.state.profiles.get(state.active, begun)
+    changes = ["a refit was requested"] if options.refit else []
+    if begun and not options.refit:
+        saved: StoredBank | None = None
+        try:
+            saved = store.load_bank(begun.bank)
+        except (EmptyBank, StateError):
+            changes.append("the bank of an unfinished refresh is gone")
+        same = estimator is None or is_same(estimator, begun.estimator)
+        if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
+            return RefreshPlan(
+                from_dict(begun.estimator), saved, begun.strength, "one was not finished",
+                (begun.gate, begun.gate_targets), begun.mean_bias, begun.bank, True, rebuilding,
+            )  # fmt: skip
+    stored = load_bank()
+    new_bank = _with(stored, bank, target_bank)
+    strength, gates = profile.strength, (profile.gate, profile.gate_targets)
+    if is_new:
+        estimator = estimator or from_dict(profile.estimator)
+        return RefreshPlan(estimator, new_bank, strength, "the profile is new")
+    if estimator is None and (tuned := _newly_tuned(info, state, new_bank)):
+        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+        if tuned.labelled:
+            gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
+    if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+        changes.append("the bank changed")
+    if estimator is not None and not is_same(estimator, profile.estimator):
+        changes.append("the parameters changed")
+    if gates != (profile.gate, profile.gate_targets):
+        changes.append("the gate changed")
+    if needs_other_columns(store, info, state):
+        changes.append("the quantization of the vectors changed")
+    if options.force and not changes:
+        # The only way to repair biases that something else has damaged: nobody can see that they are wrong.
+        changes.append("it was forced")
+    return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates)
+
+
+def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
+    """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
+    state = require_state(info.state_of(field), info.name)
+    if state.phase != "ready":
+        what = "filled only in part: enable it again" if state.codec.leaves_vectors else f"a copy of {state.source!r}"
+        raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
+    return state
+
+
+def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> tuple[CollectionState, bool]:
+    """Return the state with this profile as the active one, and whether the profile is new. A new profile gets two
+    spare columns of the stored vectors, without biases yet: those of locality hints first, and last that of the graph
+    hint. Raises InvalidParameter, InvalidInput, NoSpareColumns."""
+    if name in state.profiles:
+        return state.model_copy(update={"active": name}), False
+    if state.incoming is not None and state.incoming.name == name:
+        begun = state.incoming.profile
+        draft = begun.model_copy(update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1})
+        return state.with_profile(draft, name).model_copy(update={"active": name}), True
+    if not name:
+        raise InvalidParameter("a profile needs a name")
+    if options.bank is None:
+        raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
+    wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
+    fits = wider.layout.width == state.layout.width and wider.codec.form.width == state.codec.form.width
+    if state.codec.needs_candidates or not fits:
+        raise NoSpareColumns(
+            f"field {state.field!r} has no columns to spare for profile {name!r}: "
+            "migrate it with room for more profiles"
+        )
+    active = state.profile
+    draft = Profile(
+        estimator=to_dict(options.estimator or Blend()),
+        slot=state.slots,
+        standby=state.slots + 1,
+        mean_bias=0.0,
+        bank=active.bank,
+        epoch=1,
+        refreshed_at=active.refreshed_at,
+    )
+    return wider.with_profile(draft, name).model_copy(update={"active": name}), True
+
+
+def _with_columns(state: CollectionState, slots: int) -> CollectionState:
+    """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
+    layout = state.layout
+    bare = replace(layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
+    count = min(layout.locality_hint_count, bare.spare - bool(layout.anchor))
+    hints = foremost(layout.locality_hints, layout.dim, count)
+    wider = replace(
+        bare,
+        anchor=layout.anchor if bare.spare else 0.0,
+        pull=layout.pull if bare.spare else 0.0,
+        length_pull=layout.length_pull if bare.spare else 0.0,
+        locality_hints=hints,
+        reach=layout.reach if hints else 0.0,
+    )
+    return state.model_copy(update={"layout": wider})
+
+
+def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
+    """Return the stored bank with these queries and targets in place of its own, where given."""
+    return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
+
+
+def _newly_tuned(info: CollectionInfo, state: CollectionState, bank: StoredBank) -> TuningRecord | None:
+    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there is none.
+
+    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it was made.
+    """
+    verdict, profile = info.verdicts.of(state.field, bank.queries.fingerprint), state.profile
+    if verdict is None or verdict.choice is None:
+        return None
+    is_in_use = profile.bank.fingerprint == bank.fingerprint
+    return None if is_in_use and verdict.tuned_at <= profile.refreshed_at else verdict
+
+
+def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
+    """Whether the field's quantiser, which its owner can change at any time, needs biases in more columns than stored
+    vectors have. Biases in more columns than necessary are as good."""
+    # A state can name a field that its owner has dropped meanwhile; other checks say so.
+    if state.codec.needs_candidates or state.searched_field not in info.vector_fields:
+        return False
+    return store.bias_spread(info, state.field) > state.layout.spread
+
+
+def choose_rebuild(
+    info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
+) -> tuple[bool, str]:
+    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write. If
+    most rows do, a copy that takes over the alias costs no more, and spares the live collection upserts, which starve
+    its compaction."""
+    moved = f"{share:.0%} of {info.rows:,} rows change"
+    if share < options.rebuild_share:
+        return False, f"{moved}: they are upserted"
+    if info.rows < options.rebuild_rows:
+        return False, f"{moved}, fewer than {options.rebuild_rows:,} in all: they are upserted"
+    if obstacle := rebuild_obstacle(info, requested, state):
+        return False, f"{moved}, and are upserted: {obstacle}"
+    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+
+
+def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionState) -> str:
+    """Return why no copy can take over from the collection; empty if one can."""
+    if state.codec.leaves_vectors:
+        return "biases outside the vector field are not rebuilt"
+    if len(info.states) > 1:
+        return f"other fields of {info.name!r} are corrected too"
+    if len(info.aliases) != 1:
+        what = "several aliases lead" if info.aliases else "no alias leads"
+        return f"{what} to {info.name!r}, and one is moved in one step"
+    if requested == info.name:
+        return f"requested by its alias {info.aliases[0]!r}, a copy would take over"
+    return ""
+
+
+def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
+    """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
+    surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
+    ledger = Ledger(store)
+    base = re.sub(r"_r\d+$", "", info.name)
+    names = (f"{base}_r{number}" for number in count(state.profile.epoch))
+    layout = _copy_layout(store, info, state, surveyed.chunks[:1])
+    copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
+    migration = Migration(
+        source=info.name,
+        target=next(name for name in names if not store.exists(name)),
+        field=state.field,
+        bank_collection=state.profile.bank.collection,
+        arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
+        phase="copying",
+        source_identity=identified(store, info.name),
+        rebuilds=info.states[state.field],
+        rows=surveyed.rows,
+        chunks=len(surveyed.chunks),
+    )
+    ledger.write_chunks(migration, surveyed.chunks)
+    return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
+
+
+def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
+    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
+    bank and, in `some` chunks, on the vectors."""
+    layout = state.layout
+    field = state.field
+    spread = store.bias_spread(info, field)
+    has_hints = store.takes_locality_hints(info, field) and layout.metric != "L2"
+    is_other = spread != layout.spread
+    if not some or not (is_other or has_hints or spread > 1):
+        return layout
+
+    rows = scan_chunk(store, info.name, field, some[0], store.chunk_rows(info))
+    vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
+    vectors = vectors[~layout.invalid(vectors)]
+    bank = store.load_bank(state.profile.bank)
+
+    if is_other or has_hints:
+        layout = measured_on(
+            with_spread(layout, spread) if is_other else layout,
+            vectors,
+            bank.queries.vectors,
+            graph_hint=store.takes_graph_hint(info, field),
+            locality_hints=store.takes_locality_hints(info, field),
+            # The first chunk says too little of rows that could not be read back.
+            keeps_mean=True,
+            length_pull=store.takes_length_pull(info, field),
+        )
+    if spread > 1:
+        profile = state.profile
+        correction = Correction.restore(layout, from_dict(profile.estimator), bank, profile.mean_bias)
+        layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
+    return layout
+
+
+def rebuildings(store: Store, collection: str) -> list[Migration]:
+    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the entry of a
+    migration from or to this collection cannot be read."""
+    return [migration for migration in Ledger(store).migrations(collection) if migration.rebuilds is not None]
+
+
+def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
+    """Return the unfinished rebuild of this collection, if any."""
+    over = {"switched", "rolled back", "finished"}
+    own = (rebuild for rebuild in reversed(rebuilds) if rebuild.source == info.name and is_source(info, rebuild))
+    return next((rebuild for rebuild in own if rebuild.phase not in over), None)
+
+
+def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
+    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
+    made = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild))
+    own = (rebuild for rebuild in made if rebuild.phase == "switching")
+    return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
+
+
+def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
+    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
+    with opened(lease.store, migration, options, lease) as migrator:
+        return migrator.run(alias=migration.arguments["alias"])

@@ -1,0 +1,497 @@
+"""The run of a refresh: fill missing biases, or evaluate, announce, write and switch to new ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from milvus_hubness.basics.waiting import wait_seconds
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.quantisation import is_out_of_scale
+from milvus_hubness.correction.estimators import to_dict
+from milvus_hubness.correction.fitted import Correction
+from milvus_hubness.correction.state import CollectionState, Former, Incoming, Profile
+from milvus_hubness.errors import Cancelled
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.corrections import NONE_READ, Banks, keep_nearest, load_correction
+from milvus_hubness.jobs.common.inputs import read_gallery
+from milvus_hubness.jobs.common.lease import Lease, lease_on, leasing
+from milvus_hubness.jobs.common.lease_records import now
+from milvus_hubness.jobs.common.progress import as_events
+from milvus_hubness.jobs.common.row_writer import rewriting
+from milvus_hubness.jobs.enable.plan import measure
+from milvus_hubness.jobs.migration.clean import drop_copy
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.plan import MigrationOptions
+from milvus_hubness.jobs.refresh.biases import RefreshEvaluation, Renewal, evaluate, fit, sampled, steady_mean
+from milvus_hubness.jobs.refresh.online_bank import absorbed, drift, drop_processed
+from milvus_hubness.jobs.refresh.plan import (
+    RefreshOptions,
+    RefreshPlan,
+    SpareBanks,
+    begin,
+    carry_out,
+    choose_rebuild,
+    half_switched,
+    needs_other_columns,
+    plan_refresh,
+    ready_state,
+    rebuild_obstacle,
+    rebuildings,
+    unfinished,
+    with_profile,
+)
+from milvus_hubness.jobs.store.helpers import expect_own_banks
+from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.records import CollectionInfo
+from milvus_hubness.quality.bank_checks import Drift
+from milvus_hubness.quality.measures import as_plain
+
+Action = Literal["none", "pending", "full", "rebuilt", "refused"]
+
+
+@dataclass(frozen=True)
+class RefreshResult:
+    """The result of a refresh.
+
+    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
+    "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
+    changed, or if they would restart the time to live of all rows and only rows without a bias were written. reason:
+    why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
+    read and written. bias_age_seconds: time since the biases were last up to date. judged: the evaluation of the new
+    biases; None without any, or with too little data. drift, online_banks: None and empty if they were not measured.
+    planned: whether this is only a plan. write_intents: rows that a killed job had left in the write-intent log.
+    """
+
+    collection: str
+    action: Action
+    reason: str
+    scanned: int
+    written: int
+    epoch: int
+    rows: int = 0
+    pending: int = 0
+    bias_age_seconds: float = 0.0
+    seconds: float = 0.0
+    judged: RefreshEvaluation | None = None
+    drift: Drift | None = None
+    online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
+    planned: bool = False
+    write_intents: int = 0
+    former_copy: str | None = None
+    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
+
+    @property
+    def skipped(self) -> int:
+        """Number of rows that were read and left unchanged."""
+        return max(0, self.scanned - self.written)
+
+    @property
+    def skewness(self) -> dict[str, float]:
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an evaluation."""
+        return self.judged.skewness if self.judged else {}
+
+    @property
+    def overlap(self) -> float | None:
+        """The mean share of old top tens that are in the new top tens."""
+        return self.judged.overlap if self.judged else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for people and for --json."""
+        return {**as_plain(self), "skipped": self.skipped}
+
+
+def refresh(store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any) -> RefreshResult:
+    """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
+
+    A full refresh evaluates the new biases against the old ones and against none, on held-out queries and on labelled
+    ones if given. If the new biases are worse, it changes nothing, unless `force`. Else it writes the standby slot of
+    every row whose bias there differs by more than the tolerance, and then exchanges the slots, so that no search mixes
+    old and new biases. If it is killed or stopped before that, the next refresh continues it.
+
+    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected, UnfinishedMigration,
+    LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
+    if a target bank, the bank of a new profile, or the biases to return to are missing.
+    """
+    expect_store(store)
+    options = replace(options, **changes) if options else RefreshOptions(**changes)
+    began, field = time.perf_counter(), options.field
+    with ExitStack() as stack:
+        if options.plan:
+            info = store.info(collection, counted=False)
+            ready_state(info, field)
+            lease = lease_on(store, info)
+        else:
+            validated = leasing(store, collection, lambda current: ready_state(current, field))
+            lease, info = stack.enter_context(validated)
+        stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
+        stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
+        moved, samples = None, None
+        if options.live != "never" and options.bank is None:
+            if options.live == "on drift":
+                moved = drift(store, info.name, field=field, profile=options.profile)
+            if moved is None or moved.fired:
+                samples = absorbed(store, info.name, field=field, profile=options.profile)
+        if samples and samples.bank:
+            options = replace(options, bank=samples.bank)
+        result = _refreshed(lease, store, info, collection, options)
+        if samples and result.action != "refused" and not options.plan:
+            drop_processed(lease.store, samples)
+    seconds = round(time.perf_counter() - began, 2)
+    return replace(result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {})
+
+
+def _refreshed(
+    lease: Lease, store: Store, info: CollectionInfo, requested: str, options: RefreshOptions
+) -> RefreshResult:
+    whole = ready_state(info, options.field)
+    expect_own_banks(store, whole, info.collection_id)
+    profile = options.profile
+    if profile is None:
+        continues = whole.incoming is not None and not (options.names_biases or options.revert)
+        profile = whole.incoming.name if whole.incoming and continues else whole.active
+    state, is_new = with_profile(whole, profile, options)
+    if not options.plan:
+        store = lease.store
+    spare = SpareBanks(store, info.name)
+    with ThreadPoolExecutor(5, "reading") as executor:
+        # A strongly consistent read mostly waits, so these reads run in parallel.
+        counting = executor.submit(store.count, info.name)
+        finding = executor.submit(rebuildings, store, info.name)
+        noting = executor.submit(spare.noted)
+        pending = executor.submit(BiasBackend(store, info, state).count_pending)
+        reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
+        rebuilds = finding.result()
+        left, half = unfinished(rebuilds, info), half_switched(rebuilds, info)
+        if half and not options.plan:
+            carry_out(half, MigrationOptions(), lease)
+        waiting, noted = pending.result(), noting.result()
+        plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
+    job = Refreshing(
+        store=store,
+        lease=lease,
+        info=replace(info, rows=counting.result()),
+        requested=requested,
+        state=state,
+        active=whole.active,
+        is_new=is_new,
+        options=options,
+        waiting=waiting,
+    )
+    if noted and not options.plan and not left:
+        lease.check()
+        spare.drop(noted)
+    if plan.reason and job.restarts_ttl:
+        result = job.without_restart(plan, reading.result)
+    elif plan.reason and (obstacle := job.column_obstacle(plan)):
+        result = job.with_former_biases(plan, reading.result, obstacle)
+    else:
+        result = job.full(plan) if plan.reason else job.pending(plan)
+    age = now() - state.profile.refreshed_at
+    return replace(
+        result,
+        rows=job.info.rows,
+        pending=waiting,
+        bias_age_seconds=round(age.total_seconds(), 1) if result.action == "refused" else 0.0,
+        write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
+    )
+
+
+@dataclass(frozen=True)
+class Refreshing:
+    """Carries out a refresh plan. requested: the name or alias that the caller used. state: with the profile to refresh
+    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new. waiting:
+    the number of rows without a bias."""
+
+    store: Store
+    lease: Lease
+    info: CollectionInfo
+    requested: str
+    state: CollectionState
+    active: str
+    is_new: bool
+    options: RefreshOptions
+    waiting: int
+
+    # -- rows without a bias ----------------------------------------------------------------------------
+
+    def pending(self, plan: RefreshPlan) -> RefreshResult:
+        count = self.waiting
+        if not self.options.plan:
+            count = self._fill(plan)
+            fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
+            state = self._without_outgoing(self.state).with_profile(fresh)
+            self._write_state(keep_nearest(self.store, self.info.name, state))
+        action: Action = "pending" if count else "none"
+        return self._result(action, "bank and parameters are unchanged", scanned=count, written=count)
+
+    def _fill(self, plan: RefreshPlan) -> int:
+        backend = BiasBackend(self.store, self.info, self.state)
+        # After a killed refresh, the repair may restore rows without a bias.
+        was_killed = self.info.intent_log is not None
+        count = 0
+        with ThreadPoolExecutor(2, "refresh") as executor:
+            steps: list[Future[None]] = []
+            if self.state.incoming is None:
+                steps.append(executor.submit(Renewal.forget, self.store, self.info.name))
+            if self.waiting or was_killed:
+                with self._renewing({self.state.profile.bank: plan.bank}) as renewal:
+                    count = renewal.fill_pending(self.waiting)
+                    # This can run while the write-intent log is being closed.
+                    steps.append(executor.submit(backend.wait_visible))
+            else:
+                backend.wait_visible()
+            for step in steps:
+                step.result()
+        return count
+
+    # -- rows that expire ---------------------------------------------------------------------------------
+
+    @property
+    def restarts_ttl(self) -> bool:
+        """Whether new biases would restart the time to live of unchanged rows, and this is not allowed."""
+        expires = self.info.time_to_live and self.state.codec.writes_rows
+        return bool(expires) and not self.options.restart_ttl
+
+    def without_restart(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
+        """Fill rows without a bias, which are new, and leave the others as they are."""
+        reason = (
+            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last "
+            "write, and a refresh writes unchanged rows again, so that they expire later: allow that with "
+            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where side)"
+        )
+        return self.with_former_biases(plan, load_bank, reason)
+
+    def with_former_biases(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str) -> RefreshResult:
+        """Refuse the new biases for this reason, but fill rows that have none yet with the present ones."""
+        # A new profile has no biases yet that a row could get.
+        count = 0 if self.is_new else self.waiting
+        if not (self.is_new or self.options.plan):
+            count = self._fill(replace(plan, bank=load_bank()))
+        return self._result("refused", reason, scanned=count, written=count)
+
+    # -- a quantiser that needs other columns -------------------------------------------------------------
+
+    @cached_property
+    def needs_other_columns(self) -> bool:
+        """Whether only a copy has the columns in which the field's quantiser keeps biases."""
+        return not self.is_new and needs_other_columns(self.store, self.info, self.state)
+
+    def _other_columns(self, vectors: Floats, biases: Floats, strength: float) -> str:
+        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors (n, d); empty if the
+        present ones suit."""
+        if self.is_new or self.state.codec.needs_candidates:
+            return ""
+        if self.needs_other_columns:
+            return "the quantizer needs more columns, which"
+        if is_out_of_scale(self.state.layout, vectors, biases, strength):
+            return "the quantizer needs another scale of biases, which"
+        return ""
+
+    def column_obstacle(self, plan: RefreshPlan) -> str:
+        """Return why biases cannot be written as the field's quantiser needs them; empty if they can, or must be."""
+        if plan.carries_on or self.options.force or not self.needs_other_columns:
+            return ""
+        obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+        if not obstacle:
+            return ""
+        spread = self.store.bias_spread(self.info, self.state.field)
+        remedy = f"give {self.info.name!r} one alias and refresh by it"
+        if self.state.codec.leaves_vectors:
+            remedy = "disable the correction and enable it again"
+        return (
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, "
+            f"where its vectors have {self.state.layout.spread}, and no copy with more can take over: {obstacle}. "
+            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), of which it loses "
+            "a part"
+        )
+
+    # -- all rows -----------------------------------------------------------------------------------------
+
+    def full(self, plan: RefreshPlan) -> RefreshResult:
+        if plan.carries_on:
+            return self._continued(plan)
+        options = self.options
+        sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
+        judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
+        # Who takes a refresh back has decided already.
+        if judged and judged.objection and not (options.force or options.revert):
+            return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
+        correction = fit(self.store, self.info, self.state, plan, options)
+        biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias
+        if plan.reference is None:
+            mean_bias = steady_mean(self.state.profile.mean_bias, biases)
+        rebuilds, why = False, ""
+        if not self.is_new:
+            standby = sample.biases[:, self.state.profile.standby]
+            changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
+            share = float(changed.mean()) if len(changed) else 0.0
+            rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
+            if suits := self._other_columns(sample.vectors, biases, plan.strength):
+                obstacle = rebuild_obstacle(self.info, self.requested, self.state)
+                rebuilds = not obstacle
+                why = f"{suits} only a copy has: {obstacle or f'it takes over the alias {self.info.aliases[0]!r}'}"
+        reason = f"{plan.reason}; {why}" if why else plan.reason
+        if options.plan:
+            action: Action = "rebuilt" if rebuilds else "full"
+            return self._result(action, reason, written=self.info.rows, judged=judged)
+        self.lease.check()
+        fresh = self._fresh(plan, correction, mean_bias)
+        if left := unfinished(rebuildings(self.store, self.info.name), self.info):
+            self.lease.include(left.target)
+            drop_copy(self.lease, Ledger(self.store), left)
+        if rebuilds:
+            state = self._searchable(self.state.with_profile(fresh))
+            state = state.model_copy(update={"incoming": None, "outgoing": None})
+            migration = begin(self.store, self.info, state, progress=options.progress)
+            result = self._rebuilt(plan, migration)
+        else:
+            result = self._announced(fresh)._write(plan)
+        return replace(result, reason=reason, judged=judged)
+
+    def _continued(self, plan: RefreshPlan) -> RefreshResult:
+        if self.options.plan:
+            action: Action = "rebuilt" if plan.rebuilding else "full"
+            return self._result(action, plan.reason, written=self.info.rows)
+        self.lease.check()
+        return self._rebuilt(plan, plan.rebuilding) if plan.rebuilding else self._write(plan)
+
+    def _result(
+        self, action: Action, reason: str, *, scanned: int | None = None, written: int = 0, **more: Any
+    ) -> RefreshResult:
+        facts: dict[str, Any] = {
+            "collection": self.info.name,
+            "scanned": self.info.rows if scanned is None else scanned,
+            "epoch": self.state.profile.epoch,
+            "planned": self.options.plan,
+        }
+        return RefreshResult(**(facts | {"action": action, "reason": reason, "written": written} | more))
+
+    def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
+        options = MigrationOptions(
+            client_ttl=self.options.client_ttl, throttle=self.options.throttle, events=as_events(self.options.progress)
+        )
+        done = carry_out(migration, options, self.lease)
+        rows = (done.verified or {}).get("rows", 0)
+        return self._result(
+            "rebuilt",
+            plan.reason,
+            scanned=rows,
+            written=rows,
+            collection=done.target,
+            epoch=done.corrected().profile.epoch,
+            former_copy=done.source,
+        )
+
+    def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
+        """Save the bank, and return the profile as it will be after the refresh."""
+        old, reference = self.state.profile, plan.reference
+        if reference is None:
+            self.lease.check()
+            bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
+            reference = self._spare.save(bank, old.bank, self.state.metric)
+        former = Former(**old.model_dump(include=set(Former.model_fields)))
+        return old.model_copy(
+            update={
+                "estimator": to_dict(correction.fitted.estimator),
+                "slot": old.standby,
+                "standby": old.slot,
+                "mean_bias": mean_bias,
+                "bank": reference,
+                "epoch": old.epoch + 1,
+                "strength": plan.strength,
+                "gate": plan.gates[0],
+                "gate_targets": plan.gates[1],
+                "refreshed_at": now(),
+                "former": None if self.is_new else former,
+                "tolerance": self.options.tolerance,
+            }
+        )
+
+    def _announced(self, fresh: Profile) -> Refreshing:
+        """Have clients write old and new biases with every row from now on; return the job with the new state."""
+        abandoned = self.state.incoming
+        incoming = Incoming(name=self.state.active, profile=fresh)
+        state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
+        self._spare.note([abandoned.profile.bank] if abandoned else [])
+        self._write_state(state)
+        self._spare.drop(self._spare.noted(), state)
+        Renewal.forget(self.store, self.info.name)
+        return replace(self, state=state)
+
+    def _write(self, plan: RefreshPlan) -> RefreshResult:
+        """Write the announced biases, and switch to them."""
+        incoming = self.state.incoming
+        assert incoming is not None, "the biases are announced before"
+        with self._renewing() as renewal:
+            filled = renewal.fill_pending(self.waiting)
+            scanned, written = renewal.run(incoming.profile)
+            renewal.backend.wait_visible()
+            fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
+            leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
+            moved = {"incoming": None, "outgoing": leaving}
+            state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
+            state = self._with_miss_rate(state, plan)
+            state = keep_nearest(self.store, self.info.name, state)
+            self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
+            self._write_state(state)
+        state = self._without_outgoing(state)
+        self._spare.drop(self._spare.noted(), state)
+        Renewal.forget(self.store, self.info.name)
+        return self._result("full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch)
+
+    def _without_outgoing(self, state: CollectionState) -> CollectionState:
+        """Wait until all clients have read the new state, then write and return a state without the former biases."""
+        if state.outgoing is None:
+            return state
+        awaited = f"all clients to read the new state of {self.info.name!r}"
+        if wait_seconds(awaited, self.options.client_ttl, self.options.stop):
+            return state
+        renewed = state.model_copy(update={"outgoing": None})
+        self._write_state(renewed)
+        return renewed
+
+    @property
+    def _spare(self) -> SpareBanks:
+        return SpareBanks(self.store, self.info.name)
+
+    def _with_miss_rate(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
+        """Return the state with a new measurement of the corrected answers that candidates miss."""
+        if state.allowed_miss_rate is None:
+            return state
+        gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
+        correction = load_correction(self.store, state, state.profile)
+        queries, side = plan.bank.queries, state.codec.side_collection
+        most = self.store.most_candidates(self.info)
+        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side, most)
+        return state.model_copy(update={"reranking": measured})
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:
+        """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
+        ttl, stop = self.options.client_ttl, self.options.stop
+        with rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer, self.lease.explained():
+            backend = BiasBackend(self.store, self.info, self._searchable(self.state), writer)
+            yield Renewal(backend, self.state.active == self.active, self.options, banks)
+
+    def _write_state(self, state: CollectionState) -> None:
+        self.lease.check()
+        self.store.write_property(self.info.name, state.property_name, self._searchable(state))
+
+    def _searchable(self, state: CollectionState) -> CollectionState:
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use one."""
+        profiles = dict(state.profiles)
+        if self.is_new and state.incoming is not None:
+            profiles.pop(state.incoming.name, None)
+        return state.model_copy(update={"active": self.active, "profiles": profiles})

@@ -1,0 +1,135 @@
+"""The status of a corrected collection, and the repair of rows that a killed job left."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.lease import leasing
+from milvus_hubness.jobs.common.lease_records import default_client_ttl
+from milvus_hubness.jobs.common.row_writer import open_batches, repair_rows
+from milvus_hubness.jobs.refresh.plan import needs_other_columns
+from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.records import CollectionInfo
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a collection, and of the active one of a field's bias profiles.
+
+    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
+    "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
+    candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
+    write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
+    running or was killed. If nothing is corrected, only the first four fields and these last ones are set.
+    """
+
+    collection: str
+    rows: int
+    aliases: tuple[str, ...]
+    corrected: bool
+    phase: str | None = None
+    source: str | None = None
+    field: str | None = None
+    metric: str | None = None
+    dim: int | None = None
+    width: int | None = None
+    estimator: dict[str, Any] | None = None
+    strength: float | None = None
+    bank: dict[str, Any] | None = None
+    where: str | None = None
+    spread: int | None = None
+    """In how many columns of the vectors a bias is; None if the vectors have none."""
+    bias_scale: float | None = None
+    """The factor by which a bias is multiplied before it is stored in them."""
+    needs_other_columns: bool = False
+    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy that has them."""
+    second_vector: str | None = None
+    side: str | None = None
+    candidates: int | None = None
+    missed: float | None = None
+    pending: int | None = None
+    epoch: int | None = None
+    refreshed_at: str | None = None
+    age_seconds: float | None = None
+    profiles: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    write_intents: int = 0
+    open_batches: int = 0
+    verdicts: tuple[dict[str, Any], ...] = ()
+    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint, tuned_at, and
+    in_use, whether the biases are of that bank."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def status(store: Store, collection: str, *, field: str | None = None) -> Status:
+    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
+    for an unknown field, and StateError if the state cannot be read."""
+    expect_store(store)
+    info = store.info(collection)
+    state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
+    left: dict[str, Any] = {}
+    if info.intent_log is not None:
+        count, batches = store.count_notes(info.intent_log), open_batches(store, info.name)
+        left = {"write_intents": count, "open_batches": len(batches)}
+    left["verdicts"] = _verdicts(info)
+    if state is None:
+        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
+    profile = state.profile
+    codec, backend = state.codec, BiasBackend(store, info, state)
+    age = datetime.now(timezone.utc) - profile.refreshed_at
+    return Status(
+        collection=info.name,
+        rows=info.rows,
+        aliases=info.aliases,
+        corrected=True,
+        phase=state.phase,
+        source=state.source,
+        field=state.field,
+        metric=state.metric,
+        dim=state.dim,
+        width=state.dim if codec.needs_candidates else state.layout.width,
+        estimator=profile.estimator,
+        strength=profile.strength,
+        bank=profile.bank.model_dump(),
+        where=codec.location,
+        spread=None if codec.needs_candidates else state.layout.spread,
+        bias_scale=None if codec.needs_candidates else state.layout.bias_scale,
+        needs_other_columns=needs_other_columns(store, info, state),
+        second_vector=codec.searched_field if codec.searched_field != codec.field else None,
+        side=codec.side_collection,
+        candidates=codec.candidates or None,
+        missed=state.miss_rate,
+        pending=backend.count_pending(),
+        epoch=profile.epoch,
+        refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
+        age_seconds=round(age.total_seconds(), 1),
+        profiles=tuple(state.profiles),
+        fields=tuple(info.states),
+        **left,
+    )
+
+
+def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
+    """Return the verdicts of `tune` as plain data."""
+    shown = {"field", "verdict", "choice", "strength", "bank_fingerprint", "tuned_at"}
+    verdicts = []
+    for record in info.verdicts.records:
+        state = info.states.get(record.field)
+        # The fingerprint of a bank with targets goes on after that of its queries.
+        in_use = state is not None and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
+        verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
+    return tuple(verdicts)
+
+
+def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
+    """Repair the rows that a killed job may have set back to an earlier content, as the next refresh would; return
+    their number. client_ttl: the longest state_ttl of a writing client. Raises LeaseHeld, CollectionNotFound."""
+    ttl = default_client_ttl() if client_ttl is None else client_ttl
+    with leasing(store, collection) as (lease, info):
+        return repair_rows(lease, info.name, client_ttl=ttl)

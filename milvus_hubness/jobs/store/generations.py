@@ -1,0 +1,336 @@
+"""Bank collections: generations of stored banks, named by the digests of their content.
+
+A generation never changes: another bank, or the same bank with other potentials, has another name and other row ids.
+Two writers of one generation write the same rows under the same ids, so writes may come twice, overlap or arrive late.
+The rows are written first and named in a collection state afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.bounds import shown
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.banks.bank import Origins, QueryBank
+from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.codec.base import with_columns
+from milvus_hubness.correction.state import BankReference, read_states
+from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, HubnessError, StateError, StoreError
+
+Row = dict[str, Any]
+Made = Literal["collection", "generation", "nothing"]
+"""Kind of object that `save_bank` created in the database."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the other fields."""
+
+    keys: list[Key]
+    vectors: Floats
+    rows: list[Row]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def take(self, places: Sequence[int]) -> Batch:
+        if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
+            return self
+        return Batch([self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places])
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
+        return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
+
+
+BANK_PROPERTY = "hubness_bank"
+QUERIES, TARGETS = "queries", "targets"
+LONGEST_SOURCE = 512
+ROWS_PER_WRITE = 2_000
+MOST_WRITES = 3
+
+
+def generation_of(bank: StoredBank) -> str:
+    """Return a digest of queries, potentials and targets, and of origins if an online bank took in some queries."""
+    parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    if bank.targets is not None:
+        parts.append(bank.targets.vectors)
+    origins = bank.queries.origins
+    if origins is not None and not np.array_equal(origins.numbers, Origins.seeds(len(origins), 0).numbers):
+        parts += [origins.numbers, origins.at]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
+        # 0 is added because not every database stores the sign of -0.0.
+        digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def reference_to(collection: str, bank: StoredBank) -> BankReference:
+    """Return the reference that `save_bank` would return."""
+    return BankReference(
+        collection=collection, generation=generation_of(bank), fingerprint=bank.fingerprint, count=len(bank.queries)
+    )
+
+
+def holds(reference: BankReference, bank: StoredBank) -> bool:
+    return generation_of(bank) == reference.generation
+
+
+def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
+    """Return the bank read from the rows that the reference names. Raises StateError if it is another bank."""
+    if not holds(reference, bank):
+        raise StateError(
+            f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
+            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank FILE to "
+            "replace them, or run refresh to use them as they are"
+        )
+    return bank
+
+
+def parts_of(reference: BankReference) -> list[str]:
+    return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
+
+
+def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries, and
+    StateError for rows that are none of a bank."""
+    try:
+        return _bank_of_rows(reference, database, vectors, rows)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, HubnessError):
+            raise
+        raise StateError(
+            f"bank {reference.collection!r} has rows that no version of milvus-hubness writes "
+            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace them"
+        ) from None
+
+
+def _bank_of_rows(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+    ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
+    of_part = {part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)}
+    queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
+    if not queries:
+        raise EmptyBank(
+            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: run refresh "
+            "with --bank FILE"
+        )
+    potentials = [row.get("potentials", []) for row in queries]
+    are_whole = len({len(own) for own in potentials}) == 1
+    source = f"{database}:{reference.collection}"
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]  # Rows of users have no `sample`.
+    origins = Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64))
+    return StoredBank(
+        QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
+        _finite_matrix(potentials if are_whole else [[]] * len(queries)),
+        QueryBank(vectors[targets], source=source) if targets else None,
+        [_keys_in(rows[i].get("nearest", [])) for i in of_part.get(reference.nearest, [])],
+    )
+
+
+def _finite_matrix(potentials: Sequence[Any]) -> Floats:
+    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite numbers."""
+    with np.errstate(over="ignore"):
+        matrix = np.asarray(potentials, np.float32)
+    if matrix.ndim != 2 or not np.isfinite(matrix).all():
+        raise ValueError("potentials are not rows of finite numbers")
+    return matrix
+
+
+def _keys_in(value: Any) -> list[Key]:
+    if not isinstance(value, list) or not all(isinstance(key, int | str) for key in value):
+        raise ValueError("nearest items are not a list of keys")
+    return value
+
+
+class BankGenerations(ABC):
+    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field: the vector field.
+
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list of
+    nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if the estimator
+    needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`.
+    """
+
+    database: str
+    bank_field: str
+
+    _warned: set[str]
+    """Problems of collections that are in the log already: a long job asks many times."""
+
+    # Methods of `stores.protocols.Collections` and `Rows`.
+    exists: Callable[[str], bool]
+    count: Callable[[str], int]
+    drop: Callable[[str], None]
+    upsert: Callable[..., None]
+    delete: Callable[..., None]
+
+    @abstractmethod
+    def _make_bank(self, collection: str, dim: int) -> None:
+        """Create an empty bank collection. Raises StoreError if the name is taken."""
+
+    def _serve_bank(self, collection: str, metric: Metric) -> None:  # noqa: B027
+        """Make an existing bank collection ready for reads and writes, if the database needs that."""
+
+    @abstractmethod
+    def _describe_bank(self, collection: str) -> tuple[int, bool]:
+        """Return the dimension of the collection's vectors and whether it is a bank collection."""
+
+    def _bank_key(self, row_id: str) -> Key:
+        return row_id
+
+    @abstractmethod
+    def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
+        """Return the rows of these parts of a generation; of all parts without `parts`."""
+
+    @abstractmethod
+    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
+        """Delete the rows of one part of a generation, or of all parts, in one request."""
+
+    @abstractmethod
+    def _all_properties(self) -> Iterable[tuple[str, Mapping[str, str]]]:
+        """Yield the name and the properties of each collection."""
+
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+        created = self._ensure_bank(collection, bank.queries.dim, metric)
+        reference = reference_to(collection, bank)
+        writes = 0
+        try:
+            while not self._is_whole(reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])):
+                if writes == MOST_WRITES:
+                    raise StateError(
+                        f"bank {collection!r} loses rows while they are written: another process changes them; "
+                        "run this command again"
+                    )
+                writes += 1
+                self._write_generation(reference, bank, stored.keys)
+        except BaseException:
+            if writes:
+                self.drop_bank_generations([reference])
+            if created and not self.count(collection):
+                self.drop(collection)
+            raise
+        return reference, "collection" if created else "generation" if writes else "nothing"
+
+    def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
+        batch = self._read_bank_rows(reference, parts_of(reference))
+        bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
+        return validated(reference, bank) if checked else bank
+
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        first, second = f"nearest_{collection}_0", f"nearest_{collection}_1"
+        part = second if reference.nearest == first else first
+        dim, _ = self._describe_bank(reference.collection)
+        self._delete_bank_rows(reference, part)
+        rows = [{"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest]
+        self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
+        return reference.model_copy(update={"nearest": part})
+
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
+        collections = {collection for collection in {bank.collection for bank in references} if self.exists(collection)}
+        for collection in collections:
+            self._expect_bank(collection)
+        existing = [bank for bank in references if bank.collection in collections]
+        spare, undecided = self._unused(existing)
+        before = [self._read_bank_rows(bank) for bank in spare]
+        for bank in spare:
+            self._delete_bank_rows(bank)
+        # A job may have named a generation in a collection state between the check and the deletion. A job that does so
+        # later finds that the rows are gone.
+        unused, undecided_now = self._unused(spare)
+        for bank, rows in zip(spare, before, strict=True):
+            if bank not in unused:
+                self._write_rows(bank.collection, rows)
+        return undecided + undecided_now
+
+    def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
+        """Create the bank collection if it does not exist, and return whether it was created."""
+        created = not self.exists(collection)
+        if created:
+            try:
+                self._make_bank(collection, dim)
+            except StoreError:
+                # Another process may have created it meanwhile.
+                if not self.exists(collection):
+                    raise
+                created = False
+        if not created:
+            self._expect_bank(collection, dim)
+        self._serve_bank(collection, metric)
+        return created
+
+    def _expect_bank(self, collection: str, dim: int | None = None) -> None:
+        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors have another width."""
+        width, is_bank = self._describe_bank(collection)
+        if not is_bank:
+            raise CollectionExists(
+                f"collection {collection!r} exists and is not a query bank: choose another name with --bank-name"
+            )
+        if dim is not None and width != dim:
+            raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
+
+    def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
+        try:
+            return holds(reference, fitted_bank(reference, self.database, stored.vectors, stored.rows))
+        except EmptyBank:
+            return False
+
+    def _unused(self, references: list[BankReference]) -> tuple[list[BankReference], list[BankReference]]:
+        """Return the references to generations that no collection state names, and those that a state which cannot be
+        read may name. The search describes each collection."""
+        if not references:
+            return [], []
+        used: set[tuple[str, str]] = set()
+        is_certain = True
+        for name, properties in self._all_properties():
+            try:
+                used.update(bank.rows for state in read_states(properties, name).values() for bank in state.banks)
+            except StateError as error:
+                is_certain = False
+                if str(error) not in self._warned:
+                    self._warned.add(str(error))
+                    log.warning("no bank generation is dropped, as a collection may use any of them: %s", error)
+        others = [bank for bank in references if bank.rows not in used]
+        return (others, []) if is_certain else ([], others)
+
+    def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
+        """Write the queries and targets, and delete the other `stored` rows."""
+        now = int(time.time())
+        keys: set[Key] = set()
+        for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
+            if own is None:
+                continue
+            source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
+            origins = own.origins or Origins.seeds(len(own), now)
+            potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
+            rows = [
+                {"source": source, "added_at": at, "sample": sample, **({"potentials": p} if p else {})}
+                for sample, at, p in zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
+            ]
+            keys.update(self._write_part(reference, part, own.vectors, rows))
+        if excess := [key for key in stored if key not in keys]:
+            self.delete(reference.collection, excess)
+
+    def _write_part(self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]) -> list[Key]:
+        ids = [f"{reference.generation}/{part}/{number:010}" for number in range(len(fields))]
+        rows = [
+            {**row, "generation": reference.generation, "part": part, "id": row_id, "number": number}
+            for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
+        ]
+        keys = [self._bank_key(row_id) for row_id in ids]
+        self._write_rows(reference.collection, Batch(keys, vectors, rows))
+        return keys
+
+    def _write_rows(self, collection: str, batch: Batch) -> None:
+        for start in range(0, len(batch), ROWS_PER_WRITE):
+            part = batch.take(range(start, min(start + ROWS_PER_WRITE, len(batch))))
+            self.upsert(collection, part, self.bank_field)

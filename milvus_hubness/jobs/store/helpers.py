@@ -1,0 +1,161 @@
+"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import StateError
+from milvus_hubness.jobs.store.ownership import (
+    LEDGER,
+    ON_MILVUS,
+    CollectionId,
+    Commands,
+    Helper,
+    HelperRecord,
+    bank_name,
+    expect_helper,
+    helpers_group,
+    listed_in,
+)
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import OnlineBank, Record
+
+
+class HelperReads(Protocol):
+    """What the check of a helper reads from a database."""
+
+    @property
+    def commands(self) -> Commands:
+        """The commands that messages name."""
+
+    def exists(self, collection: str) -> bool: ...
+
+    def properties_of(self, collection: str) -> Mapping[str, Any]:
+        """Return the properties of an existing collection."""
+
+    def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
+        """Return the helpers that the ledger lists for this collection."""
+
+
+def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: CollectionId) -> None:
+    """Raise StateError unless each of these collections that exists is a helper of `owner`."""
+    for helper in helpers:
+        if not store.exists(helper.collection):
+            continue
+        listed: Collection[str] = ()
+        if not helper.is_derived_from(owner.name):
+            listed = store.listed_helpers(owner)
+        expect_helper(helper, owner, store.properties_of(helper.collection), listed, store.commands)
+
+
+def own_online_banks(
+    store: HelperReads, online_banks: Iterable[OnlineBank], owner: CollectionId
+) -> tuple[OnlineBank, ...]:
+    """Return the online banks whose samples belong to `owner`, and log each other one."""
+    own = []
+    for online_bank in online_banks:
+        try:
+            expect_helpers(store, [online_bank.helper], owner)
+        except StateError as error:
+            log.warning("no queries are sampled: %s", error)
+        else:
+            own.append(online_bank)
+    return tuple(own)
+
+
+def list_helpers(
+    store: Store,
+    helpers: Iterable[Helper],
+    states: Iterable[CollectionState],
+    former: CollectionId,
+    owner: CollectionId,
+) -> None:
+    """List these helpers, and the banks of these states, for a collection that gets or got another name.
+
+    former: the collection under the name from which the names of its helpers are derived. owner: under the new name.
+    """
+    banks = own_banks(store, states, former)
+    store.list_helpers(owner, [*(helper.collection for helper in helpers), *banks])
+
+
+def prepare_rename(store: Store, collection: str, name: str) -> None:
+    """List the helpers of a collection for the name that it is about to get. Raises StateError."""
+    info = store.info(collection, counted=False)
+    if info.states:
+        renamed = CollectionId(name=name, identity=info.identity)
+        list_helpers(store, info.helpers, info.states.values(), info.collection_id, renamed)
+
+
+def complete_rename(store: Store, former: str, name: str) -> None:
+    """Have the helpers of a renamed collection point back to its new name; the second time, nothing changes."""
+    if not store.exists(name):
+        return  # Somebody has dropped it meanwhile.
+    info = store.info(name, counted=False, checked=False)
+    if not info.states:
+        return
+    listed = store.listed_helpers(info.collection_id)
+    for helper in info.helpers:
+        if helper.collection in listed and store.exists(helper.collection):
+            store.write_property(helper.collection, helper.marker, info.collection_id)
+    store.forget_helpers(former)
+
+
+def own_banks(store: HelperReads, states: Iterable[CollectionState], owner: CollectionId) -> list[str]:
+    """Return the bank collections of these states into which jobs on `owner` may write.
+
+    Collections may share a bank, so a bank points back to nobody: its name is derived from that of its owner, or the
+    ledger lists it.
+    """
+    banks = {bank.collection for state in states for bank in state.banks}
+    derived = re.compile(re.escape(bank_name(owner.name)) + "(_.+)?")
+    others = {bank for bank in banks if not derived.fullmatch(bank)}
+    listed = store.listed_helpers(owner) if others else frozenset()
+    return sorted((banks - others) | (others & listed))
+
+
+def expect_own_banks(store: HelperReads, state: CollectionState, owner: CollectionId) -> None:
+    """Raise StateError if the state names a bank into which jobs on `owner` may not write."""
+    strangers = {bank.collection for bank in state.banks} - set(own_banks(store, [state], owner))
+    if strangers:
+        bank = min(strangers)
+        raise StateError(
+            f"the collection property {state.property_name!r} of {owner.name!r} names the bank {bank!r}, which is not "
+            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
+            f"{store.commands.after_rename(owner.name)}"
+        )
+
+
+def list_bank(store: Store, owner: CollectionId, bank: str) -> None:
+    """Let jobs on `owner` write into a bank whose name is not derived from that of `owner`."""
+    if not re.fullmatch(re.escape(bank_name(owner.name)) + "(_.+)?", bank):
+        store.list_helpers(owner, [bank])
+
+
+class HelperLists:
+    """The lists of helpers, for any store with a ledger."""
+
+    commands = ON_MILVUS
+
+    records: Callable[..., list[Record]]
+    put_records: Callable[[str, Sequence[Record]], None]
+    drop_records: Callable[[str, str], None]
+
+    def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
+        """Return the helpers that the ledger lists for this collection."""
+        return listed_in((record.body for record in self.records(LEDGER, helpers_group(owner.name))), owner)
+
+    def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
+        """List these helpers for a collection from whose name theirs are not derived."""
+        group = helpers_group(owner.name)
+        bodies = {helper: HelperRecord(owner=owner, helper=helper).model_dump_json() for helper in helpers}
+        records = [Record(f"{group}/{helper}", group, body) for helper, body in bodies.items()]
+        if records:
+            self.put_records(LEDGER, records)
+
+    def forget_helpers(self, owner: str) -> None:
+        """Remove the list of a collection that is gone."""
+        self.drop_records(LEDGER, helpers_group(owner))

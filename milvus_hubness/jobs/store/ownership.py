@@ -1,0 +1,237 @@
+"""Which collections a collection may name in its properties, and the checks before such a name is obeyed. No I/O.
+
+A user who may change the properties of a collection can write any name into them, and every client and job that reads
+them would then write to, delete from or drop the named collection with its own rights. So a name is obeyed only if two
+things hold, which the writer of the property cannot bring about alone:
+
+- The name is derived from the collection's own name, as this package derives it. A helper collection that kept its name
+  when its owner was renamed, and a bank with a name of the user's choice, are listed in the ledger instead.
+- The named collection points back: its own property says whose helper it is. A copy has no such property while it is
+  made; there the ledger has the migration.
+
+A collection that does not exist may be named: there is nothing that could be harmed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from milvus_hubness.correction.state import CollectionState, FrozenModel
+from milvus_hubness.errors import StateError
+
+SIDE_PROPERTY = "hubness_side"
+"""Marks a side collection; its value is the CollectionId of the collection whose biases it holds."""
+
+QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
+"""Marks a collection of query samples; its value is the CollectionId of the collection that was searched."""
+
+WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
+"""Marks both collections of a write-intent log; its value is the CollectionId of the collection that is written."""
+
+LEDGER = "hubness_ledger"
+"""The collection in which jobs keep their records. A user who may write to it steers jobs and clients."""
+
+HELPERS = "helpers"
+"""Group of the ledger's records of helper collections whose names are not derived from that of their owner."""
+
+LONGEST_STEM = 200
+"""Most characters of a collection's name within the name of its log: Milvus allows 255 in all."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """The commands that messages name, of the program for this database."""
+
+    run: str = "milvus-hubness migrate run"
+    """Runs or continues a migration of the collection that follows."""
+
+    clean: str = "milvus-hubness migrate clean"
+    """Drops one side of a migration of the collection that follows."""
+
+    adopt: str = "milvus-hubness adopt"
+    """Says to jobs that the collection that follows was renamed; empty where no collection can be renamed."""
+
+    def after_rename(self, collection: str) -> str:
+        """Return the end of a message about a helper that may be that of a renamed collection."""
+        if not self.adopt:
+            return ""
+        return f"; after a rename without HubnessClient, run {self.adopt} {collection} --renamed-from NAME"
+
+
+ON_MILVUS = Commands()
+
+
+class CollectionId(FrozenModel):
+    """Which collection is meant, also after it was renamed, where the database numbers collections."""
+
+    name: str
+    """The real name, never an alias."""
+
+    identity: str = ""
+    """The database's own number of the collection; empty where it has none, as in Milvus Lite and Qdrant."""
+
+    def is_same(self, other: CollectionId) -> bool:
+        """Whether both are one collection: by the numbers if there are any, else by the names."""
+        if self.identity and other.identity:
+            return self.identity == other.identity
+        return self.name == other.name
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A helper collection that a property names."""
+
+    collection: str
+    """The named collection."""
+
+    property_name: str
+    """The property that names it."""
+
+    marker: str
+    """The property with which a helper of this kind points back."""
+
+    suffix: str
+    """End of the derived name, after the name of the owner: a regular expression."""
+
+    def is_derived_from(self, name: str) -> bool:
+        """Whether this package would give the helper of a collection of that name this name."""
+        stems = {name, name[:LONGEST_STEM]}
+        return any(re.fullmatch(re.escape(stem) + self.suffix, self.collection) for stem in stems)
+
+
+def side_name(collection: str, suffix: str) -> str:
+    """Return the name of the side collection of a field. suffix: of the field's state."""
+    return f"{collection}__bias{suffix}"
+
+
+def samples_name(collection: str, suffix: str) -> str:
+    """Return the name of the collection with a field's query samples. suffix: of the field's state."""
+    return f"{collection}__query_samples{suffix}"
+
+
+def bank_name(collection: str) -> str:
+    """Return the default name of the bank collection."""
+    return f"{collection}__bank"
+
+
+def side_helper(state: CollectionState) -> Helper | None:
+    """Return the side collection that a state names; None for another bias location."""
+    side = state.codec.side_collection
+    if side is None:
+        return None
+    ending = re.escape(side_name("", state.suffix)) + r"(_\d+)?"
+    return Helper(side, state.property_name, SIDE_PROPERTY, ending)
+
+
+def samples_helper(samples_collection: str, property_name: str) -> Helper:
+    """Return a collection of query samples as a helper. property_name: the property that names it."""
+    return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?")
+
+
+def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Helper]:
+    """Return the collections of a write-intent log as helpers."""
+    ending = r"__write_intents_[0-9a-f]{8}(_rows)?"
+    return [Helper(name, property_name, WRITE_INTENTS_OF_PROPERTY, ending) for name in log_collections]
+
+
+def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:
+    """Return the collection whose helper this is, from the helper's own properties; None if none is named."""
+    try:
+        return CollectionId.model_validate_json(properties.get(marker) or "")
+    except ValidationError:
+        return None
+
+
+def expect_helper(
+    helper: Helper,
+    owner: CollectionId,
+    properties: Mapping[str, Any],
+    listed: Collection[str] = (),
+    commands: Commands = ON_MILVUS,
+) -> None:
+    """Raise StateError unless `helper`, which exists, is a helper of `owner`.
+
+    properties: those of the helper. listed: the helpers that the ledger lists for this owner.
+    commands: for the message.
+    """
+    points_back_to = owner_in(properties, helper.marker)
+    points_back = points_back_to is not None and points_back_to.is_same(owner)
+    if points_back and (helper.is_derived_from(owner.name) or helper.collection in listed):
+        return
+    raise StateError(
+        f"the collection property {helper.property_name!r} of {owner.name!r} names {helper.collection!r}, which is no "
+        f"helper collection of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
+        f"{commands.after_rename(owner.name)}"
+    )
+
+
+# -- the ledger's list ----------------------------------------------------------------------------------------
+
+
+class HelperRecord(FrozenModel):
+    """A record of the ledger: `helper` belongs to `owner`, though its name is not derived from the owner's."""
+
+    owner: CollectionId
+    helper: str
+
+
+def helpers_group(owner: str) -> str:
+    """Return the group of the ledger that lists the helpers of a collection."""
+    return f"{HELPERS}/{owner}"
+
+
+def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
+    """Return the helpers of `owner` in these records of its group; broken records list nothing."""
+    helpers = set()
+    for body in bodies:
+        try:
+            record = HelperRecord.model_validate_json(body)
+        except ValidationError:
+            continue
+        if record.owner.is_same(owner) and record.owner.name == owner.name:
+            helpers.add(record.helper)
+    return frozenset(helpers)
+
+
+# -- copies ---------------------------------------------------------------------------------------------------
+
+_WITHOUT_COPY = {"preparing", "finished"}
+"""Phases of a migration in which no write goes to both collections."""
+
+
+def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Iterable[str]) -> None:
+    """Raise StateError unless a migration of the ledger lets writes to `origin` go to `copy` as well.
+
+    bodies: the ledger's records of the migrations to `origin` and to `copy`, as JSON. Forward, `copy` is the target; on
+    the way back, `origin` is, and `copy` the source.
+    """
+    if any(_lets_write(body, origin, copy) for body in bodies):
+        return
+    raise StateError(
+        f"the collection property {property_name!r} of {origin.name!r} names {copy!r}, and the ledger has no migration "
+        f"between the two, so {copy!r} stays untouched: find out who wrote that property, and drop it"
+    )
+
+
+def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
+    try:
+        migration = json.loads(body)
+        switch = migration.get("switch") or {}
+        # While a cutover renames the source, both of its names count.
+        sources = {migration["source"], switch.get("source_renamed") or migration["source"]}
+        target = migration["target"]
+        phase = migration["phase"]
+        source_identity = migration.get("source_identity") or ""
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    if phase in _WITHOUT_COPY:
+        return False
+    if copy == target and origin.name in sources:
+        return not (source_identity and origin.identity) or source_identity == origin.identity
+    return origin.name == target and copy in sources

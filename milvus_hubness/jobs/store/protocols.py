@@ -1,0 +1,396 @@
+"""The protocols that a database implements for the jobs: `Store`, its parts, and optional capabilities.
+
+All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses. A store has a
+capability if it has its methods; `capability` returns the store as one that has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+
+from milvus_hubness.correction.banks.stored import Key, StoredBank
+from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation, redacted
+from milvus_hubness.jobs.store.generations import Batch, Made
+from milvus_hubness.jobs.store.ownership import CollectionId, Commands
+from milvus_hubness.jobs.store.records import (
+    CollectionInfo,
+    Fences,
+    Note,
+    QuerySamples,
+    Record,
+    VectorField,
+    WriteIntentLog,
+)
+
+
+class Collections(Protocol):
+    """Whole collections: their existence, aliases, properties and fences."""
+
+    @property
+    def commands(self) -> Commands:
+        """The commands that messages name."""
+
+    def server_version(self) -> str: ...
+
+    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+        """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
+        properties name collections that are not its helpers; see `stores.ownership`. Raises CollectionNotFound."""
+
+    def exists(self, collection: str) -> bool:
+        """Whether a collection or an alias of that name exists."""
+
+    def collection_names(self) -> list[str]:
+        """Return the names of all collections, without aliases."""
+
+    def properties_of(self, collection: str) -> Mapping[str, Any]:
+        """Return all properties of a collection."""
+
+    def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
+        """Write a record as the collection's property of that name; None drops it. Other properties stay."""
+
+    def drop(self, collection: str) -> None: ...
+
+    def alias_target(self, alias: str) -> str | None:
+        """Return the collection behind an alias; None if there is no such alias."""
+
+    def point_alias(self, alias: str, collection: str) -> None:
+        """Create or move the alias, in one step of the database."""
+
+    def drop_alias(self, alias: str) -> None: ...
+
+    def fenced(self, fences: Fences) -> Store:
+        """Return this store with its writes through the aliases of `fences`; they raise LeaseLost if one is gone. A
+        failed write that may still arrive is sent again only through another alias."""
+
+    def fence(self, collection: str, alias: str) -> None:
+        """Create a fencing alias in one request. If the request fails, the alias may still appear later."""
+
+    def unfence(self, alias: str) -> None:
+        """Drop a fencing alias, so that the database accepts no more writes through it, if it exists."""
+
+
+class Schemas(Protocol):
+    """Which collections can be copied or can hold biases, and the creation of copies."""
+
+    def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
+        """Return the reasons why `source` cannot be copied; empty if it can."""
+
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
+        """Return remarks for the user about changes that a copy brings."""
+
+    def width_multiple(self, field: VectorField) -> int:
+        """Return a number of which the stored width must be a multiple, for the field's index."""
+
+    def validate_index(self, planned: VectorField, source: VectorField) -> None:
+        """Raise InvalidParameter if a copy of the source's field cannot have the planned index."""
+
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        """Return in how many columns the quantiser of a field, corrected or not, needs a bias; 1 if one suffices. See
+        Layout."""
+
+    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
+        """Whether a graph hint column, with its far numbers, costs the field's index nothing. See Layout."""
+
+    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
+        """Whether the index finds more if the graph hint column falls with the length of a row. See Layout."""
+
+    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
+        """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
+
+    def units_moved(self) -> int:
+        """Return by how many units in the last place the database may change numbers of a COSINE vector, and their
+        lengths at will; 0 if it keeps COSINE vectors as they are written."""
+
+    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
+        """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
+
+    def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not. Raises
+        CollectionExists if `target` is not an unfilled copy of `source`."""
+
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
+        """Whether fields of the collection can hold biases."""
+
+    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
+
+    def most_candidates(self, source: CollectionInfo) -> int:
+        """Return the most rows for which a search of the collection may ask."""
+
+    def add_bias_fields(self, collection: str, suffix: str) -> None:
+        """Add the fields that hold biases; every row has bias 0 and is pending."""
+
+
+class Rows(Protocol):
+    """Rows of one collection."""
+
+    def chunk_rows(self, source: CollectionInfo) -> int:
+        """Return how many rows of this collection make a chunk of suitable size."""
+
+    def count(self, collection: str) -> int:
+        """Return the number of rows as the database counts them, including duplicates."""
+
+    def scan(
+        self,
+        collection: str,
+        field: str,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        limit: int | None = None,
+        partition: str | None = None,
+    ) -> Batch:
+        """Return the first `limit` rows with after < key ≤ upto in key order; all written before the last `count`."""
+
+    def scan_keys(
+        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
+    ) -> list[Key]:
+        """Return the first keys, at most `limit`, as `scan` does for rows; if `pending` names an epoch field, of rows
+        without a bias. Without `after`, the read is strongly consistent, and later ones show what it has seen."""
+
+    def above(self, key: Key, step: int) -> Key | None:
+        """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no key is greater."""
+
+    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
+        """Return the rows that exist, in the order of `keys`."""
+
+    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """Insert rows whose keys the collection has never had, for less than an `upsert` costs."""
+
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """Insert or replace rows, acknowledged on return."""
+
+    def update(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> int:
+        """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
+
+    def rewrite(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> int:
+        """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
+        `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
+
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
+        """Delete rows, of this partition if it is set; missing rows are no error."""
+
+    def flush(self, collection: str) -> None:
+        """Make all written rows durable, indexed and loaded on return."""
+
+    def load(self, collection: str) -> None:
+        """Make all durable rows indexed and loaded on return."""
+
+    def wait_visible(self, collection: str) -> None:
+        """Wait until every search sees all written rows."""
+
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+        """Return for each query (m, width) the keys of the k rows that the database's search finds."""
+
+
+class WriteIntents(Protocol):
+    """The logs in which clients note their writes while a job rewrites rows."""
+
+    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
+        """Create a log that can take the rows of `source`, with the fields of its states, or use one that fits."""
+
+    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        """End the notes of the clients, and delete those for this job and earlier ones; the empty log may stay."""
+
+    def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
+        """Return all write-intent logs of this collection, complete or not; use them only to drop them."""
+
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        """Drop a log that no other job can take any more, unless `check` raises. Raises CollectionExists, LeaseLost."""
+
+    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
+        """Return the last notes of these keys in that partition."""
+
+    def count_notes(self, intent_log: WriteIntentLog) -> int:
+        """Return how many rows the write-intent log holds in memory."""
+
+    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
+        """Replay notes whose writes the collection does not have and no note replaces meanwhile, and return them."""
+
+
+class Ledger(Protocol):
+    """Records of jobs in the database."""
+
+    def put_records(self, ledger: str, records: Sequence[Record]) -> None:
+        """Insert or replace these records, acknowledged on return; creates the ledger if it is missing."""
+
+    def record(self, ledger: str, key: str) -> Record | None:
+        """Return the record of that key; None if there is none, or no ledger."""
+
+    def records(self, ledger: str, *groups: str) -> list[Record]:
+        """Return the records of these groups in key order; none if there is no ledger."""
+
+    def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
+        """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""
+
+    def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
+        """Return the helpers that the ledger lists for a collection from whose name theirs are not derived."""
+
+    def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
+        """Add helpers to that list."""
+
+    def forget_helpers(self, owner: str) -> None:
+        """Remove the list of a collection that is gone."""
+
+
+class Banks(Protocol):
+    """Query banks; `banks.generations.BankGenerations` implements this for any database."""
+
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+        """Save `bank` as a generation, read it back, and return its reference and what was created. Raises
+        CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows."""
+
+    def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
+        """Return the bank. Raises EmptyBank and, if `checked`, StateError for rows other than the reference names."""
+
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        """Save the keys of the items nearest to the queries, then to the targets; return a reference that names them.
+        The rows that `reference` names stay as they are."""
+
+    def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
+        """Delete the rows of generations that no collection state names. If a job does so meanwhile, the rows come
+        back, or the job finds them missing when it loads the bank. Return the generations that stay because the state
+        of some collection cannot be read; a warning names that collection."""
+
+
+class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
+    """A database for the jobs. The protocols below are its optional capabilities."""
+
+
+def expect_store(store: object) -> None:
+    """Raise InvalidInput, which says how to make a store, for a client or an address of a database."""
+    if isinstance(store, str | PathLike):
+        address = redacted(repr(str(store)))
+        raise InvalidInput(f"a store is needed, not the address {address}: pass MilvusStore(connect({address}))")
+
+    # By their names: this module imports no client.
+    names = {base.__name__ for base in type(store).__mro__}
+    remedies = {
+        "MilvusClient": "MilvusStore(client)",
+        "AsyncMilvusClient": "MilvusStore(connect(uri))",
+        "QdrantClient": "QdrantStore(client)",
+        "AsyncQdrantClient": "QdrantStore(connect(uri))",
+    }
+    for name, remedy in remedies.items():
+        if name in names:
+            raise InvalidInput(f"a store is needed, not the client {type(store).__name__}: pass {remedy}")
+    if not hasattr(store, "info"):
+        raise InvalidInput(f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))")
+
+
+@runtime_checkable
+class Renaming(Protocol):
+    def rename(self, collection: str, name: str) -> None: ...
+
+
+@runtime_checkable
+class WholeRows(Protocol):
+    """`rewrite` replaces whole rows, so it can undo any write and restore a deleted row."""
+
+    def noted(
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        """Return the names and the rows, as `get` does, of the last and earlier notes of these keys."""
+
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
+        """Drop these noted rows, unless a note names them now. Return the names of other rows without a note."""
+
+
+@runtime_checkable
+class SecondVectors(Protocol):
+    """A second vector field for the augmented vectors of a field, with hidden fields of its own."""
+
+    def second_vector_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["present", "can be added"]:
+        """Whether `source` has the second field. Raises CannotMigrate if it cannot get one."""
+
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
+
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        """Add the second vector field and its hidden fields, as far as they are missing."""
+
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
+        """Index the second field as the first one is indexed, but by inner product, and load it."""
+
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
+        """Drop the second field and its hidden fields. Return whether the database can do that."""
+
+
+@runtime_checkable
+class SideCollections(Protocol):
+    """Side collections, which hold the biases of another collection's rows."""
+
+    def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
+        """Whether no collection has this name, or one that an unfinished `enable` of `source` left."""
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        """Create an empty side collection with the keys of `source`."""
+
+
+@runtime_checkable
+class QuerySampling(Protocol):
+    """Samples of live queries for online banks."""
+
+    def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
+        """Create a collection for samples of `owner`, unless it exists. Raises CollectionExists, DimensionMismatch."""
+
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        """Return the samples of one profile; none if the collection does not exist."""
+
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        """Drop the samples of these numbers; missing ones are no error."""
+
+
+@runtime_checkable
+class BankSearch(Protocol):
+    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
+        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k). Inner
+        products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer."""
+
+
+@runtime_checkable
+class LeavesKeys(Protocol):
+    """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
+
+    def left_keys(self, collection: str) -> dict[str, int]:
+        """Return the number of rows with each key that jobs have written, without keys that no row has."""
+
+    def delete_keys(self, collection: str) -> None:
+        """Delete these keys from all rows."""
+
+
+_MISSING: dict[Any, str] = {
+    Renaming: "cannot rename collections: let applications read the collection by an alias",
+    WholeRows: "replaces no whole rows: every note is replayed",
+    SecondVectors: "has no second vector fields for augmented vectors: choose another bias location",
+    SideCollections: "has no side collections: keep the biases in fields",
+    QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
+    BankSearch: "cannot compute biases by its own search: use the engine local",
+    LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
+}
+Capability = TypeVar("Capability")
+
+
+def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
+    """Return the store as one with an optional capability. Raises UnsupportedOperation if it lacks it."""
+    if not isinstance(store, cast(type, kind)):
+        raise UnsupportedOperation(f"this database {_MISSING[kind]}")
+    return cast(Capability, store)
+
+
+def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
+    """Drop what `save_bank` created, except a generation that a state names and a bank collection with other rows."""
+    if made != "nothing":
+        store.drop_bank_generations([reference])
+    if made == "collection" and not store.count(reference.collection):
+        store.drop(reference.collection)

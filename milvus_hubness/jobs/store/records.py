@@ -1,0 +1,357 @@
+"""The values that stores take and return: collections and the properties that jobs leave on them, samples, records."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import Field
+
+from milvus_hubness.basics.bounds import CollectionName, Depth, Fingerprint, Moment, Name, Strength, Text, shown
+from milvus_hubness.correction.banks.bank import Origins
+from milvus_hubness.correction.banks.online import Terms
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Dtype, Floats
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction.state import (
+    REMEDY,
+    CollectionState,
+    FrozenModel,
+    PropertyModel,
+    StoredEstimator,
+    described_property,
+)
+from milvus_hubness.errors import CannotMigrate, InvalidInput, StateError
+from milvus_hubness.jobs.store.ownership import (
+    LONGEST_STEM,
+    CollectionId,
+    Helper,
+    log_helpers,
+    samples_helper,
+    side_helper,
+)
+
+
+def is_fence(alias: str) -> bool:
+    """Whether an alias is a fencing alias, through which the holder of a lease writes."""
+    return re.search(r"__lease_(\d+_)?[0-9a-f]{8}$", alias) is not None
+
+
+_INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
+
+
+def intent_log_name(collection: str) -> str:
+    """Return a new name for a write-intent log of a collection."""
+    return f"{collection[:LONGEST_STEM]}__write_intents_{uuid.uuid4().hex[:8]}"
+
+
+def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
+    """Return the names of a collection's write-intent logs, complete or not, from the names of all collections."""
+    logs = {name.removesuffix("_rows") for name in names}
+    stem = collection[:LONGEST_STEM]
+    return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
+
+
+TUNING_PROPERTY = "hubness_tuning"
+DUAL_WRITE_PROPERTY = "hubness_dual_write"
+WRITE_INTENTS_PROPERTY = "hubness_write_intents"
+ONLINE_BANKS_PROPERTY = "hubness_online_banks"
+IDENTITY_PROPERTY = "hubness_identity"
+
+
+class TuningRecord(FrozenModel):
+    """The result of `tune` for one bank and one vector field. choice: an estimator as its dictionary, with the strength
+    and the gate, if any; None for "leave it alone"."""
+
+    field: str
+    verdict: Literal["apply", "apply weakly", "leave it alone"]
+    choice: StoredEstimator | None
+    strength: Strength
+    gate: Depth | None = None
+    gate_targets: Depth | None = None
+    reason: Text
+    labelled: bool
+    bank_fingerprint: Fingerprint
+    tuned_at: Moment
+
+
+MOST_VERDICTS = 8
+"""Number of verdicts that a collection keeps: a property is read whole by every client."""
+
+
+class Verdicts(PropertyModel):
+    """The results of `tune`, the latest first: one for each bank and field, at most MOST_VERDICTS."""
+
+    property_name: ClassVar[str] = TUNING_PROPERTY
+    records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)
+
+    def of(self, field: str, bank_fingerprint: str) -> TuningRecord | None:
+        """Return the verdict on this bank for this field; None if there is none."""
+        own = (record for record in self.records if record.field == field)
+        return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
+
+    def with_record(self, record: TuningRecord) -> Verdicts:
+        """Return the verdicts with a new one in place of a former one on the same bank, or of the oldest."""
+        replaced = (record.field, record.bank_fingerprint)
+        others = [other for other in self.records if (other.field, other.bank_fingerprint) != replaced]
+        return Verdicts(records=(record, *others)[:MOST_VERDICTS])
+
+
+class Identity(PropertyModel):
+    """A random number of a collection, for databases that do not number collections. A job writes it before it notes
+    the collection in the ledger; a new collection of the same name lacks it, and a copy does not get it."""
+
+    property_name: ClassVar[str] = IDENTITY_PROPERTY
+    id: str = Field(pattern="^[0-9a-f]{32}$")
+
+
+def identity_in(properties: Mapping[str, str], collection: str) -> str:
+    """Return the identity among the properties of a collection; empty if there is none. Raises StateError."""
+    identity = Identity.read(properties, collection)
+    return identity.id if identity else ""
+
+
+class DualWrite(PropertyModel):
+    """Dual writes of a migration: clients send each write to this collection first, then to the copy, `collection`.
+    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it."""
+
+    property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
+    collection: CollectionName
+    required: bool = False
+
+
+class WriteIntentLog(PropertyModel):
+    """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
+
+    If the job undoes a write, it replays the write from the log. collection, rows: those with the last notes of the
+    keys and with the noted rows. made: separates the notes for one job from those for others. auto_id: the server
+    creates the keys of inserted rows. by_partition: rows of one key may be in several partitions.
+    """
+
+    property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
+    collection: CollectionName
+    made: str = Field(max_length=64)
+    auto_id: bool = False
+    by_partition: bool = False
+
+    @property
+    def rows(self) -> str:
+        return f"{self.collection}_rows"
+
+    @property
+    def helpers(self) -> list[Helper]:
+        """The collections of the log, as the property of the collection names them."""
+        return log_helpers([self.collection, self.rows], WRITE_INTENTS_PROPERTY)
+
+
+SMALLEST_RATE = 1e-9
+MOST_ONLINE_BANKS = 1_000
+
+
+class OnlineBank(Terms):
+    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
+    from which a job takes them into the bank."""
+
+    field: Name
+    profile: Name
+    samples_collection: CollectionName
+    rate: float = Field(ge=SMALLEST_RATE, le=1)
+
+    @property
+    def capacity(self) -> int:
+        """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
+        return max(2 * self.size, 2_000)
+
+    @property
+    def helper(self) -> Helper:
+        """The collection of samples, as the property of the searched collection names it."""
+        return samples_helper(self.samples_collection, ONLINE_BANKS_PROPERTY)
+
+
+class OnlineBanks(PropertyModel):
+    property_name: ClassVar[str] = ONLINE_BANKS_PROPERTY
+    banks: tuple[OnlineBank, ...] = Field(default=(), max_length=MOST_ONLINE_BANKS)
+
+
+class Fences(Protocol):
+    """The fencing aliases through which the holder of a lease writes."""
+
+    def alias_of(self, collection: str) -> str | None:
+        """Return the alias; None if writes to this collection are not fenced."""
+
+    def renew(self, collection: str) -> None:
+        """Switch to another alias, so that the database refuses requests through the former one. Raises LeaseLost."""
+
+
+@dataclass(frozen=True)
+class VectorField:
+    """A dense float vector field. index_type and index_params are those of the database."""
+
+    name: str
+    dim: int
+    metric: str
+    index_type: str
+    index_params: dict[str, Any] = field(default_factory=dict)
+    dtype: Dtype = "float32"
+    computed_by: str = ""
+    """The function of the database that computes the vectors; empty if clients write them."""
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The reason why the field cannot be corrected, if the database computes its vectors.
+
+        It takes no augmented vectors then, and queries are texts, which no client can encode.
+        """
+        if not self.computed_by:
+            return []
+        return [
+            f"the vectors of field {self.name!r} are computed on the server, by {self.computed_by}, "
+            "which accepts no others: correct a field whose vectors clients write, made by the same model"
+        ]
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """Description of a collection for the jobs.
+
+    name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
+    names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
+    rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
+    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty:
+    the database's number of it, or the one in its property, see Identity.
+    """
+
+    name: str
+    key_field: str
+    vector_fields: dict[str, VectorField]
+    rows: int
+    partitions: tuple[str | None, ...]
+    aliases: tuple[str, ...]
+    states: dict[str, CollectionState]
+    verdicts: Verdicts
+    is_bank: bool
+    schema: dict[str, Any]
+    dual_write: DualWrite | None = None
+    intent_log: WriteIntentLog | None = None
+    online_banks: tuple[OnlineBank, ...] = ()
+    identity: str = ""
+    time_to_live: int = 0
+    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit."""
+
+    def __post_init__(self) -> None:
+        for state in self.states.values():
+            for missing in {state.field, state.searched_field} - self.vector_fields.keys():
+                what = described_property(state.property_name, self.name)
+                raise StateError(
+                    f"{what} is about the vector field {shown(missing)!r}, which the collection does not have: {REMEDY}"
+                )
+
+    @property
+    def collection_id(self) -> CollectionId:
+        return CollectionId(name=self.name, identity=self.identity)
+
+    @property
+    def biases_and_notes(self) -> list[Helper]:
+        """The side collections and the collections of the write-intent log."""
+        sides = [side for state in self.states.values() if (side := side_helper(state))]
+        logs = self.intent_log.helpers if self.intent_log else []
+        return [*sides, *logs]
+
+    @property
+    def helpers(self) -> list[Helper]:
+        """The helper collections that the properties name, apart from banks, which collections may share."""
+        return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
+
+    def users_shape(self, field: str) -> tuple[int, str]:
+        """Return the dimension and the metric of a field as users see them, corrected or not."""
+        state, vector = self.states.get(field), self.vector_fields[field]
+        return (state.dim, state.metric) if state else (vector.dim, vector.metric)
+
+    @property
+    def users_fields(self) -> dict[str, VectorField]:
+        """The vector fields without second vector fields, which hold augmented vectors."""
+        return {name: own for name, own in self.vector_fields.items() if not name.startswith(SECOND_VECTOR_FIELD)}
+
+    @property
+    def state(self) -> CollectionState | None:
+        """The state of the corrected field; None if there is none. Raises InvalidInput for several."""
+        return self.state_of(None)
+
+    def with_index(self, field: str, index_type: str, index_params: dict[str, Any]) -> CollectionInfo:
+        """Return this description with another index on a vector field."""
+        other = replace(self.vector_fields[field], index_type=index_type, index_params=index_params)
+        return replace(self, vector_fields={**self.vector_fields, field: other})
+
+    def require_field(self, field: str) -> None:
+        """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
+        if field not in self.vector_fields:
+            fields = ", ".join(self.vector_fields) or "none"
+            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
+
+    def require_correctable(self, field: str) -> None:
+        """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
+        self.require_field(field)
+        if obstacles := self.vector_fields[field].obstacles:
+            raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")
+
+    def state_of(self, field: str | None) -> CollectionState | None:
+        """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises
+        InvalidInput for several and for an unknown field."""
+        if field is not None:
+            self.require_field(field)
+            return self.states.get(field)
+        if len(self.states) > 1:
+            fields = ", ".join(self.states)
+            raise InvalidInput(f"{self.name!r} has several corrected fields: choose one with --field: {fields}")
+        return next(iter(self.states.values()), None)
+
+    def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
+        """Return the online bank of this profile; None if it has none."""
+        return next((bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)), None)
+
+
+def taken_keys(counts: Mapping[str, int]) -> list[str]:
+    """Return the obstacle that rows have keys of their own where a corrected collection has its hidden fields; none
+    without such rows. counts: the number of rows with each key."""
+    if not counts:
+        return []
+    keys = ", ".join(f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items())
+    return [
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
+        "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class QuerySamples:
+    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are none."""
+
+    vectors: Floats
+    origins: Origins
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are read together."""
+
+    key: str
+    group: str
+    body: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """A client's last write intent for the row of a key.
+
+    partition: if the write named one. row: the name of the noted row; None for a deletion. changed: the fields that
+    this partial update, and those noted just before it, change; empty for a whole row. id: unique to this note.
+    """
+
+    key: Key
+    partition: str | None
+    row: str | None
+    changed: tuple[str, ...] = ()
+    id: str = ""

@@ -1,0 +1,158 @@
+"""Rewrites searches whose candidates the client or a function chain re-ranks by their biases. No I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
+
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.milvus.client.messages import RANGE_BOUNDS, Question, SearchRequest
+from milvus_hubness.milvus.client.rewrite import (
+    Asking,
+    FieldRequest,
+    Reading,
+    Rewrite,
+    add_raw_scores,
+    keep,
+    places,
+    raised,
+    rescore,
+)
+
+MEASURED_DEPTH = 10
+MAX_CANDIDATES = 16_384
+"""Largest number of hits in an answer of Milvus."""
+
+
+@dataclass(frozen=True)
+class CandidateRewrite(Rewrite):
+    """Rewrites requests and responses of a field whose biases are outside its vectors.
+
+    Searches request candidates and correct their scores. chains: the server runs function chains, which correct the
+    scores if the biases are in fields of the rows; otherwise `SearchRequest.answer` does.
+    """
+
+    chains: bool = False
+
+    def apart(self, question: Question) -> list[Question]:
+        return [question]  # the client checks the bounds of a range search
+
+    def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
+        return None  # every search computes its number of candidates
+
+    def ask(self, question: Question) -> SearchRequest:
+        """Return the request for the candidates, or for the answer if the server ranks it. Raises as Rewrite.ask."""
+        queries, strength = self.queries(question), self.strength(question)
+        data = self.encoded_queries(question, queries, strength)
+        params = copy.deepcopy(dict(question.search_params or {}))
+        fields = self.reading.fields(question.output_fields)
+        if strength == 0:
+            return self._uncorrected(question, data, params, fields)
+        candidates = self._candidates(question)
+        params = raised(params, candidates)
+        bounds = _without_bounds(params)
+        gated = self.is_gated(question)
+        slot = self.profile(question).slot
+        side, slot_field = self.codec.side_collection, self.codec.slot_field(slot)
+        if self.chains and slot_field and not (bounds or gated or question.with_raw_score):
+            return self._chained(question, data, slot_field, params, fields)
+
+        def answer(results: Any, biases: Mapping[Any, Sequence[float]] | None = None) -> Any:
+            for hits, query in zip(results, queries, strict=True):
+                is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
+                weight = strength if is_corrected else 0.0
+                self._rank(hits, query, _biases(hits, biases, slot, slot_field), weight, bounds, question)
+            return self.reading.hits_out(results, fields)
+
+        requested = fields.requested
+        if slot_field and slot_field not in (requested or []) and "*" not in (requested or []):
+            requested = [*(requested or []), slot_field]
+        return SearchRequest(data, candidates, 0, params, requested, answer, biases_of=side)
+
+    def _uncorrected(
+        self, question: Question, data: list[Any], params: dict[str, Any], fields: FieldRequest
+    ) -> SearchRequest:
+        def answer(results: Any) -> Any:
+            for hits in results if question.with_raw_score else ():
+                add_raw_scores(hits, hits.distances)
+            return self.reading.hits_out(results, fields)
+
+        page = (question.limit, question.offset)
+        return SearchRequest(data, *page, params, fields.requested, answer, _rounding(question))
+
+    def _chained(
+        self, question: Question, data: list[Any], slot_field: str, params: dict[str, Any], fields: FieldRequest
+    ) -> SearchRequest:
+        weights = [1.0, self.codec.bias_factor * self.strength(question)]
+        corrected = fn.num_combine(col("$score"), col(slot_field), mode="weighted", weights=weights)
+        chain = (
+            FunctionChain(FunctionChainStage.L2_RERANK)
+            .map("$score", corrected)
+            .sort(col("$score"), desc=self.state.metric != "L2")
+            .limit(question.limit, question.offset)
+        )
+        options = {"function_chains": chain, **_rounding(question)}
+        answer = partial(self.reading.hits_out, fields=fields)
+        return SearchRequest(data, self._candidates(question), 0, params, fields.requested, answer, options)
+
+    def _candidates(self, question: Question) -> int:
+        """Return the number of candidates: that measured for ten results, scaled to the requested results."""
+        measured, last = self.codec.candidates, int(question.page.stop)
+        return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
+
+    def _rank(
+        self, hits: Any, query: Floats, biases: list[float], weight: float, bounds: dict[str, float], question: Question
+    ) -> None:
+        """Correct the scores of one query's raw candidates, sort them and cut them to the page, in place."""
+        raw = np.array([hit["distance"] for hit in hits], np.float64)
+        scores = self.codec.decode_scores(raw, query[None, :], weight, biases)
+        order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
+        best = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)][question.page]
+        keep(hits, [hits[i] for i in best])
+        rescore(hits, scores[best], question.round_decimal)
+        if question.with_raw_score:
+            add_raw_scores(hits, raw[best], question.round_decimal)
+
+
+def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
+    """Return the rewrite of searches on the field of this state."""
+    if state.codec.needs_candidates:
+        return CandidateRewrite(state, reading, chains)
+    return Rewrite(state, reading)
+
+
+def _biases(hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None) -> list[float]:
+    """Return the bias of each hit, by key from the side collection if there is one; 0 is the mean bias."""
+    if slot_field is not None:
+        return [hit["entity"].get(slot_field) or 0.0 for hit in hits]
+    by_key = biases or {}
+    return [by_key[hit.id][slot] if hit.id in by_key else 0.0 for hit in hits]
+
+
+def _rounding(question: Question) -> dict[str, Any]:
+    return {"round_decimal": question.round_decimal} if question.round_decimal >= 0 else {}
+
+
+def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
+    """Remove the bounds of a range search, which apply to corrected scores, from its parameters; return them."""
+    bounds: dict[str, float] = {}
+    for place in places(params):
+        for name in RANGE_BOUNDS:
+            if place.get(name) is not None:
+                bounds[name] = float(place.pop(name))
+    return bounds
+
+
+def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
+    """Whether a score is within Milvus's bounds: radius, the far one, is excluded, range_filter is the near one."""
+    sign = -1.0 if metric == "L2" else 1.0
+    far, near = bounds.get("radius"), bounds.get("range_filter")
+    beyond = far is not None and sign * score <= sign * far
+    return not beyond and not (near is not None and sign * score > sign * near)

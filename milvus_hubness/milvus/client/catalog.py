@@ -1,0 +1,394 @@
+"""Reads and descriptions of collections, and operations on whole collections. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.state import PROPERTY, CollectionState, read_states
+from milvus_hubness.errors import LeaseHeld, StateError, UnsupportedOperation
+from milvus_hubness.jobs.store.generations import BANK_PROPERTY
+from milvus_hubness.jobs.store.helpers import complete_rename, expect_helpers, list_helpers
+from milvus_hubness.jobs.store.ownership import (
+    LEDGER,
+    QUERY_SAMPLES_PROPERTY,
+    SIDE_PROPERTY,
+    WRITE_INTENTS_OF_PROPERTY,
+    CollectionId,
+    Helper,
+    expect_copy,
+    side_helper,
+)
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    TUNING_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    OnlineBanks,
+    WriteIntentLog,
+    is_fence,
+)
+from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in, migrations_to
+from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
+from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+
+
+class Reads:
+    """Reads and descriptions of a collection in the user's form."""
+
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
+
+    def read(self, request: Ask) -> Operation[Any]:
+        """Run a `query` or a `get`, with output_fields and timeout among its options; rows have the user's form."""
+        collection, timeout = request.args[0], request.options["timeout"]
+        output_fields = request.options["output_fields"]
+
+        def call(cached: CachedState) -> Operation[Any]:
+            if not cached.states:
+                rows = yield request
+                if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
+                    return rows
+                # These are augmented vectors: the collection was corrected after its state was last read.
+                now = yield from self._states.read_again(collection, timeout)
+                return (yield from call(now)) if now.states else rows
+            fields = cached.reading.fields(output_fields, default_all=True)
+            options = {**request.options, "output_fields": fields.requested}
+            rows = yield Ask(request.method, request.args, options)
+            strict = bool(options.get("strict_float32"))
+            cached.reading.rows_out(rows, fields, strict_float32=strict)
+            return rows
+
+        return self._states.retrying(collection, timeout, call)
+
+    def hubness_state(self, collection: str, anns_field: str | None) -> Operation[CollectionState | None]:
+        return (yield from self._states.read_again(collection)).state_of(anns_field)
+
+    def describe_collection(
+        self, collection: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[dict[str, Any]]:
+        description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
+        states = read_states(description.get("properties", {}), collection)
+        return description_out(states.values(), description) if states else description
+
+    def describe_index(
+        self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
+        cached = yield from self._states.cached_state(collection, timeout)
+        return index_out(cached.states.values(), index)
+
+    def list_indexes(self, collection: str, field_name: str | None, options: Mapping[str, Any]) -> Operation[list[str]]:
+        names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
+        cached = yield from self._states.cached_state(collection)
+        for state in cached.states.values():
+            if state.searched_field != state.field and not field_name:
+                hidden = yield Ask("list_indexes", (collection, state.searched_field), dict(options))
+                names = [name for name in names if name not in hidden]
+        return names
+
+
+HELPER_PROPERTIES = frozenset(
+    {BANK_PROPERTY, SIDE_PROPERTY, WRITE_INTENTS_OF_PROPERTY, LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY}
+)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A collection by its real name, with all that belongs to it.
+
+    identity: the database's number of it. fences: aliases that killed jobs left. helpers: the collections of its own
+    that its properties name, without those of its write-intent log.
+    """
+
+    name: str
+    identity: str = ""
+    states: tuple[CollectionState, ...] = ()
+    fences: tuple[str, ...] = ()
+    dual_write: DualWrite | None = None
+    intent_log: WriteIntentLog | None = None
+    helpers: tuple[Helper, ...] = ()
+
+    @property
+    def id(self) -> CollectionId:
+        return CollectionId(name=self.name, identity=self.identity)
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        return tuple(helper.collection for helper in self.helpers if helper.marker == SIDE_PROPERTY)
+
+    def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
+        """Raises UnsupportedOperation during dual writes and, except but_notes, while writes are noted."""
+        if self.dual_write:
+            raise UnsupportedOperation(
+                f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, which would miss "
+                "this call: end the migration with `milvus-hubness migrate clean` first"
+            )
+        if self.intent_log and not but_notes:
+            raise UnsupportedOperation(
+                f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
+                "them: run `milvus-hubness refresh` first"
+            )
+
+
+class Catalog:
+    """Operations on whole collections, with their refusals. call: the user's own call, of pymilvus or of the proxy."""
+
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
+
+    def list_collections(
+        self, args: tuple[Any, ...], options: Mapping[str, Any], include_internal: bool
+    ) -> Operation[list[str]]:
+        names: list[str] = yield Ask("list_collections", args, dict(options))
+        if include_internal:
+            return names
+        shown: list[str] = yield InStore(partial(_without_helpers, names))
+        return shown
+
+    def list_aliases(self, call: Ask, include_internal: bool) -> Operation[Any]:
+        answer = yield call
+        if include_internal or not isinstance(answer, dict):
+            return answer
+        return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
+
+    def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Drop a collection, then the helper collections that serve no other one."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_no_other_writes(but_notes=True)
+        if whole.fences:
+            yield InStore(lambda store: list(map(store.unfence, whole.fences)))
+        outcome = yield call
+        if whole.states or whole.intent_log:
+            yield InStore(partial(_drop_helpers, whole))
+        self._states.forget()
+        return outcome
+
+    def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Truncate a collection and its side collections."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_no_other_writes()
+        outcome = yield call
+        for side in whole.sides:
+            yield Ask("truncate_collection", (side, timeout))
+        return outcome
+
+    def drop_partition(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Drop a partition. The next refresh removes the biases of its rows from a side collection."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_no_other_writes()
+        return (yield call)
+
+    def rename_collection(
+        self, collection: str, new_name: str, database: str | None, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
+        """Rename a collection. Its helper collections keep their names, and the ledger lists them for the new name."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_no_other_writes()
+        if database and whole.states:
+            raise UnsupportedOperation(
+                f"collection {collection!r} is corrected and cannot move to database {database!r}, which lacks its "
+                "bank: copy the rows to a collection of that database and correct it"
+            )
+        if not whole.states:
+            return (yield from self._states.forgetting(call))
+        renamed = CollectionId(name=new_name, identity=whole.identity)
+        # The list comes first: a client that reads the new name finds its helpers at once.
+        yield InStore(partial(_list_helpers, whole, renamed))
+        outcome = yield from self._states.forgetting(call)
+        yield InStore(partial(complete_rename, former=whole.name, name=new_name))
+        return outcome
+
+    def restore_snapshot(
+        self, source: str, target: str, database: str | None, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
+        """Restore a snapshot as a collection `target` that shares the bank of its source."""
+        whole = yield from self._whole(source, timeout)
+        if whole.states and database:
+            raise UnsupportedOperation(
+                f"collection {source!r} is corrected and its snapshot cannot be restored in database "
+                f"{database!r}, which lacks its bank: restore it in its own database"
+            )
+        if whole.sides:
+            raise UnsupportedOperation(
+                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases in "
+                f"{whole.sides[0]!r} with it: disable the correction first"
+            )
+        outcome = yield call
+        if whole.states:
+            # Its number is not known before the server has restored it.
+            yield InStore(partial(_list_banks, whole, CollectionId(name=target)))
+        return outcome
+
+    def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
+        options = dict(call.options)
+        for name in {"load_fields", "_load_fields"} & set(options):
+            options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
+        return (yield Ask(call.method, call.args, options))
+
+    def fields_loaded(
+        self, collection: str, names: Iterable[str], timeout: float | None = None
+    ) -> Operation[list[str]]:
+        """Return the names with those of their hidden fields."""
+        cached = yield from self._states.cached_state(collection, timeout)
+        named = list(names)
+        codecs = [state.codec for state in cached.states.values() if state.field in named]
+        hidden = [name for codec in codecs for name in codec.hidden_fields]
+        return list(dict.fromkeys([*named, *hidden]))
+
+    def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
+        """Read the parts of a collection. A missing one has none: the next call reports it. Raises LeaseHeld."""
+        self._states.forget(collection)
+        try:
+            description = yield Ask("describe_collection", (collection, timeout))
+        except MilvusException as error:
+            if error.code != COLLECTION_NOT_FOUND:
+                raise
+            return Whole(collection)
+        properties = description.get("properties", {})
+        name = str(description.get("collection_name") or collection)
+        yield InStore(partial(_expect_free, name))
+        owner = id_in(description, collection)
+        states = tuple(read_states(properties, name).values())
+        online_banks = (OnlineBanks.read(properties, name) or OnlineBanks()).banks
+        sides = [side for state in states if (side := side_helper(state))]
+        samples = [bank.helper for bank in online_banks]
+        helpers = yield InStore(partial(_own_helpers, [*sides, *samples], owner))
+        dual_write = DualWrite.read(properties, name)
+        if dual_write and not (yield InStore(partial(_is_copied_to, owner, dual_write.collection))):
+            dual_write = None
+        return Whole(
+            name,
+            owner.identity,
+            states,
+            tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
+            dual_write,
+            WriteIntentLog.read(properties, name),
+            helpers,
+        )
+
+
+def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
+    """Whether a migration lets writes go to an existing copy as well; a property alone does not."""
+    if not store.exists(copy):
+        return False
+    try:
+        expect_copy(origin, copy, DUAL_WRITE_PROPERTY, migrations_to((origin.name, copy), store))
+    except StateError as error:
+        log.warning("%s", error)
+        return False
+    return True
+
+
+def _own_helpers(helpers: Iterable[Helper], owner: CollectionId, store: MilvusStore) -> tuple[Helper, ...]:
+    """Return those that belong to `owner`, and log each other one: whatever is done to `owner` spares it."""
+    own = []
+    for helper in helpers:
+        try:
+            expect_helpers(store, [helper], owner)
+            own.append(helper)
+        except StateError as error:
+            log.warning("%s", error)
+    return tuple(own)
+
+
+def _expect_free(collection: str, store: MilvusStore) -> None:
+    from milvus_hubness.jobs.common.lease import holder_of
+
+    if holder := holder_of(store, collection):
+        raise LeaseHeld(f"{holder}: wait until it ends, or stop it")
+
+
+def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
+    # A description of each collection takes a request, and helper names have the form <collection>__bank:
+    # only such names are checked.
+    named_as_helpers = {name for name in names if name == LEDGER or "__" in name}
+    return [name for name in names if not (name in named_as_helpers and _is_helper(store, name))]
+
+
+def _is_helper(store: MilvusStore, name: str) -> bool:
+    """Whether this package created the collection; one that may not be described belongs to the user."""
+    try:
+        properties = store.client.describe_collection(name)["properties"]
+    except MilvusException:
+        return False
+    return not HELPER_PROPERTIES.isdisjoint(properties)
+
+
+def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
+    """Drop the helper collections of a dropped collection, except banks that others use."""
+    from milvus_hubness.jobs.common.lease import forget_leases
+
+    for intent_log in store.intent_logs(whole.id):
+        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
+    for helper in whole.helpers:
+        if store.exists(helper.collection):
+            store.drop(helper.collection)
+    banks = [bank for state in whole.states for bank in state.banks]
+    store.drop_bank_generations(banks)
+    for name in {bank.collection for bank in banks}:
+        if store.exists(name) and _is_helper(store, name) and not store.count(name):
+            store.drop(name)
+    store.forget_helpers(whole.name)
+    forget_leases(store, whole.name, *whole.sides)
+
+
+def _list_helpers(whole: Whole, renamed: CollectionId, store: MilvusStore) -> None:
+    if store.exists(renamed.name):
+        return  # The server refuses the name.
+    for intent_log in store.intent_logs(whole.id):
+        # An idle log costs less to create again than to carry over.
+        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
+    list_helpers(store, whole.helpers, whole.states, whole.id, renamed)
+
+
+def _list_banks(whole: Whole, sharing: CollectionId, store: MilvusStore) -> None:
+    list_helpers(store, [], whole.states, whole.id, sharing)
+
+
+_OURS = {
+    PROPERTY,
+    TUNING_PROPERTY,
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    IDENTITY_PROPERTY,
+}
+
+
+def is_ours(property: str) -> bool:
+    return property in _OURS or property.startswith(f"{PROPERTY}.")
+
+
+def description_out(states: Collection[CollectionState], description: dict[str, Any]) -> dict[str, Any]:
+    """Convert the result of describe_collection to the collection that the user created."""
+    ours = {name for state in states for name in state.codec.hidden_fields}
+    dims = {state.field: state.dim for state in states}
+    fields = [entry for entry in description["fields"] if entry["name"] not in ours]
+    for entry in fields:
+        if entry["name"] in dims:
+            entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
+    properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
+    shown = {**description, "fields": fields, "properties": properties}
+    if "aliases" in description:
+        shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+    return shown
+
+
+def index_out(states: Collection[CollectionState], index: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the result of describe_index to the user's metric."""
+    metrics = {state.field: state.metric for state in states}
+    if index and index.get("field_name") in metrics:
+        return {**index, "metric_type": metrics[index["field_name"]]}
+    return index

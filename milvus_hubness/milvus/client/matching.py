@@ -1,0 +1,239 @@
+"""`match`: candidates of a batch of queries from the database, kept in memory or files, and the matches among them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.basics.files.arrays import open_archive
+from milvus_hubness.basics.files.opening import read_text
+from milvus_hubness.basics.requirements import naming_extras
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode, encode
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators.matching import Pairs, balanced, moments, one_to_one, spread_of
+from milvus_hubness.correction.kernels.primitives import topk, whole_number
+from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile
+from milvus_hubness.milvus.client.messages import Question
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.searches import Searches
+from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, Operation
+
+if TYPE_CHECKING:
+    from milvus_hubness.basics.progress import Progress
+    from milvus_hubness.jobs.store.records import VectorField
+
+Array = npt.NDArray[Any]
+
+MOST_CANDIDATES = 16_384
+HITS_PER_REQUEST, ROWS_PER_PAGE = 100_000, 2_000
+INPUTS = "inputs.json"
+QUERIES_PER_ITEM = 64
+"""Number of nearest queries of each item that are its candidates."""
+SAMPLED_QUERIES = 1_000
+"""Number of queries whose scores over all items give the spread."""
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The rows matched to queries: `matches[i]` is the list of the hits of query i, best first.
+
+    A hit has id, score (the raw one) and matched_score in the metric of the field, raw_rank and rank, from 1 among the
+    candidates. columns: all this as arrays (r,), after the number of the `query`. warnings: why the raw ranking may be
+    better. facts: the measurements behind them.
+    """
+
+    queries: int
+    columns: Mapping[str, Array] = field(repr=False)
+    warnings: list[str]
+    facts: Mapping[str, float]
+
+    @property
+    def unmatched(self) -> list[int]:
+        """The numbers of the queries without a hit."""
+        numbers: list[int] = np.setdiff1d(np.arange(self.queries), self.columns["query"]).tolist()
+        return numbers
+
+    def __len__(self) -> int:
+        return self.queries
+
+    def __getitem__(self, query: int) -> list[dict[str, Any]]:
+        number = range(self.queries)[query]
+        own = slice(*np.searchsorted(self.columns["query"], [number, number + 1]))
+        names = [name for name in self.columns if name != "query"]
+        hits = zip(*(self.columns[name][own].tolist() for name in names), strict=True)
+        return [dict(zip(names, hit, strict=True)) for hit in hits]
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        return map(self.__getitem__, range(self.queries))
+
+
+class Candidates:
+    """The pairs that were searched so far. inputs: what they depend on, fit for JSON. folder: for files with them, from
+    which an interrupted match continues. Raises InvalidInput for files of other inputs, UnreadableFile."""
+
+    def __init__(self, inputs: Mapping[str, Any], folder: Path | None) -> None:
+        self.searched, self.scanned = 0, 0
+        self.last: Key | None = None
+        self._moments: Array = np.zeros((3, 1))
+        self._numbers: dict[Key, int] = {}
+        self._parts: list[Pairs] = []
+        self._folder, self._inputs = folder, dict(inputs)
+        if folder is None or not (folder / INPUTS).exists():
+            return
+        try:
+            of_parts = json.loads(read_text(folder / INPUTS))
+            for path in sorted(folder.glob("[0-9]*.npz")) if of_parts == inputs else ():
+                with open_archive(path) as archive:
+                    self._take(archive.read_all())
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            raise UnreadableFile(f"cannot use the parts in {folder} ({error}): remove the folder") from None
+        if of_parts != inputs:
+            raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")
+
+    def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
+        """Add pairs: numbers of queries and scores (p,), and a key for each pair or for as many pairs as another key.
+        further: `searched`, the number of queries that were searched, or of items: `scanned`, `last` and `moments`."""
+        part = {"queries": queries, "keys": np.array(keys), "scores": scores, **further}
+        if self._folder is not None:
+            try:
+                if not self._parts:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    (self._folder / INPUTS).write_text(json.dumps(self._inputs))
+                path = self._folder / f"{len(self._parts):08}.npz"
+                with path.with_suffix(".unfinished").open("wb") as file:
+                    np.savez(file, **part)
+                os.replace(path.with_suffix(".unfinished"), path)
+            except OSError as error:
+                raise UnreadableFile(f"cannot write parts to {self._folder}: {error.strerror}") from None
+        self._take(part)
+
+    def _take(self, part: Mapping[str, Any]) -> None:
+        keys, queries = part["keys"].tolist(), part["queries"].astype(np.int32)
+        items = np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32)
+        items = np.repeat(items, len(queries) // max(1, len(keys)))
+        self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
+        if "searched" in part:
+            self.searched += int(part["searched"])
+        else:
+            self.scanned += int(part["scanned"])
+            self.last = np.asarray(part["last"]).item()
+            self._moments = self._moments + part["moments"]
+
+    def matches(self, queries: int, limit: int, metric: str, *, assign: bool) -> Matches:
+        """Return the matches of the first `queries` queries; further ones only take part in the balance."""
+        items = len(self._numbers)
+        pairs = Pairs.union(self._parts, items)
+        biases, warnings, facts = balanced(pairs, items, spread_of(self._moments))
+        pairs = pairs.of_first(queries)
+        matched = pairs.scores - biases[pairs.items]
+        ranks, raw_ranks = pairs.ranks(matched), pairs.ranks(pairs.scores)
+        chosen = np.flatnonzero(one_to_one(pairs, matched, items) if assign else ranks <= limit)
+        chosen = chosen[np.lexsort((ranks[chosen], pairs.queries[chosen]))]
+        keys = np.array(list(self._numbers), np.int64 if all(type(key) is int for key in self._numbers) else object)
+        sign = np.float32(-2 if metric == "L2" else 1)
+        columns = {
+            "query": pairs.queries[chosen],
+            "id": keys[pairs.items[chosen]],
+            "score": sign * pairs.scores[chosen],
+            "matched_score": sign * matched[chosen],
+            "raw_rank": raw_ranks[chosen],
+            "rank": ranks[chosen],
+        }
+        return Matches(queries, columns, warnings, facts)
+
+
+def match(
+    operations: Operations,
+    collection: str,
+    queries: BankLike,
+    limit: int,
+    filter: str,
+    search: Mapping[str, Any],
+    *,
+    candidates: int,
+    with_bank: bool,
+    one_to_one: bool,
+    folder: Path | None,
+    progress: Progress | None,
+) -> Operation[Matches]:
+    """Match queries with the rows of a collection; see `HubnessClient.match`. search: further arguments of a search, by
+    name. Raises InvalidInput, InvalidParameter, UnreadableFile, DimensionMismatch, MissingExtra."""
+    with naming_extras():
+        from milvus_hubness.basics.progress import silent
+        from milvus_hubness.jobs.common.inputs import only_field
+    candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
+    limit = whole_number("limit", limit)
+    if limit > candidates:
+        raise InvalidParameter(f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates")
+    report, search = progress or silent, dict(search)
+    params, partitions = search.pop("search_params"), search["partition_names"]
+    bank = QueryBank.of(queries)
+    count = len(bank)
+    info = yield InStore(lambda store: store.info(collection))
+    field = search["anns_field"] = search["anns_field"] or only_field(info)
+    state, vector = info.state_of(field), info.vector_fields[field]
+    layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    bank.expect_dim(layout.dim, "the field")
+    if with_bank:
+        if state is None:
+            raise InvalidInput(f"{info.name!r} is not corrected and has no bank: leave out --with-bank")
+        stored = yield from operations.biases.bank(info.name, state, state.profile)
+        bank = replace(bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None)
+    inputs = {
+        "collection": info.name,
+        "field": field,
+        "filter": filter,
+        "partitions": partitions,
+        "search": str(params),
+    }
+    pool = Candidates({**inputs, "candidates": candidates, "queries": bank.fingerprint}, folder)
+    # Without a sampler: a batch does not stand for the queries of users.
+    searches = Searches(operations.states, operations.biases, operations.reads, 0.0, None)
+    while pool.searched < len(bank):
+        report("searching the queries", pool.searched, len(bank))
+        part = bank.vectors[pool.searched :][: max(1, HITS_PER_REQUEST // candidates)]
+        vectors, fields = encode(part, vector.dtype), [info.key_field]
+        question = Question(vectors, candidates, search_params=params, output_fields=fields, strength=0.0)
+        answers = yield from searches.search(info.name, question, filter, search)
+        numbers = pool.searched + np.repeat(np.arange(len(part)), [len(hits) for hits in answers])
+        scores = np.concatenate([hits.distances for hits in answers]) * (-0.5 if layout.metric == "L2" else 1.0)
+        pool.add(numbers, [key for hits in answers for key in hits.ids], scores, searched=len(part))
+    reduced, pages = layout.reduce_queries(bank.vectors), operations.pages
+    options = {"filter": filter, "partition_names": partitions, "timeout": search["timeout"]}
+    rows, key_field = yield from pages.begin(Ask("query", (info.name,), options))
+    while page := (yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])):
+        report("searching the rows", pool.scanned, info.rows)
+        keys, vectors = [row[key_field] for row in page], [row[field] for row in page]
+        yield Compute(partial(_scan, pool, keys, vectors, vector, layout, reduced))
+    report("balancing", 0, 1)
+    matches: Matches = yield Compute(lambda: pool.matches(count, limit, layout.metric, assign=one_to_one))
+    return matches
+
+
+def _scan(
+    pool: Candidates, keys: Sequence[Key], vectors: Sequence[Any], field: VectorField, layout: Layout, queries: Floats
+) -> None:
+    """Add the nearest queries of a page of rows; rows without a valid vector have none."""
+    items = decode(vectors, field.dtype)
+    valid = np.flatnonzero(~layout.invalid(items)).tolist()
+    items = layout.reduce_items(items[valid])
+    near = topk(items, queries, min(QUERIES_PER_ITEM, len(queries)))
+    sample = queries[np.linspace(0, len(queries) - 1, min(SAMPLED_QUERIES, len(queries)), dtype=np.int64)]
+    pool.add(
+        near.indices.ravel(),
+        [keys[i] for i in valid],
+        near.values.ravel(),
+        scanned=len(keys),
+        last=keys[-1],
+        moments=moments(items @ sample.T),
+    )

@@ -1,0 +1,224 @@
+"""Requests of users and their checks. No I/O."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy.typing as npt
+from pymilvus.client.check import check_id_and_data, check_pass_param
+from pymilvus.exceptions import ParamError
+
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
+from milvus_hubness.milvus.client.steps import Ask
+
+USE_SCORES = ("ranker", "function_chains", "search_aggregation")
+"""Arguments that make the server compute with scores."""
+ORDERED = (*USE_SCORES, "order_by_fields")
+"""Arguments that need the final order of the hits on the server."""
+GROUPED = ("group_by_field", "group_by_fields")
+"""Arguments that make the server return the best hits of each group."""
+ITERATED = ("iterator", "search_iter_v2")
+"""Arguments that make the server answer page by page."""
+IN_BACKGROUND = ("_async", "_callback")
+RANGE_BOUNDS = ("radius", "range_filter")
+QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
+"""Arguments of MilvusClient.create_collection that define a collection without a schema."""
+
+Bias = Literal["compute", "pending"]
+"""Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
+
+
+OF_SEARCHES = ("strength", "profile", "rerank", "candidates", "with_raw_score")
+OF_CLIENTS = ("strength", "state_ttl", "bank_budget", "sample_queries")
+"""Arguments that clients of this package add to searches, and to the constructor."""
+ALIKE = 0.75
+"""The similarity from which on a name counts as a mistyped one; pymilvus's own names are less alike."""
+
+
+def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
+    """Raise InvalidParameter for the name of an argument that looks like one of `names`: pymilvus ignores arguments
+    that it does not know."""
+    if not options:
+        return
+
+    from difflib import get_close_matches
+
+    for name in options:
+        near = get_close_matches(name, names, n=1, cutoff=ALIKE)
+        if near and near[0] != name:
+            raise InvalidParameter(f"unknown argument {name!r}: did you mean {near[0]!r}?")
+
+
+def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:
+    """Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers."""
+    check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
+    check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
+    params = search_params or {}
+    inner = params.get("params", {}) if isinstance(params, Mapping) else params
+    if not isinstance(inner, Mapping):
+        raise ParamError(message=f"Search params must be a dict, got {type(inner)}")
+    if "offset" in options and "offset" in params:
+        raise ParamError(message="Provide offset both in kwargs and param, expect just one")
+    offset = options.get("offset") or params.get("offset")
+    if offset is not None and not isinstance(offset, int):
+        raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
+    for place in (params, inner):
+        for name in RANGE_BOUNDS:
+            try:
+                float(place.get(name) or 0.0)
+            except (TypeError, ValueError):
+                raise InvalidParameter(f"{name} must be a number, got {place[name]!r}") from None
+
+
+def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOperation for answers that the client cannot decode. fields: the corrected fields."""
+    if fields and (name := first_set(options, IN_BACKGROUND)):
+        raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
+    if fields and first_set(options, ("namespace",)):
+        raise UnsupportedOperation("namespace on a corrected collection, which has none: leave it out")
+    named = output_fields if isinstance(output_fields, list) else []
+    vectors = [name for name in named if name in fields or (fields and name == "*")]
+    if vectors and first_set(options, ("search_aggregation",)):
+        raise UnsupportedOperation(
+            f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored vectors with "
+            "their biases: name other fields, and get the vectors by key"
+        )
+
+
+def first_set(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return the first of these arguments that is set."""
+    return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
+
+
+def normalises_scores(ranker: Any) -> bool:
+    """Whether a ranker normalises scores by the metric of the field."""
+    functions = getattr(ranker, "functions", None) or [ranker]
+    params = [getattr(function, "params", None) or {} for function in functions]
+    return any(str(own.get("norm_score", "")).lower() == "true" for own in params)
+
+
+def expect_strength(strength: Any) -> None:
+    """Check a strength: None or a finite number. Raises InvalidParameter."""
+    number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+    if strength is not None and not (number and math.isfinite(strength)):
+        raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
+
+
+def expect_state_ttl(seconds: Any) -> None:
+    """Check a TTL: a number of at least 0. Raises InvalidParameter."""
+    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (number and seconds >= 0):
+        raise InvalidParameter(f"state_ttl must be a number of seconds of at least 0, not {seconds!r}")
+
+
+def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
+    """Raises InvalidParameter if `candidates` is not a positive integer, or if no re-ranker uses it."""
+    if candidates is None:
+        return
+    if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
+        raise InvalidParameter("candidates needs a re-ranker: pass one as rerank")
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
+
+
+@dataclass(slots=True)
+class Question:
+    """A search as the user requested it.
+
+    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one. rerank: a
+    GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an Adaptive one ranks
+    corrected candidates. candidates: how many; None uses the number of the re-ranker. activated: keys that open the
+    gate, if the search is gated. with_raw_score: hits have their uncorrected scores too. ids: of rows to search with.
+    """
+
+    data: npt.ArrayLike
+    limit: int
+    offset: int = 0
+    search_params: Mapping[str, Any] | None = None
+    output_fields: list[str] | None = None
+    round_decimal: int = -1
+    strength: float | None = None
+    profile: str | None = None
+    rerank: GloballyCorrected | Adaptive | None = None
+    candidates: int | None = None
+    bank: Floats | None = None
+    activated: AbstractSet[Any] = frozenset()
+    with_raw_score: bool = False
+    filter: str = ""
+    ids: Any = None
+
+    def pool(self, how: GloballyCorrected | Adaptive) -> int:
+        """Return how many candidates a re-ranker needs: at least up to the end of the page."""
+        return max(self.candidates or how.candidates, int(self.page.stop))
+
+    @property
+    def page(self) -> slice:
+        return slice(self.offset, self.offset + self.limit)
+
+
+@dataclass(slots=True)
+class SearchRequest:
+    """A request for the server, and `answer`, which converts its results for the user, perhaps for long (`works`).
+    biases_of: the side collection, if `answer` also takes biases by key from it, after the results."""
+
+    data: Any
+    limit: int
+    offset: int
+    search_params: dict[str, Any]
+    output_fields: list[str] | None
+    answer: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    biases_of: str | None = None
+    works: bool = False
+
+
+@dataclass(frozen=True)
+class Write:
+    """An insert or an upsert, as the caller requested it. method: "insert" or "upsert". data: rows, or a single row.
+    options: further arguments of the method."""
+
+    method: str
+    collection: str
+    data: Any
+    timeout: float | None = None
+    partition_name: str | None = ""
+    bias: Bias = "compute"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Any:
+        """The rows, as a list if the data are valid."""
+        return [self.data] if isinstance(self.data, dict) else self.data
+
+    @property
+    def adds(self) -> bool:
+        """Whether it may add to existing values, so that it must not run twice."""
+        return bool(self.options.get("field_ops"))
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it changes only some fields of existing rows."""
+        return self.adds or bool(self.options.get("partial_update"))
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A deletion, as the caller requested it. options: further arguments of MilvusClient.delete."""
+
+    collection: str
+    ids: Any = None
+    timeout: float | None = None
+    filter: str | None = None
+    partition_name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def ask(self) -> Ask:
+        args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
+        return Ask("delete", args, dict(self.options))

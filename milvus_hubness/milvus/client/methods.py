@@ -1,0 +1,371 @@
+"""The methods that HubnessClient and AsyncHubnessClient share: signatures, docstrings and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pymilvus import AnnSearchRequest
+
+from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.errors import HubnessError, InvalidParameter
+from milvus_hubness.milvus.client.collection_methods import CollectionMethods
+from milvus_hubness.milvus.client.messages import (
+    OF_CLIENTS,
+    OF_SEARCHES,
+    Bias,
+    Deletion,
+    Question,
+    Write,
+    expect_arguments,
+)
+from milvus_hubness.milvus.client.steps import (
+    Ask,
+    ClientPolicy,
+    Effect,
+    Operation,
+    PlainConnection,
+    Step,
+    T,
+    as_milvus,
+    refusing,
+)
+from milvus_hubness.milvus.store.keepalive import with_keepalive
+
+if TYPE_CHECKING:
+    from milvus_hubness.milvus.client.query_samples import Sampled
+    from milvus_hubness.milvus.store.banks import Sample, SamplesOf
+
+DEFAULT_BANK_BUDGET = 1 << 30
+
+
+def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
+    """Run an operation; its HubnessError is raised as a MilvusException too."""
+    try:
+        return (yield from operation)
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
+
+def with_checked(options: Mapping[str, Any], names: Sequence[str], operation: Operation[T]) -> Operation[T]:
+    """Run an operation of a call with these further arguments. Raises as `expect_arguments` does."""
+    expect_arguments(options, names)
+    return (yield from operation)
+
+
+def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
+    """Run an operation and return its result. answer: runs one step; the operation receives its exceptions."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value
+
+
+async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = await answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value
+
+
+class Methods(CollectionMethods):
+    """Methods of a client of pymilvus, for corrected collections.
+
+    They return the result in HubnessClient, and an awaitable of the result in AsyncHubnessClient. A subclass inherits
+    from this class first and from a client of pymilvus second.
+    """
+
+    _drive: Callable[..., Any]
+    """`drive` or `drive_async`."""
+    _perform: Callable[[Effect], Any]
+    """Runs a step that is not a request of pymilvus's own client."""
+    policy = ClientPolicy()
+
+    def __init__(
+        self,
+        uri: str = "http://localhost:19530",
+        user: str = "",
+        password: str = "",
+        db_name: str = "",
+        token: str = "",
+        timeout: float | None = None,
+        *,
+        strength: float | None = None,
+        state_ttl: float = STATE_TTL,
+        bank_budget: int = DEFAULT_BANK_BUDGET,
+        sample_queries: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        # Here, as they need more modules than pymilvus's client: programs that only name the class start sooner.
+        from milvus_hubness.milvus.client.operations import Operations
+        from milvus_hubness.milvus.client.query_samples import Sampler
+        from milvus_hubness.milvus.store.server import expect_lite
+
+        with refusing():
+            expect_lite(uri)
+            expect_arguments(kwargs, OF_CLIENTS)
+            if not isinstance(sample_queries, bool):
+                raise InvalidParameter(
+                    f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
+                )
+            self._sampler = Sampler(self._put_samples) if sample_queries else None
+            self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
+        kwargs = with_keepalive(uri, kwargs)
+        super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
+        self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
+
+    def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
+        from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS
+        from milvus_hubness.milvus.store.banks import put_samples
+
+        put_samples(self._plain.client(), target, samples, WRITE_SECONDS)
+
+    def _run(self, operation: Operation[Any]) -> Any:
+        return self._drive(raising_as_milvus(operation), self._answer)
+
+    def _answer(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return getattr(super(CollectionMethods, self), step.method)(*step.args, **step.options)
+        return self._perform(step)
+
+    def _learn_schema(self, connection: Any, collection: str) -> None:
+        database = self._generate_call_context().get_db_name()  # type: ignore[attr-defined]
+        connection._invalidate_schema(collection, db_name=database)
+
+    def _leave_database(self, new_database: str) -> None:
+        if self._sampler is not None:
+            self._sampler.discard()
+        self._plain.use_database(new_database)
+        self._operations.states.forget()
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> Any:
+        """Insert rows as pymilvus does, and compute their biases from the bank.
+
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank neither fits
+        into bank_budget nor can be searched on the server, and DimensionMismatch, NonFiniteVectors and, under COSINE,
+        ZeroVectors, with the rows in the message.
+        """
+        write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
+        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
+
+    def upsert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> Any:
+        """Upsert rows as pymilvus does, and compute the bias of rows that have a vector.
+
+        A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
+        """
+        write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        return self._run(with_checked(kwargs, ["bias"], self._operations.dual_writes.write(write)))
+
+    def write_import_files(
+        self,
+        collection_name: str,
+        data: Iterable[dict[str, Any]],
+        folder: str | Path,
+        timeout: float | None = None,
+        *,
+        bias: Bias = "compute",
+    ) -> Any:
+        """Write new rows of a corrected collection, with their biases, to Parquet files for a bulk import.
+
+        Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a side collection or
+        a job works on the collection.
+        """
+        return self._run(self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout))
+
+    def delete(
+        self,
+        collection_name: str,
+        ids: list[Any] | str | int | None = None,
+        timeout: float | None = None,
+        filter: str | None = None,
+        partition_name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Delete rows as pymilvus does."""
+        deletion = Deletion(collection_name, ids, timeout, filter, partition_name, kwargs)
+        return self._run(self._operations.dual_writes.delete(deletion))
+
+    # -- searches and reads -----------------------------------------------------------------------------
+
+    def search(
+        self,
+        collection_name: str,
+        data: Any = None,
+        filter: str = "",
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        ranker: Any = None,
+        function_chains: Any = None,
+        highlighter: Any = None,
+        ids: Any = None,
+        search_aggregation: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | Adaptive | None = None,
+        candidates: int | None = None,
+        with_raw_score: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as pymilvus does, ranked by the corrected score.
+
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of the bias
+        profile. rerank: ranks more raw candidates against the bank or, if it is a QuariReranker, more corrected
+        candidates by its model. candidates: how many; None uses the number of the re-ranker. with_raw_score: hits also
+        have their uncorrected score, as "raw_score". On a field that is not corrected, these have no effect, except
+        that a QuariReranker raises UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        """
+        question = Question(
+            data,
+            limit,
+            search_params=search_params,
+            output_fields=output_fields,
+            strength=strength,
+            profile=profile,
+            rerank=rerank,
+            candidates=candidates,
+            with_raw_score=with_raw_score,
+        )
+        options = {"timeout": timeout, "partition_names": partition_names, "anns_field": anns_field, "ranker": ranker}
+        options |= {"function_chains": function_chains, "search_aggregation": search_aggregation, **kwargs}
+        if highlighter is not None:
+            options["highlighter"] = highlighter
+        operation = self._operations.searches.search(collection_name, question, filter, options, ids=ids)
+        return self._run(with_checked(kwargs, OF_SEARCHES, operation) if kwargs else operation)
+
+    def match(
+        self,
+        collection_name: str,
+        queries: Any,
+        limit: int = 10,
+        filter: str = "",
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        *,
+        candidates: int = 200,
+        with_bank: bool = False,
+        one_to_one: bool = False,
+        folder: str | Path | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Match a batch of queries with rows: each row gets a bias that balances the queries against all rows.
+
+        queries: (m, d). candidates: rows that the index finds for each query, by raw score. with_bank: the stored bank
+        joins the queries, which helps if these ask for some of the rows only. one_to_one: each row goes to at most one
+        query, and limit has no effect. folder: for parts, from which an interrupted call with the same arguments
+        continues. progress: called with the step, and the done and total numbers. Returns `Matches`. Raises
+        MissingExtra without milvus-hubness[jobs], UnreadableFile for parts that cannot be used, and as `search` does.
+        """
+        from milvus_hubness.milvus.client.matching import match
+
+        search = {"search_params": search_params, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        operation = match(
+            self._operations, collection_name, queries, limit, filter, {**search, "anns_field": anns_field},
+            candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
+            folder=Path(folder) if folder else None, progress=progress,
+        )  # fmt: skip
+        return self._run(
+            with_checked(kwargs, ["candidates", "with_bank", "one_to_one", "folder", "progress"], operation)
+        )
+
+    def query(
+        self,
+        collection_name: str,
+        filter: str = "",
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        ids: Any = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Query as pymilvus does."""
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(self._operations.reads.read(Ask("query", (collection_name, filter), {"ids": ids, **options})))
+
+    def get(
+        self,
+        collection_name: str,
+        ids: Any,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Get rows as pymilvus does."""
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(self._operations.reads.read(Ask("get", (collection_name, ids), options)))
+
+    def hybrid_search(
+        self,
+        collection_name: str,
+        reqs: list[AnnSearchRequest],
+        ranker: Any,
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as pymilvus's hybrid_search does, with corrected scores on corrected fields.
+
+        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one by one and
+        merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a ranker other than
+        RRFRanker and WeightedRanker.
+        """
+        options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
+        arguments = (collection_name, reqs, ranker, limit, output_fields, options, strength, profile)
+        return self._run(with_checked(kwargs, OF_SEARCHES, self._operations.searches.hybrid_search(*arguments)))
+
+    @property
+    def hubness_samples(self) -> Sampled:
+        """Counts of the queries that this client sampled for online banks."""
+        from milvus_hubness.milvus.client.query_samples import Sampled
+
+        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)

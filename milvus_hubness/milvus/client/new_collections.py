@@ -1,0 +1,194 @@
+"""Collections that are corrected from their first row on. No I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.arrays import ALIGNMENT, as_metric
+from milvus_hubness.correction.codec.index_hints import measured_on
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.codec.quantisation import with_bias_scale
+from milvus_hubness.correction.estimators.base import Estimator, expect_estimator
+from milvus_hubness.correction.estimators.nnn import NNN
+from milvus_hubness.correction.state import BankReference, CollectionState, slots_for
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.jobs.store.generations import Made
+from milvus_hubness.jobs.store.protocols import Store
+from milvus_hubness.jobs.store.records import VectorField
+from milvus_hubness.milvus.client.messages import QUICK_FORM
+from milvus_hubness.milvus.store import schema as milvus_schema
+
+
+@dataclass(frozen=True)
+class CorrectionConfig:
+    """The correction of a vector field of a new collection.
+
+    bank: (m, d) reference queries. estimator: one that needs no gallery, as the collection is empty; a later
+    refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.
+    bank_collection: by default <collection>__bank, for a field after the first <collection>__bank_<field>.
+    strength: w of searches that name none. profiles: number of bias profiles that the stored rows have room for.
+    Raises as QueryBank does, and InvalidInput for a path and for anything but an estimator.
+    """
+
+    bank: BankLike
+    estimator: Estimator = field(default_factory=lambda: NNN(16))
+    target_bank: BankLike | None = None
+    anns_field: str | None = None
+    bank_collection: str | None = None
+    strength: float = 1.0
+    profiles: int = 1
+
+    def __post_init__(self) -> None:
+        expect_estimator(self.estimator)
+        object.__setattr__(self, "bank", QueryBank.of(self.bank))
+        object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
+
+
+def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
+    """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection. For the quick form,
+    the schema and the index are those that pymilvus would create. Raises InvalidParameter."""
+    further = dict(arguments)
+    quick = {name: further.pop(name) for name in QUICK_FORM}
+    schema, index = further.pop("schema"), further.pop("index_params")
+    if schema is not None:
+        return schema, index or IndexParams(), further
+    kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
+    kind = quick["id_type"]
+    kind = kinds.get(kind) if isinstance(kind, str) else kind
+    if kind not in (DataType.INT64, DataType.VARCHAR):
+        raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
+    if quick["dimension"] is None:
+        raise InvalidParameter("a new collection needs a dimension or a schema: pass one of them")
+    schema = MilvusClient.create_schema(
+        auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
+    )
+    length = further.pop("max_length", None)
+    limits = {"max_length": length} if length and kind == DataType.VARCHAR else {}
+    schema.add_field(quick["primary_field_name"], kind, is_primary=True, **limits)
+    schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
+    schema.verify()
+    index = IndexParams()
+    index.add_index(quick["vector_field_name"], index_type="AUTOINDEX", metric_type=quick["metric_type"])
+    return schema, index, further
+
+
+@dataclass(frozen=True, eq=False)
+class NewField:
+    """A corrected field of a collection to be created. state: returns its state, given its saved bank."""
+
+    name: str
+    save_bank: Callable[[Store], tuple[BankReference, Made]]
+    state: Callable[[BankReference], CollectionState]
+
+
+def new_fields(
+    collection: str,
+    hubness: CorrectionConfig | Sequence[CorrectionConfig],
+    schema: CollectionSchema,
+    index: IndexParams,
+) -> list[NewField]:
+    """Return the fields to correct in a collection of this schema, each with its fitted bank. Raises InvalidInput."""
+    if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
+        raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+    vector_fields = {field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES}
+    described = milvus_schema.vector_fields(schema.to_dict(), [])
+    indexes = {params.field_name: params.get_index_configs() for params in index}
+    fields: list[NewField] = []
+    for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
+        name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
+        if name is None or name not in vector_fields:
+            names = ", ".join(vector_fields) or "none"
+            raise InvalidInput(f"collection {collection!r} needs an anns_field: its vector fields are {names}")
+        if obstacles := described[name].obstacles:
+            raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+        if any(field.name == name for field in fields):
+            raise InvalidInput(f"field {name!r} is named twice: pass one CorrectionConfig for each field")
+        if not indexes.get(name, {}).get("metric_type"):
+            raise InvalidInput(f"the metric of field {name!r} is unknown: give its index in index_params")
+        suffix = f"_{name}" if fields else ""
+        fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
+    return fields
+
+
+def _new_field(
+    collection: str, config: CorrectionConfig, field: FieldSchema, index: Mapping[str, Any], suffix: str
+) -> NewField:
+    """Fit the bank of a field. The mean bias is 0 until the first full refresh, as the collection has no rows yet.
+    Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries, since
+    vectors near each other have similar lengths."""
+    if config.estimator.needs_gallery:
+        raise InvalidInput(
+            f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
+            "begin with NNN or an estimator with an absolute tau, and refresh once it has rows"
+        )
+    dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
+    parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
+    multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
+    vector = VectorField(field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype)
+    layout = Layout(
+        dim,
+        as_metric(vector.metric),
+        slots_for(config.profiles),
+        multiple_of,
+        spread=milvus_schema.bias_spread(vector, dim, vector.metric),
+    )
+    bank, targets = QueryBank.of(config.bank), optional_bank(config.target_bank)
+    bank.expect_dim(dim, "the field")
+    layout = measured_on(
+        layout,
+        (targets or bank).vectors,
+        bank.vectors,
+        graph_hint=milvus_schema.takes_graph_hint(vector),
+        locality_hints=milvus_schema.takes_locality_hints(vector),
+        taken_off=config.target_bank is not None,
+        length_pull=milvus_schema.takes_length_pull(vector),
+    )
+    from milvus_hubness.correction.fitted import Correction, initial_state
+
+    stored = StoredBank(bank, np.empty((len(bank), 0), np.float32), targets)
+    correction = Correction.restore(layout, config.estimator, stored)
+    if layout.spread > 1:
+        rows = (targets or bank).vectors
+        rows = rows[~layout.invalid(rows)]
+        layout = with_bias_scale(layout, rows, correction.centred(rows), config.strength)
+    state = partial(
+        initial_state,
+        layout,
+        config.estimator,
+        field=field.name,
+        suffix=suffix,
+        dtype=dtype,
+        source=collection,
+        strength=config.strength,
+    )
+    bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
+    return NewField(field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state)
+
+
+def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:
+    """Return the indexes that the server builds: corrected fields have the metric IP. Raises InvalidParameter if the
+    metric of a field differs from the metric of its correction."""
+    served = IndexParams()
+    for params in index:
+        configs = dict(params.get_index_configs())
+        kind = configs.pop("index_type", params.index_type)
+        state = states.get(params.field_name)
+        if state is not None and not state.codec.leaves_vectors:
+            metric = str(configs.get("metric_type") or state.metric).upper()
+            if metric != state.metric:
+                raise InvalidParameter(
+                    f"field {params.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
+                )
+            configs["metric_type"] = "IP"
+        served.add_index(params.field_name, index_type=kind, index_name=params.index_name, **configs)
+    return served

@@ -1,0 +1,93 @@
+"""Requests in parts, where a plain collection would take them at once. No I/O.
+
+Augmented vectors are wider than the user's, rows have hidden fields, a gate asks each query twice,
+and candidates are more hits than the user wants. So a request that is within the server's limits
+as the user made it may exceed them as the client sends it. The client then divides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from pymilvus.client.types import OmitZeroDict
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.errors import PartialWrite
+from milvus_hubness.milvus.client.held_errors import HeldErrors
+from milvus_hubness.milvus.client.messages import Write
+from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.store.server import exceeds_limit
+
+REFUSALS = (MilvusException, grpc.RpcError)
+"""The errors by which pymilvus reports that a request exceeds a limit."""
+_SENT_IN_PARTS = "a request on %r exceeds a limit of the server (%s): it was sent in parts"
+
+
+def held_for_parts(collection: str) -> HeldErrors:
+    """Return a context that holds back pymilvus's error records of requests that are sent again in parts."""
+    return HeldErrors(collection, _SENT_IN_PARTS)
+
+
+def in_two(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    middle = len(items) // 2
+    return items[:middle], items[middle:]
+
+
+def write_in_parts(
+    write: Write, rows: Sequence[Any], put: Callable[[Any], Operation[dict[str, Any]]]
+) -> Operation[dict[str, Any]]:
+    """Write rows by `put`, in order, in as few parts as the server takes, and return one answer for all of them.
+
+    Raises PartialWrite if a later part fails, and the error of pymilvus if the first one does.
+    """
+    answers: list[dict[str, Any]] = []
+    row_count = 0
+    waiting = [rows]
+
+    with held_for_parts(write.collection) as held:
+        while waiting:
+            part = waiting.pop()
+            try:
+                answers.append((yield from put(part)))
+            except REFUSALS as error:
+                if len(part) > 1 and exceeds_limit(error):
+                    held.recovered.append(error)
+                    waiting += reversed(in_two(part))
+                    continue
+                if not answers:
+                    raise
+                raise _stopped_at(write, row_count, len(rows), answers, error) from error
+            row_count += len(part)
+    return joined_answers(answers)
+
+
+def _stopped_at(
+    write: Write, row_count: int, total: int, answers: Sequence[dict[str, Any]], error: Exception
+) -> PartialWrite:
+    again = "upsert" if write.method == "insert" else write.method
+    failed = PartialWrite(
+        f"the first {row_count:,} of {total:,} rows were written to {write.collection!r}; the rows with their biases "
+        f"exceed what the server takes at once, so they were sent in parts, and the next part failed: {error}. "
+        f"Write the rows from number {row_count} on again, by {again}, as some of them may have arrived"
+    )
+    failed.row_count = row_count
+    failed.answer = joined_answers(answers)
+    return failed
+
+
+def joined_answers(answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answers to the parts of a write as one: counts and costs are added, lists of keys joined."""
+    if len(answers) == 1:
+        return answers[0]
+    joined: dict[str, Any] = OmitZeroDict(answers[0])
+    for answer in answers[1:]:
+        for name, value in answer.items():
+            before = joined.get(name)
+            joined[name] = value if before is None else _added(before, value)
+    return joined
+
+
+def _added(before: Any, value: Any) -> Any:
+    return before + value if isinstance(value, int | float) else [*before, *value]

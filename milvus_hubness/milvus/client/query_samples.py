@@ -1,0 +1,172 @@
+"""Samples of live queries for online banks, stored in the background."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.correction.codec.arrays import decode
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import StateError
+from milvus_hubness.jobs.store.ownership import CollectionId
+from milvus_hubness.jobs.store.records import OnlineBank, OnlineBanks
+from milvus_hubness.milvus.store.banks import Sample, SamplesOf
+
+BUFFERED = 1_000
+"""Largest number of waiting samples; further samples are dropped."""
+BATCH = 200
+FLUSH_SECONDS = 2.0
+WRITE_SECONDS = 5.0
+REST_SECONDS = 60.0
+"""Time for which samples of a collection are dropped after a failed write to it, in seconds."""
+CLOSE_SECONDS = 2.0
+NUMBER_BITS = 52
+
+Write = Callable[[SamplesOf, Sequence[Sample]], None]
+"""Writes samples of a collection."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Counts of sampled queries: stored, dropped because they could not be stored, and still waiting."""
+
+    stored: int
+    dropped: int
+    waiting: int
+
+
+class Sampler:
+    """Samples live queries at the rates of the online banks, and stores them from one thread, which runs while samples
+    wait. Samples not stored are dropped."""
+
+    def __init__(self, write: Write) -> None:
+        self._write_samples = write
+        self._gaps: dict[tuple[str, str, float], int] = {}
+        self._resting: dict[SamplesOf, float] = {}
+        self._waiting: list[tuple[SamplesOf, Sample]] = []
+        self._stored = self._dropped = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._closing = self._is_writing = False
+
+    def offer(self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any) -> None:
+        """Sample some of the queries (m, d) of an answered search in the collection `owner`."""
+        try:
+            target = SamplesOf(online_bank.helper, owner)
+            rate = online_bank.rate
+            name = (online_bank.samples_collection, online_bank.profile, rate)
+            gap, count = self._gaps.get(name), len(queries)
+            gap = _gap(rate) if gap is None else gap
+            while gap < count:
+                self._take(target, online_bank, state, queries[gap])
+                gap += 1 + _gap(rate)
+            self._gaps[name] = gap - count
+        except Exception as error:
+            self._dropped += 1
+            log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
+
+    @property
+    def counts(self) -> Sampled:
+        with self._changed:
+            return Sampled(self._stored, self._dropped, len(self._waiting))
+
+    def discard(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Drop the waiting samples before `write` changes its destination; wait at most `seconds` for a write."""
+        with self._changed:
+            self._dropped += len(self._waiting)
+            self._waiting = []
+            self._resting.clear()
+            self._changed.wait_for(lambda: not self._is_writing, seconds)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Write the waiting samples, and wait at most `seconds` for it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(seconds)
+
+    def _take(self, target: SamplesOf, online_bank: OnlineBank, state: CollectionState, query: Any) -> None:
+        vector = decode([query], state.dtype)[0]
+        if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
+            return
+        sample = Sample(
+            online_bank.profile,
+            random.randrange(online_bank.capacity),
+            random.getrandbits(NUMBER_BITS),
+            int(time.time()),
+            vector,
+        )
+        with self._changed:
+            rests = time.monotonic() < self._resting.get(target, 0.0)
+            if self._closing or rests or len(self._waiting) >= BUFFERED:
+                self._dropped += 1
+                return
+            self._waiting.append((target, sample))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
+                self._thread.start()
+            elif len(self._waiting) == BATCH:
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while batch := self._next_batch():
+            by_target: dict[SamplesOf, list[Sample]] = {}
+            for target, sample in batch:
+                by_target.setdefault(target, []).append(sample)
+            for target, samples in by_target.items():
+                self._write(target, samples)
+
+    def _next_batch(self) -> list[tuple[SamplesOf, Sample]]:
+        """Return the samples to write now; an empty list ends the thread."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            if self._waiting:
+                self._changed.wait_for(lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS)
+            batch, self._waiting = self._waiting, []
+            if not batch:
+                self._thread = None
+            self._is_writing = bool(batch)
+            return batch
+
+    def _write(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
+        try:
+            try:
+                self._write_samples(target, samples)
+            except Exception:  # Milvus Lite closes connections that were idle for half a minute.
+                time.sleep(0.1)
+                self._write_samples(target, samples)
+        except Exception as error:
+            with self._changed:
+                self._dropped += len(samples)
+                self._resting[target] = time.monotonic() + REST_SECONDS
+            message = "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
+            log.warning(message, len(samples), target.helper.collection, REST_SECONDS, error)
+        else:
+            with self._changed:
+                self._stored += len(samples)
+
+
+def online_banks_in(properties: Mapping[str, str], collection: str) -> dict[tuple[str, str], OnlineBank]:
+    """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
+    try:
+        online = OnlineBanks.read(properties, collection) or OnlineBanks()
+        return {(bank.field, bank.profile): bank for bank in online.banks}
+    except StateError as error:
+        log.warning("no queries are sampled: %s", error)
+        return {}
+
+
+def _gap(rate: float) -> int:
+    """Return how many queries to skip before the next sample; the number is geometrically distributed."""
+    return 0 if rate >= 1 else int(math.log(1.0 - random.random()) / math.log1p(-rate))

@@ -1,0 +1,386 @@
+"""Rewrites searches and their answers for one corrected field. No I/O: clients and the proxy share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction.codec.arrays import Floats, decode, returned, rounded
+from milvus_hubness.correction.codec.base import RowCodec
+from milvus_hubness.correction.rerank import Adaptive
+from milvus_hubness.correction.rerank.rerankers import gate
+from milvus_hubness.correction.state import CollectionState, Profile
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
+from milvus_hubness.milvus.client.messages import (
+    GROUPED,
+    ITERATED,
+    ORDERED,
+    RANGE_BOUNDS,
+    USE_SCORES,
+    Question,
+    SearchRequest,
+    expect_strength,
+    first_set,
+    normalises_scores,
+)
+
+RAW_SCORE = "raw_score"
+MAX_QUERIES = 16_384
+"""Largest number of queries in a request to Milvus, unless its configuration has another one."""
+
+SEARCHED_AT_LEAST = ("ef", "search_list")
+"""Parameters of graph indexes that must be at least the number of results."""
+
+Row = MutableMapping[str, Any]
+
+Asking = Callable[[npt.ArrayLike], SearchRequest]
+
+
+@dataclass(slots=True)
+class FieldRequest:
+    """The fields to request from the server, and those to remove from the answer."""
+
+    requested: list[str] | None
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Decodes the rows of a collection. states: of every corrected field of the collection."""
+
+    states: tuple[CollectionState, ...]
+
+    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
+        """Return the fields to request so that vectors can be decoded, and the fields to hide again.
+
+        default_all: no output_fields means every field, as for query and get. An argument that is not a list
+        passes unchanged, so that pymilvus refuses it.
+        """
+        if output_fields is not None and not isinstance(output_fields, list):
+            return FieldRequest(output_fields, ())
+        named = list(output_fields or [])
+        hidden = tuple(name for name in self._hidden if name not in named)
+        if "*" not in named:
+            needed = [name for codec in self._codecs if codec.field in named for name in codec.decoding_fields]
+            named += [name for name in needed if name in hidden]
+        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
+
+    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
+        """Convert rows to the user's form, in place: with the user's vectors, and without the hidden fields.
+
+        strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
+        width than the collection state names.
+        """
+        unread: Any = getattr(rows, "_lazy_field_data", None)
+        raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
+        rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
+        for codec in self._codecs:
+            with_vector = [row for row in rows if row.get(codec.field) is not None]
+            if not with_vector or codec.leaves_vectors:
+                continue
+            for row, vector in zip(with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True):
+                in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
+                row[codec.field] = [vector] if in_list else vector
+                if strict_float32 and codec.dtype == "float32":
+                    row[codec.field] = list(np.asarray(vector, np.float32))
+        for row in rows:
+            for name in fields.hidden:
+                row.pop(name, None)
+
+    def hits_out(self, results: Any, fields: FieldRequest) -> Any:
+        """Convert the rows of hits to the user's form, in place."""
+        if results and not any(getattr(hits, "has_materialized", True) for hits in results):
+            rows = [hit["entity"] for hits in results for hit in list.__iter__(hits)]
+            if self._columns_out(results[0].lazy_field_data, rows, fields):
+                self.rows_out(rows, fields)
+                return results
+        for hits in results:  # all hits of one query have the same fields
+            if hits and not self.changed.isdisjoint(hits[0]["entity"]):
+                self.rows_out((hit["entity"] for hit in hits), fields)
+        return results
+
+    def _columns_out(self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest) -> bool:
+        """Decode vectors of rows that are still in columns of the answer: pymilvus takes them out of these when a row
+        is read. Returns False, and leaves all as it is, if the columns are not those of float32 vectors of all rows."""
+        columns = {column.field_name: column.vectors for column in unread}
+        codecs = [codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors]
+        if not columns.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
+            return False
+        for codec in codecs:
+            count = len(columns[codec.field].float_vector.data)
+            if count != len(rows) * columns[codec.field].dim or any(row.get(codec.field) is not None for row in rows):
+                return False
+        for codec in codecs:
+            column = columns[codec.field]
+            stored = codec.unpack(floats_in(column.float_vector).reshape(-1, column.dim))
+            put_floats(column.float_vector, codec.decode_rows(codec.columns(stored, rows)))
+            column.dim = codec.layout.dim
+        return True
+
+    @cached_property
+    def _codecs(self) -> tuple[RowCodec, ...]:
+        return tuple(state.codec for state in self.states)
+
+    @cached_property
+    def _hidden(self) -> tuple[str, ...]:
+        return tuple(name for codec in self._codecs for name in codec.hidden_fields)
+
+    @cached_property
+    def changed(self) -> frozenset[str]:
+        """The fields that hold augmented vectors, and the hidden fields."""
+        return frozenset([*self._hidden, *(state.field for state in self.states)])
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Rewrites requests and responses of one corrected field, whose scores the server ranks."""
+
+    state: CollectionState
+    reading: Reading
+
+    @cached_property
+    def codec(self) -> RowCodec:
+        return self.state.codec
+
+    def profile(self, question: Question) -> Profile:
+        return self.state.profile_of(question.profile)
+
+    def strength(self, question: Question) -> float:
+        """Return w of the question, or else of its profile. Raises InvalidInput, InvalidParameter."""
+        profile = self.profile(question)
+        expect_strength(question.strength)
+        return profile.strength if question.strength is None else float(question.strength)
+
+    def is_gated(self, question: Question) -> bool:
+        return self.profile(question).gate is not None and self.strength(question) != 0
+
+    def ranks_candidates(self, question: Question) -> bool:
+        """Whether the client fetches more hits than requested and ranks them."""
+        if self.codec.needs_candidates and self.strength(question) != 0:
+            return True
+        how = question.rerank
+        return how is not None and not (isinstance(how, Adaptive) and how.direct)
+
+    def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
+        """Raises UnsupportedOperation if the server would rank, sort or group hits by scores other than the answer's.
+        options: further arguments of the search."""
+        field = f"of field {self.state.field!r}"
+        if first_set(options, ("is_embedding_list",)):
+            raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
+        if self.ranks_candidates(question):
+            if name := first_set(options, (*ORDERED, *GROUPED, *ITERATED)):
+                raise UnsupportedOperation(
+                    f"{name} would see uncorrected scores {field}, as candidates are ranked by the client: "
+                    "search with strength=0 and without rerank, or migrate the collection"
+                )
+        elif self.is_gated(question):
+            if name := first_set(options, (*ORDERED, *ITERATED)):
+                raise UnsupportedOperation(
+                    f"{name} {field}, whose searches are gated by the order of scores: search with "
+                    "strength=0, or with a profile that has no gate"
+                )
+            if question.offset and first_set(options, GROUPED) and options.get("group_size") not in (None, 1):
+                raise UnsupportedOperation(
+                    f"group_size with an offset {field}, whose searches are gated: ask for the first page"
+                )
+        if question.with_raw_score and first_set(options, ("search_aggregation",)):
+            raise UnsupportedOperation("search_aggregation has no room for raw scores: leave with_raw_score out")
+        if self.codec.served_metric == self.state.metric:
+            return
+        if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
+            raise UnsupportedOperation(
+                f"{name} computes with scores on the server, which has inner products {field} in place of L2 "
+                "distances: rank the answer in the application, or correct with the biases in fields"
+            )
+        if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):
+            raise UnsupportedOperation(
+                f"a ranker with norm_score {field}: the server would normalise inner products in place of "
+                "cosines: leave norm_score out"
+            )
+
+    def queries(self, question: Question) -> Floats:
+        """Return the user's queries, float32 (m, d). Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
+        return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
+
+    def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
+        return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
+
+    def apart(self, question: Question) -> list[Question]:
+        """Split the question into parts that one request each can answer.
+
+        If the server ranks L2 by inner products, the bounds of a range search differ for every
+        query. A gate asks each query twice, and a request has a greatest number of queries.
+        """
+        if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(question.search_params):
+            return [replace(question, data=[query]) for query in self.queries(question)]
+        data: Any = question.data
+        if self.is_gated(question) and len(data) > MAX_QUERIES // 2:
+            starts = range(0, len(data), MAX_QUERIES // 2)
+            return [replace(question, data=data[start : start + MAX_QUERIES // 2]) for start in starts]
+        return [question]
+
+    def ask(self, question: Question) -> SearchRequest:
+        """Return the one request that answers a search without a re-ranker: corrected or gated. Raises
+        DimensionMismatch, InvalidInput, InvalidParameter."""
+        if asking := self.asking(question):
+            return asking(question.data)
+        return self._gated(question)
+
+    def asking(self, question: Question) -> Asking | None:
+        """Return a function that builds the request of this question for other data, and raises as `ask` does; None if
+        a gate limits the correction to some queries."""
+        strength = self.strength(question)
+        if self.is_gated(question):
+            return None
+        slot = self.profile(question).slot
+        fields = self.fields_for(question, with_vector=question.with_raw_score)
+
+        def ask(data: npt.ArrayLike) -> SearchRequest:
+            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
+            encoded = self.codec.pack_queries(queries, strength, slot=slot)
+
+            def answer(results: Any) -> Any:
+                self._score(results, queries, strength, question)
+                return self.reading.hits_out(results, fields)
+
+            params = self.search_params(question.search_params, queries)
+            return SearchRequest(encoded, question.limit, question.offset, params, fields.requested, answer)
+
+        return ask
+
+    def scores_are_products(self, question: Question) -> bool:
+        """Whether the server's scores are those of the answer, unless the client ranks candidates."""
+        return self.codec.layout.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
+
+    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
+        """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
+        if not requested:
+            return {}
+        params = copied(requested)
+        metric = params.pop("metric_type", None)
+        if metric and str(metric).upper() != self.state.metric:
+            raise InvalidParameter(
+                f"metric type not match: expected {self.state.metric}, not {metric} of search_params"
+            )
+        for place in places(params):
+            for name in RANGE_BOUNDS:
+                if place.get(name) is not None:
+                    place[name] = float(self.codec.layout.products(place[name], queries[0]))
+        return params
+
+    def _gated(self, question: Question) -> SearchRequest:
+        """Return one request that has every query twice, raw and corrected."""
+        queries, strength = self.queries(question), self.strength(question)
+        params = self.search_params(question.search_params, queries)
+        fields = self.fields_for(question, with_vector=question.with_raw_score)
+
+        def answer(results: Any) -> Any:
+            before, after = results[: len(queries)], results[len(queries) :]
+            self._score(before, queries, 0.0, question)
+            self._score(after, queries, strength, question)
+            nearest = [hits[0].id if hits else None for hits in before]
+            results[:] = gate(before, after, nearest, question.activated)
+            for hits in results:
+                keep(hits, hits[question.offset :])
+            return self.reading.hits_out(results, fields)
+
+        data = [*self.encoded_queries(question, queries, 0.0), *self.encoded_queries(question, queries, strength)]
+        return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
+
+    def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
+        """Return the fields that a search requests. with_vector: the answer needs the stored vectors."""
+        named = list(question.output_fields or [])
+        if not with_vector or self.state.field in named or "*" in named:
+            return self.reading.fields(question.output_fields)
+        fields = self.reading.fields([*named, self.state.field])
+        return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
+
+    def _score(self, results: Any, queries: Floats, strength: float, question: Question) -> None:
+        """Convert the scores to the user's metric, in place."""
+        if self.scores_are_products(question):
+            return
+        for hits, query in zip(results, queries, strict=True):
+            products = [[hit["distance"] for hit in list.__iter__(hits)]]
+            scores = self.codec.decode_scores(products, query[None, :], strength)[0]
+            rescore(hits, scores, question.round_decimal)
+            if question.with_raw_score:
+                raw = self.codec.raw_scores(self.vectors_of(hits), query)
+                add_raw_scores(hits, raw, question.round_decimal)
+
+    def vectors_of(self, hits: Sequence[Any]) -> Floats:
+        return self.codec.vectors_of([hit["entity"] for hit in hits])
+
+
+def floats_in(array: Any) -> Floats:
+    """Return the numbers of a FloatArray of Milvus's protocol, which has them packed as they are in memory."""
+    array.DiscardUnknownFields()
+    message = array.SerializeToString()
+    return np.frombuffer(message, "<f4", offset=len(message) - 4 * len(array.data))
+
+
+def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
+    """Set the numbers of a FloatArray."""
+    packed = np.ascontiguousarray(numbers, "<f4")
+    size, length = packed.nbytes, bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    array.ParseFromString(b"".join([b"\n", length, bytes([size]), packed.data]))
+
+
+def keep(hits: Any, chosen: list[Any]) -> None:
+    """Reduce `hits` to the chosen ones, in that order, in all three lists of pymilvus's hits."""
+    hits[:] = chosen
+    hits.ids = [hit.id for hit in chosen]
+    hits.distances = [hit["distance"] for hit in chosen]
+
+
+def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
+    """Set the score of each hit, rounded to `round_decimal` decimals unless that is −1."""
+    values = np.asarray(scores, np.float64)
+    hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
+    for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
+        hit["distance"] = score
+
+
+def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
+    """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
+    values = np.asarray(scores, np.float64)
+    for hit, score in zip(hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True):
+        hit[RAW_SCORE] = float(score)
+
+
+def rounded_vectors(vectors: Any, state: CollectionState) -> Any:
+    """Return the user's vectors, rounded to the dtype of the field."""
+    if state.dtype == "float32" or not isinstance(vectors, list | tuple | np.ndarray):
+        return vectors
+    return rounded(decode(vectors, state.dtype), state.dtype)
+
+
+def places(params: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """Return the mappings that may have search parameters: the outer one and its "params"."""
+    return (params, params.get("params") or {}) if params else ()
+
+
+def _has_bounds(params: Mapping[str, Any] | None) -> bool:
+    return any(place.get(name) is not None for place in places(params) for name in RANGE_BOUNDS)
+
+
+def copied(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy search parameters, including those of the index."""
+    inner = params.get("params")
+    return {**params, "params": dict(inner)} if inner else dict(params)
+
+
+def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
+    """Raise the parameters of a graph search to the number of requested hits, in place, and return them."""
+    for place in places(params):
+        for name in SEARCHED_AT_LEAST:
+            if isinstance(place.get(name), int):
+                place[name] = max(place[name], limit)
+    return params

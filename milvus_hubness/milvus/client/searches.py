@@ -1,0 +1,405 @@
+"""`search` and `hybrid_search`, without I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pymilvus import AnnSearchRequest, DataType
+
+from milvus_hubness.correction.codec.arrays import without_tensors
+from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.correction.state import CollectionState
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness.milvus.client import ranking
+from milvus_hubness.milvus.client.biases import Biases
+from milvus_hubness.milvus.client.catalog import Reads
+from milvus_hubness.milvus.client.messages import (
+    IN_BACKGROUND,
+    USE_SCORES,
+    Question,
+    SearchRequest,
+    expect_candidates,
+    expect_question,
+    expect_strength,
+    expect_whole_hits,
+    first_set,
+)
+from milvus_hubness.milvus.client.parts import REFUSALS, held_for_parts, in_two
+from milvus_hubness.milvus.client.query_samples import Sampler
+from milvus_hubness.milvus.client.rewrite import Rewrite
+from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
+from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
+from milvus_hubness.milvus.store.server import exceeds_limit, is_one_of
+
+KEYS_PER_REQUEST = 8_000
+Kind = tuple[Any, ...]
+"""The part of a search that stays the same when only its data, filter, timeout and the like differ."""
+_Part = tuple[AnnSearchRequest, Question, Rewrite | None]
+MAX_PREPARED = 256
+
+
+class Searches:
+    """`search` and `hybrid_search`. strength: w of searches that name none. Raises InvalidParameter."""
+
+    def __init__(
+        self, states: StateCache, biases: Biases, reads: Reads, strength: float | None, sampler: Sampler | None
+    ) -> None:
+        expect_strength(strength)
+        self.strength = strength
+        self._states = states
+        self._biases = biases
+        self._reads = reads
+        self._sampler = sampler
+
+    def search(
+        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
+    ) -> Operation[Any]:
+        """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with.
+
+        If the request exceeds a limit of the server, because it is larger than the user's, its
+        queries are sent in parts.
+        """
+        timeout = options.get("timeout")
+        data: Any = question.data
+        with held_for_parts(collection) as held:
+            try:
+                return (yield from self._search_at_once(collection, question, filter, options, ids))
+            except REFUSALS as error:
+                if ids is not None or not can_be_halved(data) or not exceeds_limit(error):
+                    raise
+                cached = yield from self._states.cached_state(collection, timeout)
+                if cached.searched(options.get("anns_field")) is None:
+                    raise
+                held.recovered.append(error)
+            results: Any = None
+            for part in in_two(data):
+                answer = yield from self.search(collection, replace(question, data=part), filter, options)
+                results = answer if results is None else _joined(results, answer)
+            return results
+
+    def _search_at_once(
+        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], ids: Any
+    ) -> Operation[Any]:
+        kind = kind_of(question, options) if ids is None else None
+
+        def call(cached: CachedState) -> Operation[Any]:
+            prepared = cached.prepared.get(kind) if kind is not None else None
+            if prepared is None:
+                whole = replace(question, filter=filter, ids=ids)
+                return (yield from self._search(collection, cached, whole, options, kind))
+            search_request = prepared.ask(question.data)
+            results = yield _request(collection, prepared.field, filter, search_request, options)
+            answer = search_request.answer(results)
+            self.sample(cached, prepared.state, question.profile, question.data)
+            return answer
+
+        return self._states.retrying(collection, options.get("timeout"), call)
+
+    def _search(
+        self, collection: str, cached: CachedState, question: Question, options: Mapping[str, Any], kind: Kind | None
+    ) -> Operation[Any]:
+        """Search in as many steps as needed, and prepare the searches of this kind if one request answers."""
+        expect_candidates(question.rerank, question.candidates)
+        expect_whole_hits(question.output_fields, cached.states, options)
+        state = cached.searched(options.get("anns_field"))
+        if state is None:
+            return (yield from _uncorrected(collection, cached, question, options))
+        question = replace(question, data=without_tensors(question.data))
+        expect_question(question.data, question.ids, question.output_fields, question.search_params, options)
+        rewrite = yield from self._states.rewrite(cached, state)
+        further, params = dict(options), dict(question.search_params or {})
+        question = replace(
+            question,
+            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
+            search_params=params,
+            round_decimal=further.pop("round_decimal", -1),
+            strength=self.strength if question.strength is None else question.strength,
+        )
+        if question.ids is not None:
+            vectors = yield from self.vectors(collection, cached, state, question.ids, options)
+            question = replace(question, data=vectors)
+        rewrite.expect_answerable(question, further)
+        if further.get("search_aggregation") is not None:
+            # Hits are inside buckets: the server rounds their scores.
+            further["round_decimal"] = question.round_decimal
+            question = replace(question, round_decimal=-1)
+        if isinstance(question.rerank, GloballyCorrected) or rewrite.is_gated(question):
+            bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
+            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+        results: Any = None
+        parts = rewrite.apart(question)
+        for part in parts:
+            how = part.rerank
+            search_request = rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
+            request = _request(collection, field_arguments(state), question.filter, search_request, further)
+            answer = yield from self._answered(cached, search_request, request)
+            results = answer if results is None else _joined(results, answer)
+        if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
+            copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
+            if ask := rewrite.asking(copied):
+                cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
+        if question.ids is None:  # else the queries are items of the gallery
+            self.sample(cached, state, question.profile, question.data)
+        return results
+
+    def sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
+        """Offer the queries of an answered search to the sampler, if the profile has an online bank."""
+        if cached.online_banks and self._sampler is not None:
+            online_bank = cached.online_banks.get((state.field, profile or state.active))
+            if online_bank is not None:
+                self._sampler.offer(online_bank, cached.collection_id, state, data)
+
+    def _answered(self, cached: CachedState, search_request: SearchRequest, request: Ask) -> Operation[Any]:
+        arguments = [(yield request)]
+        if side := search_request.biases_of:
+            keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
+            arguments.append((yield from self.side_biases(cached, side, keys, request.options)))
+        if search_request.works:
+            return (yield Compute(lambda: search_request.answer(*arguments)))
+        return search_request.answer(*arguments)
+
+    def side_biases(
+        self, cached: CachedState, side: str, keys: Sequence[Any], options: Mapping[str, Any]
+    ) -> Operation[dict[Any, Sequence[float]]]:
+        """Return the biases in every slot by key. options: of the search, whose consistency level applies. Raises
+        StateError if `side` belongs to another collection."""
+        timeout = options.get("timeout")
+        key_field = cached.key_field
+        yield from self._states.expect_sides(cached, timeout)
+        yield from self._states.ensure_loaded(side, timeout)
+        biases: dict[Any, Sequence[float]] = {}
+        for start in range(0, len(keys), KEYS_PER_REQUEST):
+            where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
+            rows = yield Ask("query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options))
+            biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
+        return biases
+
+    def vectors(
+        self, collection: str, cached: CachedState, state: CollectionState, ids: Any, options: Mapping[str, Any]
+    ) -> Operation[list[Any]]:
+        """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
+        keys = ids if isinstance(ids, list) else [ids]
+        further = {"output_fields": [state.field], "timeout": options.get("timeout"), **_routing(options)}
+        where = is_one_of(cached.key_field, keys)
+        rows = yield from self._reads.read(Ask("query", (collection, where), further))
+        by_key = {row[cached.key_field]: row[state.field] for row in rows}
+        if missing := [key for key in keys if key not in by_key]:
+            raise InvalidInput(f"no rows of these ids to search with: {missing}")
+        return [by_key[key] for key in keys]
+
+    def hybrid_search(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+    ) -> Operation[Any]:
+        """Hybrid search, with corrected scores for each request on a corrected field. Raises InvalidInput if no
+        corrected field has the profile, and UnsupportedOperation if it cannot merge answers."""
+        arguments = (ranker, limit, output_fields, options, strength, profile)
+        with held_for_parts(collection) as held:
+            try:
+                return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
+            except REFUSALS as error:
+                if not all(can_be_halved(request.data) for request in requests) or not exceeds_limit(error):
+                    raise
+                cached = yield from self._states.cached_state(collection, options.get("timeout"))
+                if all(cached.searched(request.anns_field) is None for request in requests):
+                    raise
+                held.recovered.append(error)
+            results: Any = None
+            divided = [[_asking(request, data) for data in in_two(request.data)] for request in requests]
+            for part in zip(*divided, strict=True):
+                answer = yield from self.hybrid_search(collection, part, *arguments)
+                results = answer if results is None else _joined(results, answer)
+            return results
+
+    def _hybrid_search_at_once(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+    ) -> Operation[Any]:
+        weight = self.strength if strength is None else strength
+
+        def call(cached: CachedState) -> Operation[Any]:
+            expect_whole_hits(output_fields, cached.states, options)
+            states = [cached.searched(request.anns_field) for request in requests]
+            ranking.require_profile(profile, [state for state in states if state])
+            parts: list[_Part] = []
+            for request, state in zip(requests, states, strict=True):
+                question = Question(
+                    without_tensors(request.data) if state else request.data,
+                    request.limit,
+                    search_params=request.param,
+                    output_fields=output_fields,
+                    strength=weight,
+                    profile=profile if state and profile in state.profiles else None,
+                )
+                rewrite = (yield from self._states.rewrite(cached, state)) if state else None
+                parts.append((request, question, rewrite))
+            merging = ranking.Ranker.of(ranker)
+            corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
+            if ranking.must_merge(merging, corrected):
+                offset = int(options.get("offset") or 0)
+                return (yield from self._merged(collection, parts, merging, slice(offset, offset + limit), options))
+            sent = [
+                ranking.rewritten(request, rewrite, question) if rewrite else request
+                for request, question, rewrite in parts
+            ]
+            fields = cached.reading.fields(output_fields)
+            results = yield Ask("hybrid_search", (collection, sent, ranker, limit, fields.requested), dict(options))
+            for rewrite, question in corrected:
+                self.sample(cached, rewrite.state, question.profile, question.data)
+            return cached.reading.hits_out(results, fields)
+
+        return self._states.retrying(collection, options.get("timeout"), call)
+
+    def _merged(
+        self, collection: str, parts: Sequence[_Part], ranker: ranking.Ranker, page: slice, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        if name := first_set(options, ("search_aggregation", "function_chains")):
+            raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
+        if options.get("group_by_field"):
+            raise UnsupportedOperation(
+                "grouping a hybrid search is not supported if the client merges the answers: with a gate, with "
+                "biases outside the vectors, and with a weighted ranker on fields of metric COSINE or L2"
+            )
+        not_of_parts = ("offset", "round_decimal", "timezone")
+        shared = {name: value for name, value in options.items() if name not in not_of_parts}
+        answers: list[Any] = []
+        metrics: list[str] = []
+        for request, question, rewrite in parts:
+            further = {**shared, "anns_field": request.anns_field}
+            if request.expr_params:
+                further["filter_params"] = request.expr_params
+            answers.append((yield from self.search(collection, question, request.expr or "", further)))
+            metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
+            if not metric:
+                metric = yield from self._states.metric(collection, request.anns_field, options.get("timeout"))
+            metrics.append(str(metric).upper())
+        return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+
+def can_be_halved(data: Any) -> bool:
+    """Whether these are several queries."""
+    return isinstance(data, list | np.ndarray) and len(data) > 1
+
+
+def _asking(request: AnnSearchRequest, data: Any) -> AnnSearchRequest:
+    """Return the request for other queries."""
+    return AnnSearchRequest(
+        data=data,
+        anns_field=request.anns_field,
+        param=request.param,
+        limit=request.limit,
+        expr=request.expr,
+        expr_params=request.expr_params,
+    )
+
+
+def _joined(results: Any, more: Any) -> Any:
+    """Return the results with those of further queries; pymilvus's own type stays."""
+    results += more
+    return results
+
+
+def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a search that set the consistency and the cluster of its further reads."""
+    names = ("consistency_level", "guarantee_timestamp", "cluster_id")
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
+def field_arguments(state: CollectionState) -> dict[str, Any]:
+    """Return the arguments of pymilvus's search that name the field and its type."""
+    if state.dtype != "float32":
+        return {"anns_field": state.searched_field}
+    # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
+    description = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
+    return {"anns_field": state.searched_field, "schema": {"fields": [description]}}
+
+
+def _request(
+    collection: str, field: Mapping[str, Any], filter: str, search_request: SearchRequest, options: Mapping[str, Any]
+) -> Ask:
+    further = {**options, **search_request.options, **field}
+    if search_request.offset:
+        further["offset"] = search_request.offset
+    args = (
+        collection,
+        [query if type(query) is bytes else query.tobytes() for query in search_request.data],
+        filter,
+        search_request.limit,
+        search_request.output_fields,
+        search_request.search_params,
+    )
+    return Ask("search", args, further)
+
+
+def _uncorrected(
+    collection: str, cached: CachedState, question: Question, options: Mapping[str, Any]
+) -> Operation[Any]:
+    if isinstance(question.rerank, Adaptive):
+        raise UnsupportedOperation(
+            f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
+        )
+    fields = cached.reading.fields(question.output_fields)
+    args = (collection, question.data, question.filter, question.limit, fields.requested, question.search_params)
+    results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
+    return cached.reading.hits_out(results, fields) if cached.states else results
+
+
+def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
+    """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
+    limit, names, strength = question.limit, question.output_fields, question.strength
+    usual = (
+        type(limit) is int
+        and _are_dense(question.data)
+        and (names is None or (isinstance(names, list) and all(type(name) is str and name for name in names)))
+        and (strength is None or type(strength) in (float, int))
+        and question.rerank is None
+        and question.candidates is None
+        and "offset" not in options
+        and "round_decimal" not in options
+    )
+    if not usual:
+        return None
+    for name in (*USE_SCORES, *IN_BACKGROUND):
+        if options.get(name) is not None:
+            return None
+    return (
+        options.get("anns_field"),
+        limit,
+        None if names is None else tuple(names),
+        repr(question.search_params) if question.search_params else "",
+        strength,
+        question.profile,
+        bool(question.with_raw_score),
+    )
+
+
+def _are_dense(data: Any) -> bool:
+    """Whether pymilvus accepts `data` as queries, by a quick check of types."""
+    if isinstance(data, np.ndarray):
+        return bool(data.ndim > 1)
+    if not isinstance(data, list):
+        return False
+    for vector in data:
+        kind = type(vector)
+        if kind is not list and kind is not np.ndarray:
+            return False
+    return True

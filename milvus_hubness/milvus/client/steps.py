@@ -1,0 +1,153 @@
+"""The limits of a client, the steps of an operation, the connection of some steps, and errors as MilvusException."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pymilvus import MilvusClient
+from pymilvus.exceptions import ErrorCode, MilvusException
+
+from milvus_hubness.errors import HubnessError, InvalidInput
+from milvus_hubness.milvus.store.server import connect
+
+if TYPE_CHECKING:
+    from milvus_hubness.correction.state import BankReference
+    from milvus_hubness.milvus.store.milvus_store import MilvusStore
+
+CONNECT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class ClientPolicy:
+    """Limits and waits of a client.
+
+    window: largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request.
+    whole: largest bank whose scores are all requested in the last round, `window` per answer. numbers_per_page: numbers
+    of a bank that are read at once: Python takes some 30 bytes for each. cut_over_seconds: longest wait for a
+    collection whose name moves to its copy. chains: whether the server runs function chains; None asks the server.
+    """
+
+    window: int = 16_384
+    whole: int = 2**20
+    numbers_per_page: int = 2**20
+    cut_over_seconds: float = 5.0
+    chains: bool | None = None
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Convert each HubnessError of the block to an error that is also a MilvusException."""
+    try:
+        yield
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
+
+_KINDS: dict[type[HubnessError], type[HubnessError]] = {}
+
+
+def as_milvus(error: HubnessError) -> HubnessError:
+    """Return the error as an instance of its own class and of MilvusException, with the same message and name."""
+    kind = type(error)
+    if issubclass(kind, MilvusException):
+        return error
+    if kind not in _KINDS:
+        members = {"__str__": lambda self: self.message, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        _KINDS[kind] = type(kind.__name__, (kind, MilvusException), members)
+    refusal = _KINDS[kind]()
+    is_input_error = isinstance(error, InvalidInput)
+    MilvusException.__init__(refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error)
+    vars(refusal).update(vars(error))
+    refusal.args = error.args
+    return refusal
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Ask:
+    """Call a method of pymilvus's own client."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LoadBank:
+    """Read a bank from the database; the outcome is a StoredBank."""
+
+    reference: BankReference
+
+
+@dataclass(frozen=True)
+class InStore:
+    """Work on the database through a store; the outcome is the value that `work` returns."""
+
+    work: Callable[[MilvusStore], Any]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Run long work outside the event loop."""
+
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Wait for `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LearnSchema:
+    """Make pymilvus read the schema of a collection again, because servers before 2.6 do not report a change."""
+
+    collection: str
+
+
+Effect = LoadBank | InStore | Compute | Pause | LearnSchema
+Step = Ask | Effect
+Operation = Generator[Step, Any, T]
+
+
+class PlainConnection:
+    """A plain MilvusClient for stores and query samples, which connects when first needed. Threads may share it."""
+
+    def __init__(self, uri: str, db_name: str, timeout: float | None, **options: Any) -> None:
+        timeout = CONNECT_SECONDS if timeout is None else timeout
+        # The client itself has created the database, if there was none.
+        self._connect = partial(connect, uri, timeout=timeout, create=True, **options)
+        self._database = db_name
+        self._client: MilvusClient | None = None
+        self._lock = threading.Lock()
+
+    def client(self) -> MilvusClient:
+        """Return the client. Raises ServerUnavailable."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect(db_name=self._database)
+            return self._client
+
+    def store(self) -> MilvusStore:
+        from milvus_hubness.milvus.store.milvus_store import MilvusStore
+
+        return MilvusStore(self.client())
+
+    def use_database(self, database: str) -> None:
+        self._database = database
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()

@@ -1,0 +1,124 @@
+"""Whether Milvus knows the caller: learned before a message is received, and remembered for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from time import monotonic
+from typing import NamedTuple
+
+import grpc
+
+from milvus_hubness.milvus.proxy.endings import CallEnded
+from milvus_hubness.milvus.proxy.headers import Metadata
+
+QUESTION = "/milvus.proto.milvus.MilvusService/GetVersion"
+"""Milvus checks the token of every method, and this one needs no privilege and changes nothing."""
+
+VALID_SECONDS = 10.0
+"""Each call is checked again by Milvus, which gets its token: this only decides what is received."""
+
+REFUSED_SECONDS = 1.0
+ASK_SECONDS = 10.0
+MOST_REMEMBERED = 1_024
+MOST_QUESTIONS = 64
+"""Questions to Milvus at the same time, one for each caller; further ones wait."""
+
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+class Refusal(NamedTuple):
+    """Milvus's answer about a caller that it does not take."""
+
+    code: grpc.StatusCode
+    details: str
+
+
+class Remembered:
+    """Answers about callers for some seconds, `most` of them. The oldest is dropped first."""
+
+    def __init__(self, seconds: float, most: int = MOST_REMEMBERED) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._answers: OrderedDict[Metadata, tuple[float, Refusal | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def put(self, caller: Metadata, answer: Refusal | None) -> None:
+        self._answers.pop(caller, None)
+        self._answers[caller] = (monotonic() + self._seconds, answer)
+        while len(self._answers) > self._most:
+            self._answers.popitem(last=False)
+
+    def get(self, caller: Metadata) -> tuple[float, Refusal | None] | None:
+        answer = self._answers.get(caller)
+        return answer if answer is not None and monotonic() < answer[0] else None
+
+    def drop(self, caller: Metadata) -> None:
+        self._answers.pop(caller, None)
+
+
+class Admission:
+    """Asks Milvus about callers, once for all calls that wait for the same answer. ask_seconds: longest wait for it."""
+
+    def __init__(self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS) -> None:
+        self._ask = channel.unary_unary(QUESTION)
+        self._upstream = upstream
+        self._ask_seconds = ask_seconds
+        self._valid = Remembered(VALID_SECONDS)
+        # Apart, so that invalid tokens push no valid one out.
+        self._refused = Remembered(REFUSED_SECONDS)
+        self._running: dict[Metadata, asyncio.Task[Refusal | None]] = {}
+        self._turns = asyncio.Semaphore(MOST_QUESTIONS)
+
+    async def expect_valid(self, caller: Metadata, metadata: Metadata) -> None:
+        """Return once Milvus has taken a call of this caller. Raises CallEnded with its refusal.
+
+        caller: the entries of `metadata` by which Milvus may know the caller, of which gRPC takes 16 KiB.
+        """
+        if self._valid.get(caller):
+            return
+        remembered = self._refused.get(caller)
+        refusal = remembered[1] if remembered else await self._answer(caller, metadata)
+        if refusal is not None:
+            raise CallEnded(refusal.code, refusal.details)
+
+    def forget(self, caller: Metadata) -> None:
+        """Ask again at the next call of this caller: Milvus has just refused its token."""
+        self._valid.drop(caller)
+
+    async def _answer(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+        task = self._running.get(caller)
+        if task is None:
+            task = asyncio.create_task(self._asking(caller, metadata))
+            self._running[caller] = task
+        # The first of the callers may cancel its call; others wait for the same answer.
+        return await asyncio.shield(task)
+
+    async def _asking(self, caller: Metadata, metadata: Metadata) -> Refusal | None:
+        try:
+            async with self._turns:
+                await self._ask(b"", metadata=metadata or None, timeout=self._ask_seconds)
+        except grpc.aio.AioRpcError as error:
+            return self._refusal(caller, error)
+        else:
+            self._valid.put(caller, None)
+            return None
+        finally:
+            del self._running[caller]
+
+    def _refusal(self, caller: Metadata, error: grpc.aio.AioRpcError) -> Refusal:
+        code = error.code()
+        details = error.details() or ""
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            # The caller's own deadline may be far: clients repeat a call that was UNAVAILABLE.
+            code = grpc.StatusCode.UNAVAILABLE
+            details = (
+                f"Milvus at {self._upstream} did not say within {self._ask_seconds:.0f} s whether "
+                "the token is valid: call again later"
+            )
+        refusal = Refusal(code, details)
+        if code in _REFUSALS:
+            self._refused.put(caller, refusal)
+        return refusal

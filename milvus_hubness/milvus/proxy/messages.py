@@ -1,0 +1,247 @@
+"""Messages of Milvus's protocol: search parameters, metadata, responses and errors. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from google.protobuf.message_factory import GetMessageClass
+from pymilvus.exceptions import MilvusException
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
+
+from milvus_hubness.correction.codec.arrays import encode
+from milvus_hubness.correction.state import read_states
+from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
+from milvus_hubness.milvus.client.catalog import is_ours
+from milvus_hubness.milvus.client.messages import RANGE_BOUNDS
+from milvus_hubness.milvus.client.rewrite import FieldRequest
+from milvus_hubness.milvus.client.state_cache import CachedState
+from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.milvus.proxy.columns import column_named, json_in, put_all, put_vectors, vectors_in
+from milvus_hubness.milvus.proxy.headers import PROFILE_HEADER, STRENGTH_HEADER, header
+
+
+class Send(Ask):
+    """Send a request message to the server. The outcome is the response message, or `with_bytes` a pair of it and its
+    bytes. Raises Refused."""
+
+    def __init__(self, request: Any, *, with_bytes: bool = False) -> None:
+        super().__init__(method_of(request), (request, with_bytes))
+
+
+def method_of(request: Any) -> str:
+    name: str = request.DESCRIPTOR.name
+    return name.removesuffix("Request")
+
+
+class Refused(MilvusException):  # type: ignore[misc]
+    """The server refused a request. response: the message with the refusal."""
+
+    def __init__(self, response: Any, status: Any) -> None:
+        result = MilvusException.from_status(status)
+        super().__init__(result.code, result.message, result.compatible_code)
+        self.response = response
+
+
+PARAMETER_INVALID, UNEXPECTED = 1100, 65535
+
+MOST_REASON = 2_000
+"""Characters of a refusal: some name what the caller sent, which may be megabytes."""
+
+_METHODS = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"].methods_by_name
+
+
+def may_stream(method: str) -> bool:
+    """Return whether a caller may send several messages to a method. An unknown method is not of this Milvus."""
+    return method not in _METHODS or bool(_METHODS[method].client_streaming)
+
+
+def request_type(method: str) -> Any:
+    """Return the descriptor of the request of a method."""
+    return _METHODS[method].input_type
+
+
+def request_of(method: str, message: bytes) -> Any:
+    """Parse the request of a method. Raises DecodeError."""
+    return GetMessageClass(request_type(method)).FromString(message)
+
+
+def response_of(method: str, message: bytes) -> Any:
+    """Parse the response of a method. Raises DecodeError."""
+    return GetMessageClass(_METHODS[method].output_type).FromString(message)
+
+
+def status_in(response: Any) -> Any:
+    """Return the Status of a response, which may be the response itself."""
+    return response if isinstance(response, common_pb2.Status) else response.status
+
+
+def refusal(method: str, error: Exception) -> Any:
+    """Return the response of a method that reports an error. Unforeseen errors are Milvus's unexpected error too:
+    gRPC's UNKNOWN would make clients call again for minutes."""
+    response = response_of(method, b"")
+    status = status_in(response)
+    if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
+        status.code = int(error.code) or UNEXPECTED
+        status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
+        status.reason = error.message
+    else:
+        is_input_error = isinstance(error, InvalidInput)
+        status.code = PARAMETER_INVALID if is_input_error else UNEXPECTED
+        status.error_code = common_pb2.IllegalArgument if is_input_error else common_pb2.UnexpectedError
+        status.reason = f"{type(error).__name__}: {error}"[:MOST_REASON]
+        if is_input_error:
+            status.extra_info["is_input_error"] = "true"
+    return response
+
+
+MOST_SHOWN = 80
+"""Characters of a value in a message."""
+
+STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
+"""Parameters of a search for its correction."""
+METRIC, FIELD, _PARAMS = "metric_type", "anns_field", "params"
+
+
+class Overrides(NamedTuple):
+    """Correction settings of a search: w, None for that of the profile, and a profile, None for the active one."""
+
+    strength: float | None = None
+    profile: str | None = None
+
+    def updated(self, strength: Any, profile: Any) -> Overrides:
+        """Replace those settings that are set here, from text. Raises InvalidParameter."""
+        weight = self.strength if strength in (None, "") else _number("strength", strength)
+        return Overrides(weight, str(profile) if profile else self.profile)
+
+
+class SearchParameters:
+    """Parameters of a SearchRequest, without the correction settings, which are in `overrides`."""
+
+    def __init__(self, request: Any, default: Overrides | None = None) -> None:
+        """Parse the request's pairs. default: settings where these have none. Raises InvalidParameter."""
+        self.request, self._pairs = request, dict(pairs_of(request.search_params))
+        text = self._pairs.get(_PARAMS)
+        self._inner = json_in(text, "params of search_params") if text else {}
+        if not isinstance(self._inner, dict):
+            raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
+        inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
+        strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
+        self.overrides = (default or Overrides()).updated(strength, profile)
+
+    def value(self, name: str) -> Any:
+        """Return a parameter as received; None if it is missing."""
+        return self._pairs.get(name, self._inner.get(name))
+
+    def number(self, name: str, default: int) -> int:
+        value = self.value(name)
+        try:
+            return default if value in (None, "", "None") else int(str(value))
+        except ValueError:
+            raise InvalidParameter(f"{name} must be a whole number, got {_short(value)}") from None
+
+    def put(self, name: str, value: object) -> None:
+        """Set a parameter, and remove it from the inner parameters."""
+        self._inner.pop(name, None)
+        self._pairs[name] = str(value)
+
+    def for_rewrite(self) -> dict[str, Any]:
+        """Return search parameters as `Rewrite` takes them. Raises InvalidParameter if a bound is not a number."""
+        inner = {name: value for name, value in self._inner.items() if name != METRIC}
+        outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
+        for params in (outer, inner):
+            params |= {name: _number(name, params[name]) for name in RANGE_BOUNDS if params.get(name) is not None}
+        return {_PARAMS: inner, METRIC: self.value(METRIC), **outer}
+
+    def take(self, rewritten: Mapping[str, Any]) -> None:
+        """Replace the parameters by the result of `Rewrite`, which has no metric."""
+        self._inner = dict(rewritten.get(_PARAMS) or {})
+        self._pairs.pop(METRIC, None)
+        for name in RANGE_BOUNDS:
+            if name in self._pairs:
+                self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
+
+    def sent(self) -> Any:
+        """Return a copy of the request that has these parameters."""
+        sent = deepcopy(self.request)
+        if _PARAMS in self._pairs or self._inner:
+            self._pairs[_PARAMS] = json.dumps(self._inner)
+        pairs = [common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()]
+        put_all(sent.search_params, pairs)
+        return sent
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(f"{name} must be a number, got {_short(value)}") from None
+
+
+def _short(value: Any) -> str:
+    """Return a value as a message shows it: a caller may send megabytes."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+
+
+def overrides_in(headers: Mapping[str, str | bytes]) -> Overrides:
+    """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
+    return Overrides().updated(header(headers, STRENGTH_HEADER), header(headers, PROFILE_HEADER))
+
+
+def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool:
+    """Convert the fields_data and output_fields of a message to the user's form, in place. Return whether they may have
+    changed. Raises StateError if the stored vectors have another width than the state says."""
+    columns = message.fields_data
+    if cached.reading.changed.isdisjoint([*message.output_fields, *(column.field_name for column in columns)]):
+        return False
+    for state in cached.states.values():
+        codec, column = state.codec, column_named(columns, state.field)
+        if column is None or codec.leaves_vectors:
+            continue
+        stored = codec.unpack(vectors_in(column, codec.dtype))
+        hidden = {
+            name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
+            for name in codec.decoding_fields
+        }
+        vectors = codec.decode_rows({codec.field: stored, **hidden})
+        put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)
+    put_all(columns, [column for column in columns if column.field_name not in fields.hidden])
+    message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
+    return True
+
+
+def index_out(cached: CachedState, indexes: Any) -> None:
+    """Convert index descriptions to the user's metrics, without the index of a second vector field, in place."""
+    hidden = {name for state in cached.states.values() for name in state.codec.hidden_fields}
+    put_all(indexes, [index for index in indexes if index.field_name not in hidden])
+    for index in indexes:
+        if state := cached.states.get(index.field_name):
+            put_pair(index.params, METRIC, state.metric)
+
+
+def description_out(description: Any) -> None:
+    """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises StateError."""
+    states = read_states(pairs_of(description.properties), description.collection_name)
+    hidden = {name for state in states.values() for name in state.codec.hidden_fields}
+    fields = description.schema.fields
+    if states:
+        put_all(fields, [field for field in fields if field.name not in hidden])
+    for field in fields:
+        if field.name in states:
+            put_pair(field.type_params, "dim", states[field.name].dim)
+    for properties in (description.properties, description.schema.properties):
+        put_all(properties, [pair for pair in properties if not is_ours(pair.key)])
+
+
+def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
+    return {pair.key: pair.value for pair in pairs}
+
+
+def put_pair(pairs: Any, key: str, value: object) -> None:
+    """Set the value of the pairs with that key; add a pair if there is none."""
+    matches = [pair for pair in pairs if pair.key == key] or [pairs.add(key=key)]
+    for pair in matches:
+        pair.value = str(value)

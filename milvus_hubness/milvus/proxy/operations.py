@@ -1,0 +1,111 @@
+"""The calls that the proxy rewrites: each answers a request with a response, over a client's operations. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.state_cache import CachedState
+from milvus_hubness.milvus.client.steps import Operation
+from milvus_hubness.milvus.proxy.messages import METRIC, Overrides, Send, description_out, index_out, pairs_of, put_pair
+from milvus_hubness.milvus.proxy.searching import hybrid_search, search, send_for_rows
+from milvus_hubness.milvus.proxy.writing import delete, write
+
+
+def query(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer a QueryRequest with a QueryResults or its bytes, with rows in the user's form."""
+
+    def call(cached: CachedState) -> Operation[Any]:
+        if not cached.states:
+            response, content = yield Send(request, with_bytes=True)
+            if not any(name.startswith("hubness_epoch") for name in response.output_fields):
+                return content
+            # These are augmented vectors: the collection was corrected after its state was last read.
+            now = yield from operations.states.read_again(request.collection_name)
+            return (yield from call(now)) if now.states else content
+        return (yield from send_for_rows(cached, deepcopy(request)))
+
+    return operations.states.retrying(request.collection_name, None, call)
+
+
+def describe(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer DescribeCollection or BatchDescribeCollection with the collections that the user created."""
+    response = yield Send(request)
+    for description in getattr(response, "responses", [response]):
+        description_out(description)
+    return response
+
+
+def describe_index(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer DescribeIndex or GetIndexStatistics with the user's metric."""
+    response = yield Send(request)
+    cached = yield from operations.states.cached_state(request.collection_name)
+    index_out(cached, response.index_descriptions)
+    return response
+
+
+def create_index(operations: Operations, request: Any) -> Operation[Any]:
+    """Create an index, of the augmented vectors if the field is corrected. Raises InvalidParameter if the metric of a
+    corrected field differs from the metric of its correction."""
+    cached = yield from operations.states.cached_state(request.collection_name)
+    state = cached.states.get(request.field_name)
+    if state is not None and not state.codec.leaves_vectors:
+        metric = pairs_of(request.extra_params).get(METRIC, state.metric).upper()
+        if metric != state.metric:
+            raise InvalidParameter(
+                f"field {request.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
+            )
+        put_pair(request.extra_params, METRIC, "IP")
+    return (yield Send(request))
+
+
+def load(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer LoadCollection or LoadPartitions; load_fields need not name the hidden fields."""
+    if request.load_fields:
+        fields = yield from operations.catalog.fields_loaded(request.collection_name, list(request.load_fields))
+        request.load_fields[:] = fields
+    return (yield Send(request))
+
+
+def rename(operations: Operations, request: Any) -> Operation[Any]:
+    database = request.newDBName if request.newDBName != request.db_name else ""
+    return operations.catalog.rename_collection(request.oldName, request.newName, database, Send(request))
+
+
+def restore(operations: Operations, request: Any) -> Operation[Any]:
+    database = request.target_db_name if request.target_db_name != request.db_name else ""
+    source, target = request.collection_name, request.target_collection_name
+    return operations.catalog.restore_snapshot(source, target, database, Send(request))
+
+
+REWRITTEN: dict[str, Callable[[Operations, Any], Operation[Any]]] = {
+    "Query": query,
+    "Insert": write,
+    "Upsert": write,
+    "Delete": delete,
+    "DescribeCollection": describe,
+    "BatchDescribeCollection": describe,
+    "DescribeIndex": describe_index,
+    "GetIndexStatistics": describe_index,
+    "CreateIndex": create_index,
+    "DropCollection": lambda on, request: on.catalog.drop_collection(request.collection_name, Send(request)),
+    "TruncateCollection": lambda on, request: on.catalog.truncate_collection(request.collection_name, Send(request)),
+    "DropPartition": lambda on, request: on.catalog.drop_partition(request.collection_name, Send(request)),
+    "RenameCollection": rename,
+    "RestoreSnapshot": restore,
+    "LoadCollection": load,
+    "LoadPartitions": load,
+}
+"""The rewritten methods but searches; all others pass through as bytes."""
+
+SEARCHES: dict[str, Callable[[Operations, Any, Overrides], Operation[Any]]] = {
+    "Search": search,
+    "HybridSearch": hybrid_search,
+}
+
+OUTDATES = re.compile("(Create|Drop|Rename|Alter)(Collection|Alias|Database)")
+"""The methods after which a cached state may be outdated."""

@@ -1,0 +1,208 @@
+"""The options of a proxy."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import grpc
+
+from milvus_hubness.basics.defaults import (
+    DRAIN_SECONDS,
+    MAX_CALLS,
+    MAX_MESSAGE,
+    MESSAGES_IN_FLIGHT,
+    PROXY_HOST,
+    PROXY_PORT,
+    STATE_TTL,
+)
+from milvus_hubness.basics.files.opening import read_bytes
+from milvus_hubness.errors import InvalidParameter, UnreadableFile, redacted
+from milvus_hubness.milvus.client.messages import expect_state_ttl, expect_strength
+from milvus_hubness.milvus.store.keepalive import LITE_KEEPALIVE, is_on_this_machine
+
+LAST_PORT = 65_535
+PING_MS = 30_000
+"""Milliseconds between the pings by which a proxy finds that a client or its upstream is gone."""
+_PEM = re.compile(rb"^-----BEGIN [A-Z0-9 ]+-----\s*$", re.MULTILINE)
+
+MAX_ANSWER = 256 << 20
+"""Bytes of an answer of Milvus, which sends more than it takes (proxy.grpc.serverMaxSendSize)."""
+
+_UPSTREAM = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+
+
+class Tls(NamedTuple):
+    """A key and its certificate, both in PEM, in gRPC's order."""
+
+    key: bytes
+    certificate: bytes
+
+    @classmethod
+    def read(cls, key: str, certificate: str) -> Tls:
+        """Read the files of a key and its certificate. Raises InvalidParameter unless they belong together."""
+        tls = cls(read_pem(key), read_pem(certificate))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            _expect_certificates(tls.certificate)
+        except ValueError:
+            raise InvalidParameter(f"{certificate} has no certificate in PEM: pass that of {key}") from None
+        try:
+            # An encrypted key would ask for its password on the terminal, and gRPC cannot read it.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except (ValueError, OSError):
+            raise InvalidParameter(
+                f"{key} is not the key of the certificate in {certificate}: pass its key, in PEM, without a password"
+            ) from None
+        return tls
+
+
+@dataclass(frozen=True)
+class ProxyOptions:
+    """Options of a proxy. Raises InvalidParameter."""
+
+    upstream: str
+    """HOST:PORT of Milvus."""
+
+    upstream_tls: bool = False
+    """Use TLS to Milvus."""
+
+    upstream_ca: str | None = None
+    """File of the authorities that sign Milvus's certificate; None for those of the system."""
+
+    host: str = PROXY_HOST
+
+    port: int = PROXY_PORT
+    """0 takes a free port."""
+
+    tls: Tls | None = None
+    """Use TLS with clients."""
+
+    strength: float | None = None
+    """w of every search that names none; None uses that of each collection."""
+
+    state_ttl: float = STATE_TTL
+    """Of the cached collection states, in seconds."""
+
+    max_message: int = MAX_MESSAGE
+    """Of a request, in bytes."""
+
+    max_in_flight: int | None = None
+    """Bytes of large messages in memory, half of them for one user; None is four times max_message."""
+
+    drain: float = DRAIN_SECONDS
+    """Seconds that running calls have to end when the proxy stops."""
+
+    max_calls: int = MAX_CALLS
+    """Running calls of one user on one collection; further ones are refused."""
+
+    workers: int = 1
+    """Processes on the port, each with caches and limits of its own."""
+
+    def __post_init__(self) -> None:
+        expect_upstream(self.upstream)
+        if not 0 <= self.port <= LAST_PORT:
+            raise InvalidParameter(f"port must be from 0 to {LAST_PORT}, not {self.port}")
+        expect_strength(self.strength)
+        expect_state_ttl(self.state_ttl)
+        if self.upstream_ca is not None:
+            if not self.upstream_tls:
+                raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
+            self._authorities()
+        if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
+            raise InvalidParameter("max_message, max_calls and workers must be at least 1, and drain at least 0")
+        if self.budget < 2 * self.max_message:
+            raise InvalidParameter(
+                f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} bytes, not "
+                f"{self.budget:,}: a user may have half of it"
+            )
+
+    @property
+    def budget(self) -> int:
+        """Bytes of large messages in memory."""
+        return MESSAGES_IN_FLIGHT * self.max_message if self.max_in_flight is None else self.max_in_flight
+
+    def open_channel(self, api: Any) -> Any:
+        """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
+        keepalive = LITE_KEEPALIVE if is_on_this_machine(self.upstream) else {"grpc.keepalive_time_ms": PING_MS}
+        options = [
+            ("grpc.max_receive_message_length", self._max_answer),
+            # Stored vectors are wider than the caller's. Milvus says what is too large for it.
+            ("grpc.max_send_message_length", -1),
+            *keepalive.items(),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            ("grpc.enable_retries", 0),
+        ]
+        if not self.upstream_tls:
+            return api.insecure_channel(self.upstream, options=options)
+        credentials = grpc.ssl_channel_credentials(self._authorities())
+        return api.secure_channel(self.upstream, credentials, options=options)
+
+    def server_options(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", self._max_answer),
+            ("grpc.keepalive_time_ms", PING_MS),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.so_reuseport", int(self.workers > 1)),
+        ]
+
+    @property
+    def _max_answer(self) -> int:
+        return max(self.max_message, MAX_ANSWER)
+
+    def _authorities(self) -> bytes | None:
+        """Return the authorities of Milvus's certificate. Raises InvalidParameter."""
+        if self.upstream_ca is None:
+            return None
+        authorities = read_pem(self.upstream_ca)
+        try:
+            _expect_certificates(authorities)
+        except ValueError:
+            raise InvalidParameter(
+                f"{self.upstream_ca} has no certificate in PEM: pass the file of the authority that "
+                "signed Milvus's certificate as --upstream-ca"
+            ) from None
+        return authorities
+
+
+def expect_upstream(upstream: str) -> None:
+    """Raise InvalidParameter unless this is HOST:PORT."""
+    match = _UPSTREAM.fullmatch(upstream)
+    if match and 0 < int(match["port"]) <= LAST_PORT:
+        return
+
+    scheme, _, rest = upstream.rpartition("://")
+    address = _UPSTREAM.fullmatch(rest.rpartition("@")[2].partition("/")[0])
+    remedy = ""
+    if "@" in rest:
+        remedy = ": leave out user and password, which each client sends itself"
+    elif scheme and address:
+        tls = " and add --upstream-tls" if scheme == "https" else ""
+        remedy = f": write {address[0]}{tls}"
+    raise InvalidParameter(f"the upstream must be HOST:PORT, not {redacted(upstream)!r}{remedy}")
+
+
+def read_pem(path: str) -> bytes:
+    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read, or holds no PEM."""
+    try:
+        content = read_bytes(path)
+    except UnreadableFile as error:
+        raise InvalidParameter(str(error)) from None
+    if not _PEM.search(content):
+        raise InvalidParameter(f"{path}: holds nothing in PEM: name a file with -----BEGIN … lines")
+    return content
+
+
+def _expect_certificates(pem: bytes) -> None:
+    """Raise ValueError unless a text has certificates in PEM that can be read."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+    except ssl.SSLError:
+        raise ValueError("no certificate") from None

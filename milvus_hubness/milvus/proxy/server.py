@@ -1,0 +1,440 @@
+"""The gRPC server of the proxy: it relays calls as bytes or rewrites them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import cache, partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.basics.logs import log
+from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
+from milvus_hubness.milvus.client.methods import drive_async
+from milvus_hubness.milvus.client.steps import Operation, Step
+from milvus_hubness.milvus.proxy import messages
+from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, Admission
+from milvus_hubness.milvus.proxy.endings import CallEnded, FailureLog, release
+from milvus_hubness.milvus.proxy.headers import DATABASE, Metadata, header, identity_in, passed_on, repeated_in
+from milvus_hubness.milvus.proxy.intake import (
+    ARRIVAL_SECONDS,
+    LARGE,
+    MOST_PARTS,
+    MOST_PARTS_OF_WRITES,
+    Held,
+    Intake,
+    expect_few_parts,
+)
+from milvus_hubness.milvus.proxy.operations import OUTDATES, REWRITTEN, SEARCHES
+from milvus_hubness.milvus.proxy.options import ProxyOptions
+from milvus_hubness.milvus.proxy.sessions import Caller, Sessions
+
+T = TypeVar("T")
+
+Context = Any
+"""grpc.aio's ServicerContext."""
+
+
+class Ending(NamedTuple):
+    """How a call ends that has no answer."""
+
+    code: grpc.StatusCode
+    details: str | None
+    trailing: Metadata = ()
+
+
+class Answer(NamedTuple):
+    """The answer to a call, and the metadata of the upstream call that brought it."""
+
+    content: bytes
+    initial: Metadata = ()
+    trailing: Metadata = ()
+
+
+class Heard(NamedTuple):
+    """A caller that Milvus knows."""
+
+    metadata: Metadata
+    """All entries that are passed on."""
+    identity: Metadata
+    """Those by which Milvus knows the caller."""
+
+
+_SEND_FAILED = "Internal error from Core"
+"""gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi)."""
+
+_STATUS_SECONDS = 2.0
+"""Seconds that the proxy then waits for the upstream's own status."""
+
+MOST_CALLS = 4_096
+"""Running calls of one proxy: what gRPC and Python keep for a call is some 100 KiB."""
+
+WRITES = ("Insert", "Upsert")
+
+_SERVICE = "/milvus.proto.milvus.MilvusService/"
+
+
+class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Handler of every method. A method that is not rewritten passes as a stream, which works for any method.
+
+    Rewritten methods are handled as streams of one message: gRPC receives the message of any other
+    handler before it runs, and a stream's when the handler reads it.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, sessions: Sessions, admission: Admission, intake: Intake) -> None:
+        self._channel = channel
+        self._sessions = sessions
+        self._admission = admission
+        self._intake = intake
+        self._failures = FailureLog(log)
+        self._unary = cache(channel.unary_unary)
+        self._handlers = {
+            _SERVICE + method: grpc.stream_unary_rpc_method_handler(partial(self._rewritten, method))
+            for method in (*REWRITTEN, *SEARCHES)
+        }
+
+    def service(self, details: Any) -> Any:
+        path: str = details.method
+        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
+
+    async def _heard(self, context: Context) -> Heard:
+        """Return the caller once Milvus has taken its token. Raises CallEnded."""
+        received = context.invocation_metadata()
+        if name := repeated_in(received):
+            reason = f"the call has the metadata entry {name!r} more than once: send it once"
+            raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        metadata = passed_on(received)
+        heard = Heard(metadata, identity_in(metadata))
+        await self._admission.expect_valid(heard.identity, metadata)
+        return heard
+
+    async def _streamed(self, path: str, _: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        opened = await self._opened(path, context)
+        if isinstance(opened, Ending):
+            await context.abort(opened.code, opened.details or "", opened.trailing)
+            return
+
+        heard, held, requests = opened
+        refused: list[Ending] = []
+        first: list[Ending] = []
+        call = self._channel.stream_stream(path)(
+            requests or self._received(context, held, refused),
+            metadata=heard.metadata,
+            timeout=context.time_remaining(),
+        )
+        del opened, requests
+        call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
+        try:
+            await context.send_initial_metadata(passed_on(await call.initial_metadata()))
+            with suppress(grpc.aio.AioRpcError):
+                async for message in call:
+                    yield message
+            ending = refused[0] if refused else await _status_of(call, first)
+            if ending.code != grpc.StatusCode.OK:
+                self._forget_refused(heard, ending.code)
+                await context.abort(ending.code, ending.details or "", ending.trailing)
+            context.set_trailing_metadata(ending.trailing)
+        finally:
+            call.cancel()
+            held.give_back()
+            self._forget_after(path)
+
+    async def _opened(self, path: str, context: Context) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
+        """Return who calls and the request to pass on, None for a stream of them; or how the call ends."""
+        held: Held | None = None
+        try:
+            heard = await self._heard(context)
+            held = self._intake.held_by(heard.identity)
+            if messages.may_stream(path.removeprefix(_SERVICE)):
+                # Its next message may come in an hour, so it takes no turn from others.
+                held.open_stream()
+                return heard, held, None
+            return heard, held, _only(await held.receive(context.read))
+        except BaseException as error:
+            if held is not None:
+                held.give_back()
+            if not isinstance(error, grpc.aio.AioRpcError):
+                raise
+            ending = _ending_in(error)
+            release(error)
+            return ending
+
+    async def _received(self, context: Context, held: Held, refused: list[Ending]) -> AsyncIterator[bytes]:
+        """Yield the messages of a stream. A refusal ends it and is put into `refused`."""
+        while isinstance(message := await context.read(), bytes):
+            try:
+                held.count(message)
+            except CallEnded as error:
+                refused.append(_ending_in(error))
+                return
+            yield message
+
+    def _forget_after(self, path: str) -> None:
+        if OUTDATES.fullmatch(path.removeprefix(_SERVICE)):
+            self._sessions.forget()
+
+    def _forget_refused(self, heard: Heard, code: grpc.StatusCode) -> None:
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            self._admission.forget(heard.identity)
+
+    async def _rewritten(self, method: str, _: AsyncIterator[bytes], context: Context) -> bytes:
+        outcome = await self._outcome(method, context)
+        if isinstance(outcome, Ending):
+            await context.abort(outcome.code, outcome.details or "", outcome.trailing)
+            raise RuntimeError("gRPC's abort has returned")
+        if outcome.initial:
+            await context.send_initial_metadata(outcome.initial)
+        context.set_trailing_metadata(outcome.trailing)
+        return outcome.content
+
+    async def _outcome(self, method: str, context: Context) -> Answer | Ending:
+        """Return the answer to a rewritten call, or how it ends. Nothing else of the call stays in memory."""
+        held: Held | None = None
+        call: _Call | None = None
+        try:
+            heard = await self._heard(context)
+            held = self._intake.held_by(heard.identity)
+            call = _Call(method, context, heard, held, self._unary, self._intake)
+            response = await self._answered(call)
+            content = response if isinstance(response, bytes) else await call.run(response.SerializeToString)
+            outcome: Answer | Ending = Answer(bytes(content))
+        except Exception as error:
+            outcome = self._ended(method, error)
+            if call is not None and isinstance(outcome, Ending):
+                self._forget_refused(call.heard, outcome.code)
+            release(error)
+        finally:
+            if held is not None:
+                held.give_back()
+            self._forget_after(method)
+        if call is not None and isinstance(outcome, Answer):
+            return Answer(outcome.content, *await call.metadata_of_answer())
+        return outcome
+
+    async def _answered(self, call: _Call) -> Any:
+        """Return the response to a call, a message or its bytes. Raises what the operation raises."""
+        request = await call.request()
+        database = getattr(request, "db_name", "") or header(call.headers, DATABASE)
+        session = self._sessions.of(call.heard.identity, database)
+        collection = request.oldName if call.method == "RenameCollection" else request.collection_name
+        with session.pools.entered(str(collection)) as pool:
+            operations = session.operations
+            if call.method in SEARCHES:
+                operation = SEARCHES[call.method](operations, request, messages.overrides_in(call.headers))
+            else:
+                operation = REWRITTEN[call.method](operations, request)
+            # The operation drops it earlier than this function ends.
+            del request
+            return await call.drive(operation, lambda step: session.answer(step, call.caller, pool, call.send))
+
+    def _ended(self, method: str, error: Exception) -> Answer | Ending:
+        if isinstance(error, grpc.RpcError):
+            return _ending_in(error)
+        if isinstance(error, ServerUnavailable):
+            return Ending(grpc.StatusCode.UNAVAILABLE, str(error))
+        if isinstance(error, DecodeError):
+            return Ending(grpc.StatusCode.INTERNAL, f"cannot parse the request of {method}")
+        if not isinstance(error, HubnessError | MilvusException):
+            self._failures.add(method, error)
+        response = messages.refusal(method, error)
+        if isinstance(error, messages.Refused) and isinstance(error.response, type(response)):
+            response = error.response
+        return Answer(bytes(response.SerializeToString()))
+
+
+class _Call:
+    """One call of a rewritten method. A large one is worked on in threads."""
+
+    def __init__(
+        self, method: str, context: Context, heard: Heard, held: Held, unary: Callable[[str], Any], intake: Intake
+    ) -> None:
+        self.method = method
+        self.heard = heard
+        self.headers = dict(context.invocation_metadata() or ())
+        self.caller = Caller(context.time_remaining())
+        self._context = context
+        self._held = held
+        self._unary = unary
+        self._intake = intake
+        self._last: Any = None
+
+    async def request(self) -> Any:
+        """Receive and parse the request. Raises CallEnded, DecodeError."""
+        message = await self._held.receive(self._context.read)
+        if not isinstance(message, bytes):
+            reason = f"a call of {self.method} has one message, and none came"
+            raise CallEnded(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        if self._held.is_large:
+            most = MOST_PARTS_OF_WRITES if self.method in WRITES else MOST_PARTS
+            descriptor = messages.request_type(self.method)
+            parts = await self.run(partial(expect_few_parts, self.method, descriptor, message, most))
+            self._held.count_parts(parts)
+        return await self.run(partial(messages.request_of, self.method, message))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of work that takes as long as the messages of this call are large."""
+        if not self._held.is_large:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._intake.threads, work)
+
+    async def drive(self, operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
+        if not self._held.is_large:
+            return await drive_async(operation, answer)
+        return await _drive_in_threads(operation, answer, self.run)
+
+    async def send(self, request: Any, with_bytes: bool = False) -> Any:
+        """Return the outcome of a `Send`. Raises Refused, CallEnded, and gRPC's error."""
+        name = messages.method_of(request)
+        content = await self.run(request.SerializeToString)
+        call = self._unary(_SERVICE + name)(
+            content, metadata=self.heard.metadata or None, timeout=self._context.time_remaining()
+        )
+        del content
+        if name == self.method:
+            self._last = call
+        answer = await call
+        self._held.count_answer(answer)
+        response = await self.run(partial(messages.response_of, name, answer))
+        status = messages.status_in(response)
+        if status.code or status.error_code:
+            raise messages.Refused(response, status)
+        return (response, answer) if with_bytes else response
+
+    async def metadata_of_answer(self) -> tuple[Metadata, Metadata]:
+        """Return the initial and the trailing metadata of the upstream call of the same method."""
+        if self._last is None:
+            return (), ()
+        try:
+            initial = passed_on(await self._last.initial_metadata())
+            return initial, passed_on(await self._last.trailing_metadata())
+        except grpc.aio.AioRpcError:
+            return (), ()
+
+
+async def _status_of(call: Any, first: list[Ending]) -> Ending:
+    """Return the status of a stream that has ended. first: its status at that moment. If the upstream ends a stream
+    early, gRPC may report its own write failure in place of the upstream's status at first: both are watched."""
+    deadline = monotonic() + _STATUS_SECONDS
+    while (end := await _ending(call)).details == _SEND_FAILED and monotonic() <= deadline:
+        if first[0].details != _SEND_FAILED:
+            return first[0]
+        await asyncio.sleep(0.005)
+    return end
+
+
+async def _ending(call: Any) -> Ending:
+    return Ending(await call.code(), await call.details(), passed_on(await call.trailing_metadata()))
+
+
+def _ending_in(error: Any) -> Ending:
+    """Return the status of an upstream call that failed."""
+    return Ending(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
+
+
+async def _only(message: Any) -> AsyncIterator[bytes]:
+    """Yield the message of a call that has one; nothing for gRPC's end of messages."""
+    if isinstance(message, bytes):
+        yield message
+
+
+async def _drive_in_threads(
+    operation: Operation[Any],
+    answer: Callable[[Step], Awaitable[Any]],
+    run: Callable[[Callable[[], Any]], Awaitable[Any]],
+) -> Any:
+    """Run an operation as `drive_async` does, and what it computes between its steps by `run`."""
+    move: Callable[[Any], Step] = operation.send
+    outcome: Any = None
+    while True:
+        is_over, step = await run(partial(_moved, move, outcome))
+        if is_over:
+            return step
+        try:
+            outcome = await answer(step)
+            move = operation.send
+        except Exception as error:
+            outcome = error
+            move = operation.throw
+
+
+def _moved(move: Callable[[Any], Step], outcome: Any) -> tuple[bool, Any]:
+    """Return False and the next step of an operation, or True and its result."""
+    try:
+        return False, move(outcome)
+    except StopIteration as done:
+        return True, done.value
+
+
+def _at_hand(answer: Any) -> Any:
+    """Return the result of a coroutine that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as returned:
+        return returned.value
+    raise RuntimeError("the status of an ended call is not available")
+
+
+class Proxy:
+    """A gRPC proxy in front of one Milvus; corrected collections behave as with HubnessClient, in any language. async
+    with Proxy(ProxyOptions("localhost:19530")): await stopped.wait()
+
+    ask_seconds, large, arrival_seconds: of `Admission` and `Intake`.
+    """
+
+    def __init__(
+        self,
+        options: ProxyOptions,
+        *,
+        ask_seconds: float = ASK_SECONDS,
+        large: int = LARGE,
+        arrival_seconds: float = ARRIVAL_SECONDS,
+    ) -> None:
+        self.options = options
+        self._ask_seconds = ask_seconds
+        self.port = options.port
+        self.sessions = Sessions(options)
+        self.intake = Intake(options.budget, large=large, arrival_seconds=arrival_seconds)
+        self._server: grpc.aio.Server | None = None
+        self._channel: grpc.aio.Channel | None = None
+
+    async def start(self) -> None:
+        """Listen; `port` is then the actual port. Raises InvalidParameter for an unusable address or certificate."""
+        self._channel = self.options.open_channel(grpc.aio)
+        admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
+        handler = ProxyHandler(self._channel, self.sessions, admission, self.intake)
+        self._server = grpc.aio.server(
+            handlers=[handler], options=self.options.server_options(), maximum_concurrent_rpcs=MOST_CALLS
+        )
+        address = f"{self.options.host}:{self.options.port}"
+        with suppress(RuntimeError):
+            self.port = 0
+            if self.options.tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                credentials = grpc.ssl_server_credentials([self.options.tls])
+                self.port = self._server.add_secure_port(address, credentials)
+        if not self.port:
+            await self._channel.close()
+            raise InvalidParameter(f"cannot listen on {address}: choose a free port, and a certificate of its key")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Accept no more calls, wait `drain` seconds for running ones, and close the connections."""
+        if self._server is not None:
+            await self._server.stop(self.options.drain)
+        if self._channel is not None:
+            await self._channel.close()
+        self.intake.close()
+        await asyncio.to_thread(self.sessions.close)
+
+    async def __aenter__(self) -> Proxy:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()

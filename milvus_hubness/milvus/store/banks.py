@@ -1,0 +1,243 @@
+"""Query banks, query samples and ledgers as Milvus collections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+
+import numpy as np
+from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.correction.banks.bank import Origins
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats, Metric
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.errors import CollectionExists, DimensionMismatch
+from milvus_hubness.jobs.store.generations import BANK_PROPERTY, LONGEST_SOURCE, BankGenerations, Batch, Row
+from milvus_hubness.jobs.store.helpers import HelperLists, expect_helpers
+from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, CollectionId, Helper, owner_in
+from milvus_hubness.jobs.store.records import QuerySamples, Record
+from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.requests import MilvusRequests
+from milvus_hubness.milvus.store.server import in_parts, is_missing, is_one_of, literal, translated
+
+QUERIES_PER_PAGE = 8_000
+LONGEST_ID = 512
+
+
+def bank_rows(reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None) -> str:
+    """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤ number < end."""
+    where = [f'generation == "{reference.generation}"']
+    where += [is_one_of("part", parts)] if parts else []
+    where += [f"number >= {start} and number < {end}"] if end is not None else []
+    return " and ".join(where)
+
+
+class OwnCollections(MilvusRequests):
+    """Collections that this package creates for itself."""
+
+    def _ensure(
+        self, collection: str, schema: CollectionSchema, property_name: str, kind: str, value: str = "1"
+    ) -> Row:
+        """Create, index and load a collection, as far as an interrupted call left it undone; return its description."""
+        if not self.client.has_collection(collection):
+            self._create(collection, schema, property_name, value)
+        described: Row = self.client.describe_collection(collection)
+        if property_name not in described["properties"]:
+            raise CollectionExists(f"{collection!r} exists already and is no {kind}: rename it first")
+        self._serve_flat(collection, "IP")
+        return described
+
+    def _create(self, collection: str, schema: CollectionSchema, property_name: str, value: str = "1") -> None:
+        self.client.create_collection(
+            collection, schema=schema, properties={property_name: value}, consistency_level="Strong"
+        )
+
+    def _serve_flat(self, collection: str, metric: str) -> None:
+        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
+        if not self.client.list_indexes(collection):
+            self._create_index(collection, milvus_schema.flat_index("vector", metric))
+        if self.client.get_load_state(collection)["state"].name != "Loaded":
+            self._load(collection)
+
+
+class MilvusBanks(OwnCollections, BankGenerations):
+    database = "milvus"
+    bank_field = "vector"
+
+    def _make_bank(self, collection: str, dim: int) -> None:
+        schema = MilvusClient.create_schema(description="query bank of milvus_hubness", enable_dynamic_field=True)
+        schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=LONGEST_ID)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("generation", DataType.VARCHAR, max_length=LONGEST_ID)
+        schema.add_field("part", DataType.VARCHAR, max_length=LONGEST_ID)
+        schema.add_field("number", DataType.INT64)
+        schema.add_field("source", DataType.VARCHAR, max_length=LONGEST_SOURCE)
+        schema.add_field("added_at", DataType.INT64, description="Unix time, seconds")
+        with translated(collection):
+            self._create(collection, schema, BANK_PROPERTY)
+
+    def _serve_bank(self, collection: str, metric: Metric) -> None:
+        try:
+            self._serve_flat(collection, metric)
+        except MilvusException:
+            # Another process may have built the index meanwhile.
+            if not self.client.list_indexes(collection):
+                raise
+            self._serve_flat(collection, metric)
+
+    def _describe_bank(self, collection: str) -> tuple[int, bool]:
+        schema = self.client.describe_collection(collection)
+        vector = milvus_schema.fields_by_name(schema).get("vector")
+        return int(vector["params"]["dim"]) if vector else 0, BANK_PROPERTY in schema["properties"]
+
+    def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
+        self._ensure_loaded(reference.collection)
+        where = bank_rows(reference, parts)
+        with ThreadPoolExecutor(1, "bank") as pool:
+            # The context has the caller's deadline.
+            counting = pool.submit(copy_context().run, self._count, reference.collection, where)
+            schema = self.client.describe_collection(reference.collection)
+            keys: list[Key] = []
+            by_key: dict[Key, Row] = {}
+            for page_keys, page in self._pages(reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where):
+                keys += page_keys
+                by_key |= page
+                if len(keys) == counting.result():  # The empty page after the last one need not be read.
+                    break
+        return self._batch(schema, "vector", keys, by_key)
+
+    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
+        self.client.delete(reference.collection, filter=bank_rows(reference, [part] if part else []))
+
+    def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        for name in self.client.list_collections():
+            try:
+                properties = self.client.describe_collection(name)["properties"]
+            except MilvusException as error:
+                if not is_missing(error):  # Some may be dropped meanwhile.
+                    raise
+            else:
+                yield name, properties
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds. number:
+    identifies it. place: a slot of the profile; a later sample in the same slot replaces it."""
+
+    profile: str
+    place: int
+    number: int
+    at: int
+    vector: Floats
+
+
+@dataclass(frozen=True)
+class SamplesOf:
+    """Where the samples of a collection go."""
+
+    helper: Helper
+    """The collection of samples, as the property of the searched collection names it."""
+
+    owner: CollectionId
+    """The searched collection."""
+
+
+def put_samples(client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float) -> None:
+    """Write samples, each into its slot. Raises as the client does, and StateError if another collection is named."""
+    expect_helpers(MilvusLedger(client), [target.helper], target.owner)
+    rows = {}
+    for sample in samples:
+        place = f"{sample.profile}/{sample.place}"
+        row = {"place": place, "profile": sample.profile, "sample": sample.number, "queried_at": sample.at}
+        rows[place] = {**row, "vector": sample.vector}
+    client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
+
+
+class MilvusQuerySamples(OwnCollections):
+    def create_query_samples(self, samples_collection: str, owner: CollectionId, dim: int) -> None:
+        description = "live queries sampled by milvus_hubness"
+        schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
+        schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
+        schema.add_field("sample", DataType.INT64)
+        schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
+        value = owner.model_dump_json()
+        described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value)
+        samples_of = owner_in(described["properties"], QUERY_SAMPLES_PROPERTY)
+        if samples_of is None or not samples_of.is_same(owner):
+            raise CollectionExists(
+                f"{samples_collection!r} has the query samples of another collection than {owner.name!r}: rename it"
+            )
+        stored = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
+        if stored != dim:
+            raise DimensionMismatch(
+                f"{samples_collection!r} holds {stored}-d samples, these queries have {dim} dimensions"
+            )
+
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        if not self.exists(samples_collection):
+            return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
+        self.count(samples_collection)
+        samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
+        numbers, at = (np.array([row[name] for row in samples.rows], np.int64) for name in ("sample", "queried_at"))
+        return QuerySamples(samples.vectors, Origins(numbers, at))
+
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        if self.exists(samples_collection):
+            self._delete_in(samples_collection, "sample", numbers)
+
+
+LEDGER_PROPERTY = "hubness_ledger"
+_RECORDS_PER_REQUEST = 500
+_FEW = 64
+
+
+class MilvusLedger(MilvusBanks, HelperLists):
+    """The ledger methods of the store. A ledger has a vector field because every Milvus collection must have one."""
+
+    def put_records(self, ledger: str, records: Sequence[Record]) -> None:
+        self._ensure_ledger(ledger)
+        rows = [{"key": r.key, "belongs_to": r.group, "body": r.body, "vector": [0.0, 0.0]} for r in records]
+        for part in in_parts(rows, _RECORDS_PER_REQUEST):
+            self._upsert(ledger, part)
+
+    def record(self, ledger: str, key: str) -> Record | None:
+        return next(iter(self._records(ledger, is_one_of("key", [key]))), None)
+
+    def records(self, ledger: str, *groups: str) -> list[Record]:
+        return self._records(ledger, is_one_of("belongs_to", groups))
+
+    def _records(self, ledger: str, where: str) -> list[Record]:
+        if ledger not in self._ready_ledgers and not self.exists(ledger):
+            return []
+        self._ensure_ledger(ledger)
+        fields = ["key", "belongs_to", "body"]
+        rows = self._query(ledger, where, fields, limit=_FEW)
+        if len(rows) == _FEW:
+            pages = self._pages(ledger, "key", fields, _RECORDS_PER_REQUEST, where=where)
+            rows = [row for _, page in pages for row in page.values()]
+        records = [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
+        return sorted(records, key=lambda record: record.key)
+
+    def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
+        if self.exists(ledger):
+            self._ensure_ledger(ledger)
+            # By keys alone: with any other field, Milvus searches for the rows first.
+            self._delete(ledger, f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys))
+
+    def _ensure_ledger(self, ledger: str) -> None:
+        if ledger in self._ready_ledgers:
+            return
+        schema = MilvusClient.create_schema(description="ledger of milvus_hubness")
+        schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
+        schema.add_field("belongs_to", DataType.VARCHAR, max_length=512)
+        schema.add_field("body", DataType.VARCHAR, max_length=65_535)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
+        self._ensure(ledger, schema, LEDGER_PROPERTY, "ledger")
+        self._ready_ledgers.add(ledger)

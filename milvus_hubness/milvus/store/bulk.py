@@ -1,0 +1,92 @@
+"""Rows as Parquet files that a Milvus server imports."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymilvus import CollectionSchema, DataType
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.errors import MissingExtra, StoreError
+from milvus_hubness.jobs.store.generations import Row
+from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store.banks import MilvusLedger
+
+_VECTOR_DTYPES = {
+    DataType.FLOAT16_VECTOR: ("numpy", "float16"),
+    DataType.BFLOAT16_VECTOR: ("ml_dtypes", "bfloat16"),
+    DataType.INT8_VECTOR: ("numpy", "int8"),
+}
+
+
+class ImportWriter:
+    """pymilvus's bulk writer, for rows in the form that inserts take. file_bytes: size at which another file starts."""
+
+    def __init__(self, collection: str, described: Row, folder: Path, file_bytes: int) -> None:
+        self.described = described
+        self._collection, self._folder = collection, folder
+        self._kinds = {field["name"]: DataType(field["type"]) for field in described["fields"]}
+        schema = CollectionSchema.construct_from_dict(described)
+        self._writer = _bulk_writer().LocalBulkWriter(schema, str(folder), file_bytes)
+
+    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows. Raises StoreError naming a row that cannot be added."""
+        for row in rows:
+            try:
+                self._writer.append_row({name: self._bulk_value(name, value) for name, value in row.items()})
+            except MilvusException as error:
+                key = row.get(milvus_schema.key_field(self.described)["name"])
+                raise StoreError(
+                    f"row {key!r} cannot be added to a file for {self._collection!r}: {error.message}"
+                ) from error
+
+    def _bulk_value(self, name: str, value: Any) -> Any:
+        """Return the JSON of a JSON field, and an array for the bytes of a vector, as the bulk writer needs them."""
+        kind = self._kinds.get(name)
+        if kind == DataType.JSON and value is not None:
+            return json.dumps(value)
+        if isinstance(value, bytes) and kind in _VECTOR_DTYPES:
+            module, dtype = _VECTOR_DTYPES[kind]
+            return np.frombuffer(value, getattr(import_module(module), dtype))
+        return value
+
+    def commit(self) -> list[str]:
+        """Write the last rows, and return the paths of all files. Raises StoreError."""
+        with self._writer as writer:
+            if not writer.total_row_count:
+                return []
+            writer.commit()
+            if not writer.batch_files:
+                raise StoreError(f"no file could be created in {self._folder}: check its free space")
+            return [str(path) for paths in writer.batch_files for path in paths]
+
+
+class MilvusBulk(MilvusLedger):
+    """The store's method for import files."""
+
+    def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
+        """Return a writer of rows as the collection stores them. Raises MissingExtra."""
+        described = self.client.describe_collection(collection)
+        return ImportWriter(collection, described, folder, file_bytes)
+
+
+def _bulk_writer() -> Any:
+    """Import pymilvus.bulk_writer; undo its changes to the root logger and give it the log level of pymilvus. Raises
+    MissingExtra."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        module = import_module("pymilvus.bulk_writer")
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f'the bulk writer lacks a package: pip install "milvus-hubness[bulk]" ({error})') from error
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    logging.getLogger(module.__name__).setLevel(logging.getLogger("pymilvus").level)
+    return module

@@ -1,0 +1,425 @@
+"""The store of Milvus, embedded or on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.basics.waiting import Standing, reported, wait_until
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.correction.codec.fields import SIDE_FIELD
+from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction.state import BankReference, CollectionState, read_states
+from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StateError, StoreError, redacted
+from milvus_hubness.jobs.store.generations import BANK_PROPERTY, QUERIES
+from milvus_hubness.jobs.store.helpers import expect_helpers, own_online_banks
+from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, owner_in, samples_name
+from milvus_hubness.jobs.store.records import (
+    CollectionInfo,
+    DualWrite,
+    OnlineBank,
+    OnlineBanks,
+    VectorField,
+    Verdicts,
+    WriteIntentLog,
+    identity_in,
+    is_fence,
+    taken_keys,
+)
+from milvus_hubness.milvus.store import schema as milvus_schema
+from milvus_hubness.milvus.store import server as milvus_server
+from milvus_hubness.milvus.store.banks import MilvusQuerySamples, bank_rows
+from milvus_hubness.milvus.store.bulk import MilvusBulk
+from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
+from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
+
+_SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
+CHUNK_BYTES = 8_000_000
+ROW_OVERHEAD_BYTES = 512
+QUERIES_PER_REQUEST = 500
+
+
+MOST_HITS = 16_384
+"""Rows for which a search of Milvus may ask."""
+
+
+@translating
+class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
+    """A Store over a plain MilvusClient; see `milvus_server.connect`."""
+
+    # -- descriptions -------------------------------------------------------------------------------
+
+    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+        schema = self.client.describe_collection(collection)
+        name, properties = schema["collection_name"], schema["properties"]
+        partitions: tuple[str | None, ...] = (None,)
+        if not milvus_schema.has_partition_key(schema):
+            names = self.client.list_partitions(name)
+            partitions = tuple(names) if len(names) > 1 else partitions
+        info = CollectionInfo(
+            name=name,
+            key_field=milvus_schema.key_field(schema)["name"],
+            vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
+            rows=self.count(name) if counted else 0,
+            partitions=partitions,
+            aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
+            states=read_states(properties, name),
+            verdicts=Verdicts.read(properties, name) or Verdicts(),
+            is_bank=BANK_PROPERTY in properties,
+            schema=schema,
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            online_banks=(OnlineBanks.read(properties, name) or OnlineBanks()).banks,
+            identity=str(schema["collection_id"] or "") or identity_in(properties, name),
+            time_to_live=milvus_schema.time_to_live(properties),
+        )
+        return self._with_own_helpers(info) if checked else info
+
+    def _with_own_helpers(self, info: CollectionInfo) -> CollectionInfo:
+        """Return the description without the online banks whose samples belong to another collection. Raises StateError
+        for another helper that does: biases and notes are indispensable, samples are not."""
+        expect_helpers(self, info.biases_and_notes, info.collection_id)
+        online_banks = own_online_banks(self, info.online_banks, info.collection_id)
+        return replace(info, online_banks=online_banks)
+
+    def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
+        reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
+        return reasons + self._taken_keys(source, [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)])
+
+    def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
+        """Return the reason why rows cannot get fields of these names: they have dynamic keys of such names."""
+        if not source.schema.get("enable_dynamic_field"):
+            return []
+        fields = milvus_schema.fields_by_name(source.schema)
+        self._ensure_loaded(source.name)
+        counts = {name: self._count(source.name, f"exists {name}") for name in names if name not in fields}
+        return taken_keys({name: count for name, count in counts.items() if count})
+
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
+        remarks = milvus_schema.remarks(source, field)
+        with translated(source.name):
+            settings = self._load_settings(source.name)
+        if settings:
+            named = ", ".join(f"{name} {value}" for name, value in settings.items())
+            remarks.append(f"the copy is loaded as the source is: {named}")
+        if supports(self._version, "load fields"):
+            remarks.append(
+                "all fields of the copy are loaded, as the server does not say which fields of the source are: "
+                "load the copy again with load_fields if that is too much"
+            )
+        return remarks
+
+    width_multiple = staticmethod(milvus_schema.width_multiple)
+    schema_facts = staticmethod(milvus_schema.facts)
+    bias_remarks = staticmethod(milvus_schema.bias_remarks)
+
+    def validate_index(self, planned: VectorField, source: VectorField) -> None:
+        milvus_server.validate_index(planned, source, self._version)
+
+    def bias_spread(self, source: CollectionInfo, field: str) -> int:
+        state = source.states.get(field)
+        searched = source.vector_fields[state.searched_field if state else field]
+        return milvus_schema.bias_spread(searched, *source.users_shape(field))
+
+    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
+        return milvus_schema.takes_graph_hint(source.vector_fields[field])
+
+    def takes_length_pull(self, source: CollectionInfo, field: str) -> bool:
+        return milvus_schema.takes_length_pull(source.vector_fields[field])
+
+    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
+        return milvus_schema.takes_locality_hints(source.vector_fields[field])
+
+    def units_moved(self) -> int:
+        return 0
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def chunk_rows(self, source: CollectionInfo) -> int:
+        bytes_per_row = ROW_OVERHEAD_BYTES + sum(4 * field.dim for field in source.vector_fields.values())
+        return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
+
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+        data = milvus_schema.form_of(self.client.describe_collection(collection), field).encode_queries(query_vectors)
+        keys: list[list[Key]] = []
+        for part in in_parts(data, QUERIES_PER_REQUEST):
+            results = self.client.search(collection, data=part, anns_field=field, limit=k, consistency_level="Strong")
+            keys += [list(hits.ids) for hits in results]
+        return keys
+
+    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
+        scores = np.empty((len(query_vectors), k), np.float32)
+        self._load(reference.collection)
+        [index] = self.client.list_indexes(reference.collection, field_name="vector")
+        metric = self.client.describe_index(reference.collection, index)["metric_type"]
+        for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
+            results = self.client.search(
+                reference.collection,
+                data=list(query_vectors[start : start + QUERIES_PER_REQUEST]),
+                anns_field="vector",
+                filter=bank_rows(reference, [QUERIES], 0, reference.count),
+                limit=k,
+                consistency_level="Strong",
+            )
+            for row, hits in enumerate(results, start):
+                if len(hits) < k:
+                    raise BankTooSmall(f"the {k} nearest queries are needed, and the search returned {len(hits)}")
+                scores[row] = [hit["distance"] for hit in hits]
+        return scores * np.float32(-0.5 if metric == "L2" else 1)
+
+    # -- the corrected copy ---------------------------------------------------------------------------
+
+    def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        with translated(target):
+            if not self.client.has_collection(target):
+                partitions = ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+                online_banks = OnlineBanks(banks=tuple(_sampled_for(target, source)))
+                self.client.create_collection(
+                    target,
+                    schema=milvus_schema.copy_schema(source, state),
+                    properties=milvus_schema.copy_properties(source, state, online_banks),
+                    **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
+                )
+            else:
+                properties = self.client.describe_collection(target)["properties"]
+                before = read_states(properties, target).get(state.field)
+                if before is None or (before.migration, before.phase) != (state.migration, "copying"):
+                    raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+            for partition in source.partitions:
+                if partition and not self.client.has_partition(target, partition):
+                    self.client.create_partition(target, partition)
+            indexes = set(self.client.list_indexes(target))
+            missing = [index for index in self._indexes(source.name) if index["index_name"] not in indexes]
+            if missing:
+                corrected = source.vector_fields[state.field]
+                self._create_index(target, milvus_schema.copy_indexes(missing, corrected))
+            if self.client.get_load_state(target)["state"].name != "Loaded":
+                self._load(target, **self._load_settings(source.name))
+        copy = self.info(target, counted=False)
+        for online_bank in _sampled_for(target, source):
+            dim = copy.states[online_bank.field].dim
+            self.create_query_samples(online_bank.samples_collection, copy.collection_id, dim)
+
+    # -- side biases ------------------------------------------------------------------------------------
+
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
+        if obstacles := milvus_schema.kind_obstacles(source.schema):
+            raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
+        if milvus_schema.has_bias_fields(source.schema, suffix):
+            return "present"
+        auto_id = milvus_schema.key_field(source.schema).get("auto_id")
+        if not supports(self._version, "new fields") or auto_id:
+            return "none"
+        names = [name + suffix for name in milvus_schema.BIAS_FIELDS]
+        return "none" if self._taken_keys(source, names) else "can be added"
+
+    def most_candidates(self, source: CollectionInfo) -> int:
+        return MOST_HITS
+
+    def add_bias_fields(self, collection: str, suffix: str) -> None:
+        for name, kind in milvus_schema.BIAS_FIELDS.items():
+            default = milvus_schema.NO_BIAS[kind]
+            self.client.add_collection_field(collection, name + suffix, kind, nullable=True, default_value=default)
+
+    def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
+        if not self.exists(side):
+            return True
+        with translated(side):
+            side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
+        if side_of is None or not side_of.is_same(source.collection_id):
+            return False
+        return not any(self._may_use_side(name, properties, side) for name, properties in self._all_properties())
+
+    @staticmethod
+    def _may_use_side(collection: str, properties: Mapping[str, str], side: str) -> bool:
+        """Whether a collection has its biases in a side collection; one that cannot be read may have them in any."""
+        try:
+            states = read_states(properties, collection)
+        except StateError:
+            return True
+        return any(state.codec.side_collection == side for state in states.values())
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        with translated(side):
+            self._create_loaded(
+                side,
+                schema=milvus_schema.side_schema(source),
+                properties={SIDE_PROPERTY: source.collection_id.model_dump_json()},
+                consistency_level=source.schema["consistency_level"],
+            )
+            self.client.create_index(side, milvus_schema.flat_index(SIDE_FIELD, "IP"))
+            # Each search asks the side collection, which is to be as available as the source.
+            self.client.load_collection(side, **self._load_settings(source.name))
+
+    # -- second vector fields ---------------------------------------------------------------------------
+
+    def second_vector_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["present", "can be added"]:
+        if obstacles := self._second_vector_obstacles(source, field, suffix, width):
+            raise CannotMigrate(
+                f"{source.name!r} cannot hold corrected vectors in a second field: {'; '.join(obstacles)}"
+            )
+        names = milvus_schema.fields_by_name(source.schema)
+        return "present" if names.keys() >= _second_fields(source, field, suffix).keys() else "can be added"
+
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        remarks = ["clients other than HubnessClient must name one of the two fields in their searches"]
+        required = milvus_schema.required_fields(source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)])
+        if required:
+            remarks.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}")
+        else:
+            remarks.append("rows that they insert are found by corrected searches after the next refresh")
+        if not supports(self._version, "partial updates"):
+            remarks.append(
+                "this server replaces whole rows: one that changes in the instant in which its second field "
+                "is filled may come back as it was"
+            )
+        return remarks
+
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        names = milvus_schema.fields_by_name(source.schema)
+        with translated(source.name):
+            for name, kind in _second_fields(source, field, suffix).items():
+                if name not in names:
+                    is_vector = name == SECOND_VECTOR_FIELD + suffix
+                    options = {"dim": width} if is_vector else {"default_value": milvus_schema.NO_BIAS[kind]}
+                    self.client.add_collection_field(source.name, name, kind, nullable=True, **options)
+
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
+        first, name = source.vector_fields[state.field], state.searched_field
+        with translated(source.name):
+            if not self.client.list_indexes(source.name, name):
+                index = MilvusClient.prepare_index_params(
+                    name, index_type=first.index_type, index_name=name, metric_type="IP", params=first.index_params
+                )
+                self._create_index(source.name, index)
+            if self.is_lite:
+                self._load(source.name)
+                return
+            settings = self._load_settings(source.name)
+            with reported(f"the load of field {name!r} of {source.name!r}") as limit:
+                self.client.refresh_load(source.name, timeout=limit, **settings)
+
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
+        if not supports(self._version, "dropped fields"):
+            return False
+        for name in state.codec.hidden_fields:
+            self.client.drop_collection_field(collection, name)
+        return True
+
+    def _second_vector_obstacles(self, source: CollectionInfo, field: str, suffix: str, width: int) -> list[str]:
+        fields = milvus_schema.fields_by_name(source.schema)
+        hidden = _second_fields(source, field, suffix)
+        reasons = milvus_schema.kind_obstacles(source.schema) + [
+            f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
+            for name, kind in hidden.items()
+            if name in fields and fields[name]["type"] != kind
+        ]
+        second = SECOND_VECTOR_FIELD + suffix
+        stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
+        if stored != width and not reasons:
+            reasons.append(f"field {second!r} has {stored} dimensions, the augmented vectors have {width}")
+        reasons += self._taken_keys(source, list(hidden))
+        missing = [name for name in hidden if name not in fields]
+        if missing and not supports(self._version, "new vector fields"):
+            kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
+            reasons.append(
+                f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection from 2.6.18 on, this is "
+                f"{self._version} (where several vector fields are allowed, make the collection with "
+                f"{', '.join(kinds)}, the first of {width} dimensions)"
+            )
+        if fields[field].get("nullable"):
+            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+        if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
+            reasons.append("auto_id: this server gives every written row a new key")
+        return reasons
+
+    # -- whole collections ------------------------------------------------------------------------------
+
+    def collection_names(self) -> list[str]:
+        return list(self.client.list_collections())
+
+    def flush(self, collection: str) -> None:
+        with reported(f"the flush of {collection!r}") as limit:
+            self.client.flush(collection, timeout=limit)
+        self.load(collection)
+
+    def load(self, collection: str) -> None:
+        for index in self.client.list_indexes(collection):
+            self._wait_indexed(collection, index)
+        self._load(collection, **self._load_settings(collection))
+
+    def _wait_indexed(self, collection: str, index: str) -> None:
+        """Wait until an index is built. Raises StoreError if the server cannot build it, and WaitedTooLong."""
+        described: dict[str, Any] = {}
+
+        def rows_left() -> Standing | None:
+            described.update(self.client.describe_index(collection, index))
+            # A FLAT index has nothing to build; its rows count as pending while other builds are queued.
+            if described.get("index_type") == "FLAT" or described["state"] == "Failed":
+                return None
+            if described["state"] == "Finished" and not described["pending_index_rows"]:
+                return None
+            rows = int(described["pending_index_rows"])
+            return Standing(f"{rows:,} rows are left to index", rows)
+
+        wait_until(f"index {index!r} of {collection!r}", rows_left)
+        if described["state"] == "Failed":
+            # `MilvusClient.describe_index` does not return the reason.
+            context = self.client._generate_call_context()
+            _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
+            raise StoreError(
+                f"the server failed to build index {index!r} of collection {collection!r}: "
+                f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
+                "with parameters that the server accepts, and run the command again"
+            )
+
+    def wait_visible(self, collection: str) -> None:
+        self._ensure_loaded(collection)
+        with reported(f"the last writes to {collection!r} to be visible") as limit:
+            self._count(collection, timeout=limit)
+
+    def rename(self, collection: str, name: str) -> None:
+        loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
+        self.client.rename_collection(collection, name)
+        if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
+            with suppress(MilvusException):
+                self._load(name)
+
+    def drop_alias(self, alias: str) -> None:
+        self.client.drop_alias(alias)
+
+    def alias_target(self, alias: str) -> str | None:
+        name = str(self.client.describe_collection(alias)["collection_name"]) if self.exists(alias) else alias
+        return name if name != alias else None
+
+    def point_alias(self, alias: str, collection: str) -> None:
+        if self.alias_target(alias):
+            self.client.alter_alias(collection, alias)
+        else:
+            self.client.create_alias(collection, alias)
+
+
+def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
+    """Return the source's online banks as those of its copy, which takes samples of its own."""
+    suffixes = {state.field: state.suffix for state in source.states.values()}
+    return [
+        online_bank.model_copy(update={"samples_collection": samples_name(copy, suffixes[online_bank.field])})
+        for online_bank in source.online_banks
+        if online_bank.field in suffixes
+    ]
+
+
+def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
+    """Return the names and types of the hidden fields: the augmented vector, its bias and its epoch."""
+    kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
+    return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}

@@ -1,0 +1,386 @@
+"""Milvus schemas and indexes: read, checked, and built for the corrected copy."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from pymilvus import CollectionSchema, DataType, FunctionType, MilvusClient
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.correction.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
+from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.correction.codec.fields import SIDE_FIELD, SLOT_FIELDS
+from milvus_hubness.correction.codec.quantisation import spread_for
+from milvus_hubness.correction.state import CollectionState, read_states
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.jobs.store.ownership import side_helper
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    IDENTITY_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    OnlineBanks,
+    VectorField,
+)
+
+BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
+NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
+DTYPES: dict[int, Dtype] = {
+    DataType.FLOAT_VECTOR: "float32",
+    DataType.FLOAT16_VECTOR: "float16",
+    DataType.BFLOAT16_VECTOR: "bfloat16",
+}
+"""The vector types that can be corrected."""
+_BYTE_VECTORS = {DataType.BINARY_VECTOR, DataType.INT8_VECTOR, DataType.FLOAT16_VECTOR, DataType.BFLOAT16_VECTOR}
+"""Vectors that a query returns as lists of bytes."""
+_INDEX_IDENTITY = {"field_name", "index_name", "index_type", "metric_type"}
+_INDEX_PROGRESS = {"total_rows", "indexed_rows", "pending_index_rows", "state"}
+
+
+def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in schema["fields"]}
+
+
+TTL_PROPERTY = "collection.ttl.seconds"
+
+
+def time_to_live(properties: Mapping[str, Any]) -> int:
+    """Return the seconds after which rows expire; 0 if they do not."""
+    text = str(properties.get(TTL_PROPERTY) or "")
+    return int(text) if text.isdecimal() else 0
+
+
+def key_field(schema: dict[str, Any]) -> dict[str, Any]:
+    return next(field for field in schema["fields"] if field.get("is_primary"))
+
+
+def has_partition_key(schema: dict[str, Any]) -> bool:
+    return any(field.get("is_partition_key") for field in schema["fields"])
+
+
+def computed_by(schema: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that the server computes, with a description of the function.
+
+    Clients may not write them. A function that re-ranks has no output field.
+    """
+    return {
+        output: f"function {function['name']!r} ({_function_kind(function)})"
+        for function in schema.get("functions") or ()
+        for output in function.get("output_field_names") or ()
+    }
+
+
+def _function_kind(function: Mapping[str, Any]) -> str:
+    try:
+        return str(FunctionType(function["type"]).name)
+    except (KeyError, ValueError):  # A newer server may have further types.
+        return "of another type"
+
+
+def function_outputs(schema: Mapping[str, Any]) -> set[str]:
+    """Return the names of the fields that the server computes."""
+    return set(computed_by(schema))
+
+
+def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
+    """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
+    by_field = {index["field_name"]: index for index in indexes}
+    computed = computed_by(schema)
+    fields = {}
+    for field in schema["fields"]:
+        if dtype := DTYPES.get(field["type"]):
+            index = by_field.get(field["name"], {})
+            fields[field["name"]] = VectorField(
+                field["name"],
+                int(field["params"]["dim"]),
+                index.get("metric_type", ""),
+                index.get("index_type", ""),
+                build_params(index),
+                dtype,
+                computed.get(field["name"], ""),
+            )
+    return fields
+
+
+def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
+    """Return the storage format of a vector field; that of its augmented vectors if it is corrected."""
+    for state in read_states(schema["properties"], schema["collection_name"]).values():
+        if field == state.searched_field:
+            return state.codec.form
+    described = fields_by_name(schema)[field]
+    return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
+
+
+def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool) -> list[dict[str, Any]]:
+    """Return rows of a query in the form that pymilvus inserts, without fields that the server computes.
+
+    lite: for Milvus Lite, which keeps JSON values in another way.
+    """
+    computed = function_outputs(schema)
+    fields = fields_by_name(schema)
+
+    def insertable(name: str, value: Any) -> Any:
+        field = fields.get(name)
+        if field is not None and field["type"] in _BYTE_VECTORS and value:
+            return value[0]
+        if field is not None and field["type"] == DataType.JSON:
+            return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    return [{name: insertable(name, value) for name, value in row.items() if name not in computed} for row in rows]
+
+
+def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
+    """Return the value of a JSON field, as a query returns it, in the form that pymilvus inserts.
+
+    pymilvus takes a text for JSON that is encoded already: a text of a query must be encoded first,
+    or "5" would become 5, and "hello" would be refused. It takes None for the null of a nullable
+    field; elsewhere a None was the null of JSON.
+    """
+    if value is None and nullable:
+        return None
+    if isinstance(value, dict | list):
+        return value
+    text = json.dumps(value)
+    # Milvus Lite stores objects, lists and texts, and returns a text without its quotes: what is
+    # read as 5 was the text "5", and what is read as "5" was a text with quotes in it.
+    return json.dumps(text) if lite else text
+
+
+def build_params(index: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters of describe_index other than status, type and metric."""
+    params = {name: value for name, value in index.items() if name not in _INDEX_IDENTITY | _INDEX_PROGRESS}
+    nested = params.pop("params", None)
+    return {**params, **nested} if isinstance(nested, dict) else params
+
+
+CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT", "HNSW", "HNSW_SQ", "AUTOINDEX"}
+"""Indexes that divide rows into cells, or link them, and do not mix columns."""
+
+
+def width_multiple(field: VectorField) -> int:
+    """Return 16, or lcm(16, m) for product quantisation with m sub-vectors, 32 by default."""
+    if "PQ" not in field.index_type:
+        return ALIGNMENT
+    return math.lcm(ALIGNMENT, int(field.index_params.get("m", 32)))
+
+
+def bias_spread(field: VectorField, dim: int, metric: str) -> int:
+    """Return in how many columns the index of a field needs a bias. dim, metric: of the user's vectors.
+
+    RaBitQ rotates a vector before it rounds it. SQ6 and SQ8 have a range for each column, and keep a bias as well in
+    one column of any scale as in several; so does SQ4U. Product quantisation gains 0.01 to 0.02 of recall by a spread.
+    """
+    return spread_for(dim, metric.upper()) if "RABITQ" in field.index_type.upper() else 1
+
+
+def takes_graph_hint(field: VectorField) -> bool:
+    """Whether an index keeps columns apart, so that the far numbers of a graph hint column make no other column
+    coarser. RaBitQ does not, and SQ4U has one range for all columns."""
+    has_one_range = str(field.index_params.get("sq_type")).upper() == "SQ4U"
+    return not has_one_range and "RABITQ" not in field.index_type.upper()
+
+
+def takes_length_pull(field: VectorField) -> bool:
+    """Whether the index links rows, or compares them all, in float32. In half precision a graph hint column is too
+    far to the right to be stored, and cells (IVF) by length would be those of rows that fewer raw searches find."""
+    has_cells = any(name in field.index_type.upper() for name in ("IVF", "SCANN"))
+    return takes_graph_hint(field) and field.dtype == "float32" and not has_cells
+
+
+def takes_locality_hints(field: VectorField) -> bool:
+    """Whether an index takes locality hint columns: it keeps columns apart and the hints take one column each."""
+    return field.index_type in CELLED and field.dtype == "float32" and takes_graph_hint(field)
+
+
+WITHOUT_COPY = "milvus-hubness enable corrects without a copy"
+
+
+def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
+    """Return the reasons why a collection of this kind cannot be corrected."""
+    reasons = []
+    if external := schema.get("external_source"):
+        reasons.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
+    if schema.get("enable_namespace"):
+        reasons.append("it has namespaces: rows with one key in several namespaces cannot be distinguished")
+    return reasons
+
+
+def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
+    """Return the reasons why the collection cannot be copied, each with a remedy."""
+    schema, reasons = source.schema, kind_obstacles(source.schema)
+    fields = fields_by_name(schema)
+    if field not in source.vector_fields:
+        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
+        dense = ", ".join(source.vector_fields) or "none"
+        corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
+        reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
+    else:
+        vector = source.vector_fields[field]
+        reasons += vector.obstacles
+        if not vector.metric:
+            reasons.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
+        else:
+            try:
+                as_metric(vector.metric)
+            except InvalidParameter as error:
+                reasons.append(f"field {field!r}: {error}")
+        if fields[field].get("nullable"):
+            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+    if key_field(schema).get("auto_id") and not lite:
+        reasons.append(f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}")
+    others = [own for own in source.states.values() if own.field != field]
+    if sides := [side.collection for own in others if (side := side_helper(own))]:
+        reasons.append(
+            f"it has biases in the side collection {sides[0]!r}, which belongs to one collection only: disable that "
+            "correction first, or correct that field with --where fields"
+        )
+    if taken := sorted({name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()):
+        reasons.append(f"fields of these names exist already: {', '.join(taken)}")
+    if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
+        reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}: {WITHOUT_COPY}")
+    return reasons
+
+
+def remarks(source: CollectionInfo, field: str) -> list[str]:
+    """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
+    remarks = []
+    if source.time_to_live:
+        remarks.append(
+            f"rows live for {source.time_to_live:,} s after their last write, and those of the copy are written now: "
+            "they expire later than in the source, once by up to that time; a full refresh of the copy restarts it "
+            "again, and is refused without --restart-ttl"
+        )
+    if outputs := function_outputs(source.schema):
+        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
+    if source.aliases:
+        remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+    remarks.append("grants on the source do not carry over to the copy")
+    vector = source.vector_fields[field]
+    nlist, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    if 0 < 2 * nlist <= advised:
+        remarks.append(
+            f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: corrected searches visit "
+            f"more cells, and smaller cells compensate for that (--index-param nlist={advised})"
+        )
+    return remarks
+
+
+def advised_cells(rows: int, dim: int) -> int:
+    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of 512 MB."""
+    return round(4 * math.sqrt(min(rows, 512 * 2**20 / (4 * dim))))
+
+
+def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
+    """Whether the bias fields exist, of the right types and never null: function chains read a null as score 0."""
+    fields = fields_by_name(schema)
+    return all(
+        name in fields
+        and fields[name]["type"] == kind
+        and (not fields[name].get("nullable") or fields[name].get("default_value") is not None)
+        for name, kind in ((name + suffix, kind) for name, kind in BIAS_FIELDS.items())
+    )
+
+
+def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
+    """Return which of these fields an insert must set: they exist, are not nullable and have no default value."""
+    fields = fields_by_name(source.schema)
+    present = [fields[name] for name in names if name in fields]
+    return [field["name"] for field in present if not field.get("nullable") and field.get("default_value") is None]
+
+
+def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
+    """Return remarks about writes to bias fields that have no default value."""
+    required = required_fields(source, [name + suffix for name in BIAS_FIELDS])
+    if not required:
+        return []
+    return [
+        f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient fail unless they "
+        "set these fields. Create the collection with 0 as their default, or let a side collection hold biases"
+    ]
+
+
+def side_schema(source: CollectionInfo) -> CollectionSchema:
+    """Return the schema of a side collection: the keys of the source, and the slots as a vector field."""
+    key = key_field(source.schema)
+    schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
+    schema.add_field(key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False})
+    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
+    schema.add_field(EPOCH_FIELD, DataType.INT64)
+    return schema
+
+
+def facts(source: CollectionInfo) -> dict[str, Any]:
+    """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
+    facts = ("name", "type", "params", "is_primary", "auto_id", "is_partition_key", "nullable", "default_value")
+    fields = [{name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]]
+    return {
+        "fields": sorted(fields, key=lambda field: field["name"]),
+        "functions": sorted(str(function["name"]) for function in source.schema.get("functions", [])),
+        "dynamic": bool(source.schema.get("enable_dynamic_field")),
+        "partitions": [name for name in source.partitions if name],
+        "indexes": {
+            name: [field.metric, field.index_type, sorted(map(str, field.index_params.items()))]
+            for name, field in sorted(source.vector_fields.items())
+        },
+    }
+
+
+def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
+    """Return the source's schema with its vector field in the width of the state, and with hidden fields."""
+    schema = CollectionSchema.construct_from_dict(source.schema)
+    before = source.states.get(state.field)
+    if before is None or before.codec.leaves_vectors:
+        widen(schema, state)
+    else:
+        _set_width(schema, state)
+    return schema
+
+
+def _set_width(schema: CollectionSchema, state: CollectionState) -> None:
+    for field in schema.fields:
+        if field.name == state.field:
+            field.params["dim"] = state.codec.form.width
+
+
+def widen(schema: CollectionSchema, state: CollectionState) -> None:
+    _set_width(schema, state)
+    schema.add_field(state.codec.bias_field, DataType.FLOAT)
+    schema.add_field(state.codec.epoch_field, DataType.INT64)
+    for norm_field in state.codec.decoding_fields:
+        schema.add_field(norm_field, DataType.DOUBLE)
+
+
+def copy_properties(source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks) -> dict[str, str]:
+    """Return the properties of a copy. online_banks: with collections of samples of the copy's own."""
+    properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY, IDENTITY_PROPERTY):
+        properties.pop(name, None)
+    if online_banks.banks:
+        properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()
+    return properties
+
+
+def flat_index(field: str, metric: str) -> IndexParams:
+    return MilvusClient.prepare_index_params(field, index_type="FLAT", metric_type=metric)
+
+
+def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
+    """Return the source's indexes, with that of the corrected field from `corrected` and the metric IP."""
+    params = MilvusClient.prepare_index_params()
+    for index in indexes:
+        is_corrected = index["field_name"] == corrected.name
+        metric = "IP" if is_corrected else index.get("metric_type", "")
+        params.add_index(
+            index["field_name"],
+            index_type=corrected.index_type if is_corrected else index["index_type"],
+            index_name=index["index_name"],
+            **({"metric_type": metric} if metric else {}),
+            params=corrected.index_params if is_corrected else build_params(index),
+        )
+    return params

@@ -1,0 +1,439 @@
+"""A Milvus server: connections, errors, filters, request sizes and index types.
+
+Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where these pages differ from
+Knowhere's own checks (nbits), the checks count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from importlib import import_module
+from importlib.metadata import version
+from inspect import getattr_static, iscoroutinefunction, isfunction
+from json import JSONDecodeError
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+import grpc
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
+from pymilvus.grpc_gen import common_pb2
+
+from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    InvalidInput,
+    InvalidParameter,
+    ServerUnavailable,
+    StoreError,
+    UnsupportedVersion,
+    redacted,
+    secrets_in,
+)
+from milvus_hubness.milvus.store.keepalive import with_keepalive
+
+if TYPE_CHECKING:
+    from milvus_hubness.jobs.store.records import VectorField
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+COLLECTION_NOT_FOUND = 100
+COLLECTION_NOT_LOADED = 101
+KEYS_PER_PAGE = 16_384
+FEW_KEYS = 4_096
+DUPLICATES_PER_KEY = 4
+"""Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
+ROWS_PER_REQUEST = 2_000
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_WORD = re.compile(r"[\w.+-]*", re.ASCII)
+_TOO_LARGE = (
+    "larger than max",
+    "resource_exhausted",
+    "exceeds the maximum",
+    "message size",
+    "too large",
+    "maxoutputsize",
+)
+_TOO_MANY_QUERIES = re.compile(r"\bnq\b.* should be in range", re.DOTALL)
+
+
+class EscapedKeys:
+    """A client that escapes keys in the filters of `get`, `delete` and `query(ids=...)`; pymilvus does not."""
+
+    def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
+        field = next(field for field in schema_dict["fields"] if field.get("is_primary"))
+        texts = [str(key) for key in pks]
+        if field["type"] == DataType.VARCHAR:
+            return is_one_of(field["name"], texts)
+        if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
+            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is not a whole number: correct it")
+        return f"{field['name']} in [{', '.join(texts)}]"
+
+
+if not hasattr(MilvusClient, "_pack_pks_expr"):
+    raise UnsupportedVersion(f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'")
+
+
+class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
+    """MilvusClient with escaped keys."""
+
+
+def connect(
+    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, create: bool = False, **options: Any
+) -> MilvusClient:
+    """Connect a MilvusClient with further `options`.
+
+    create: make the database of a Milvus Lite path that does not exist yet, as MilvusClient does.
+    Without it a mistyped path is an error, and not an empty database.
+
+    Raises InvalidParameter for an invalid address, MissingExtra without Milvus Lite, and
+    ServerUnavailable, which names no user, password and token.
+    """
+    _validate_address(uri)
+    if uri.endswith(".db"):
+        with naming_extras():
+            import_module("milvus_lite")
+        expect_lite(uri)
+        if not create:
+            _expect_database(uri)
+    options = with_keepalive(uri, options)
+    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
+    for pause in (0.0,) if "://" in uri else (0.0, 0.5, 0.5):
+        time.sleep(pause)
+        try:
+            return PlainClient(uri, token=token, db_name=db_name, timeout=timeout, **options)
+        except MilvusException as error:
+            message = f"{_unreachable(uri)}: {error.message}"
+    # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
+    raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def plain_client_of(client: Any) -> MilvusClient:
+    """Return a client that shows collections as they are stored: a HubnessClient has one. Raises InvalidInput."""
+    if isinstance(client, str | os.PathLike):
+        address = redacted(repr(str(client)))
+        raise InvalidInput(
+            f"MilvusStore needs a client, not the address {address}: pass MilvusStore(connect({address}))"
+        )
+    if hasattr(type(client), "plain_client"):
+        return cast(MilvusClient, client.plain_client())
+    get_version = getattr(client, "get_server_version", None)
+    if get_version is None or iscoroutinefunction(get_version):
+        raise InvalidInput(
+            f"MilvusStore needs a MilvusClient, not {type(client).__name__}: pass MilvusStore(connect(uri))"
+        )
+    return cast(MilvusClient, client)
+
+
+def expect_lite(uri: str) -> None:
+    """Raise UnsupportedVersion if `uri` is a Milvus Lite file and the installed Milvus Lite is too old."""
+    if uri.endswith(".db") and (fault := unsupported_lite()):
+        raise UnsupportedVersion(fault)
+
+
+def supported_version(client: MilvusClient) -> str:
+    """Return the version of the client's server. Raises UnsupportedVersion."""
+    try:
+        server_version = str(client.get_server_version())
+    except grpc.RpcError as error:
+        if error.code() != grpc.StatusCode.UNIMPLEMENTED:
+            raise
+        raise UnsupportedVersion(
+            unsupported_lite() or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
+        ) from error
+    if fault := unsupported_milvus(server_version):
+        raise UnsupportedVersion(fault)
+    return server_version
+
+
+def _validate_address(uri: str) -> None:
+    _, scheme, rest = uri.partition("://")
+    if not scheme:
+        return
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port
+        valid = ("@" in rest) == ("@" in parts.netloc)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InvalidParameter(
+            redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
+            + "; in a user and a password, percent-encode / ? # and @"
+        )
+
+
+def _expect_database(path: str) -> None:
+    """Raise ServerUnavailable if there is no Milvus Lite database at this path."""
+    # A database is a folder since Milvus Lite 3, and was a file before.
+    is_empty_folder = os.path.isdir(path) and not os.listdir(path)
+    if os.path.exists(path) and not is_empty_folder:
+        return
+    raise ServerUnavailable(
+        f"no Milvus Lite database at {path}: correct the path, or create the database first, "
+        "with MilvusClient, HubnessClient or connect(..., create=True)"
+    )
+
+
+def _unreachable(uri: str) -> str:
+    if "://" in uri:
+        return f"no Milvus answers at {uri}"
+    hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
+    if not uri.endswith(".db"):
+        hint = "its name must end with .db; a server's address begins with http://"
+    return f"cannot open the Milvus Lite file {uri} ({hint})"
+
+
+PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))
+"""Seconds between two attempts at a write; these are pymilvus's own."""
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+def may_arrive(error: Exception) -> bool:
+    """Whether a request that failed with this error may reach the server later."""
+    code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
+    return isinstance(code, grpc.StatusCode) and code not in _REFUSALS
+
+
+def is_rate_limited(error: Exception) -> bool:
+    return any(
+        isinstance(cause, MilvusException)
+        and (cause.code == ErrorCode.RATE_LIMIT or cause.compatible_code == common_pb2.RateLimit)
+        for cause in (error, error.__cause__)
+    )
+
+
+def is_missing(error: Exception) -> bool:
+    return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
+
+
+@contextmanager
+def translated(collection: str) -> Iterator[None]:
+    """Convert pymilvus's errors to errors of this package about `collection`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise StoreError(f"a request on {collection!r} failed: {message_of(error)}") from error
+    except MilvusException as error:
+        if is_missing(error):
+            raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+        if "connect" in error.message.lower() or "unavailable" in error.message.lower():
+            raise ServerUnavailable(
+                f"the server stopped answering about {collection!r}: {message_of(error)}"
+            ) from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {message_of(error)}") from error
+    except JSONDecodeError as error:
+        # Milvus Lite returns the text of a JSON field without its quotes.
+        raise StoreError(
+            f"a JSON field of {collection!r} has a text that Milvus Lite returns as invalid JSON, so that no client "
+            "can read the row: keep the text in an object, or move the collection to a Milvus server"
+        ) from error
+
+
+def translating(store: type[S]) -> type[S]:
+    """Have the public methods of a store convert pymilvus's errors to errors about their first argument."""
+    for name in dir(store):
+        if not name.startswith("_") and isfunction(method := getattr_static(store, name)):
+            setattr(store, name, _translating(method))
+    return store
+
+
+def _translating(method: Callable[..., T]) -> Callable[..., T]:
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> T:
+        subject = next(iter((*args, *options.values())), "")
+        name = getattr(subject, "collection", getattr(subject, "name", subject))
+        with translated(name):
+            return method(self, *args, **options)
+
+    return call
+
+
+def literal(key: int | str) -> str:
+    """Return a key as Milvus's filter language writes it."""
+    return str(key) if isinstance(key, int) else f'"{escaped(key)}"'
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands between double quotes in Milvus's filter language."""
+    return text.translate(_ESCAPES)
+
+
+def is_one_of(field: str, keys: Sequence[int | str]) -> str:
+    return f"{field} in [{', '.join(map(literal, keys))}]"
+
+
+Feature = Literal[
+    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "load fields"
+]
+NEVER = NEWEST = (99,)  # Also for a version that is not a number.
+_SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "function chains": ((3, 0), (3, 2)),
+    "new fields": ((2, 6), NEVER),
+    "new vector fields": ((2, 6, 18), NEVER),
+    "dropped fields": ((3, 0), NEVER),
+    "partial updates": ((2, 6), (3, 2)),
+    "load fields": ((2, 5), NEVER),
+}
+"""The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
+
+
+def is_lite(server_version: str) -> bool:
+    return server_version.startswith("milvus_lite")
+
+
+def supports(server_version: str, feature: Feature) -> bool:
+    return version_numbers(server_version) >= _SINCE[feature][is_lite(server_version)]
+
+
+def version_numbers(server_version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", server_version)[:3]))
+
+
+def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
+    """Return the results of `call` on parts of `items` that fit the message limit (64 MB by default)."""
+    try:
+        return [call(items)]
+    except (MilvusException, grpc.RpcError) as error:
+        if len(items) < 2 or not is_too_large(error):
+            raise
+    middle = len(items) // 2
+    return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
+
+
+def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Sequence[T]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether a request failed because it, or its answer, exceeds the message limit."""
+    return any(mark in message_of(error).lower() for mark in _TOO_LARGE)
+
+
+def exceeds_limit(error: Exception) -> bool:
+    """Whether a request failed as it, or its answer, has too many bytes or queries, and smaller ones may succeed.
+
+    Nothing of such a request is carried out: the server refuses it before it reads it.
+    """
+    return not is_rate_limited(error) and (
+        is_too_large(error) or _TOO_MANY_QUERIES.search(message_of(error)) is not None
+    )
+
+
+def message_of(error: Exception) -> str:
+    """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
+    words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    return redacted(str(words))
+
+
+Rule = range | tuple[str, ...]
+"""The values of an index parameter: a range of integers, also as text, or words in any case."""
+
+
+@dataclass(frozen=True)
+class IndexType:
+    """An index type. parameters: by name. since: the first version of Milvus with it. on_lite: whether Lite has it."""
+
+    parameters: Mapping[str, Rule] = field(default_factory=dict)
+    since: tuple[int, ...] = (2, 3)
+    on_lite: bool = False
+
+
+BOOL = ("TRUE", "FALSE")
+REFINE: dict[str, Rule] = {"refine": BOOL, "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")}
+CELLS: dict[str, Rule] = {"nlist": range(1, 65_537)}
+GRAPH: dict[str, Rule] = {"M": range(2, 2_049), "efConstruction": range(1, 2**31)}
+PRODUCT: dict[str, Rule] = {"m": range(1, 65_537), "nbits": range(1, 25)}
+CACHED: dict[str, Rule] = {"cache_dataset_on_device": BOOL}
+DEFAULT_SINCE = dict.fromkeys(("nlist", "M", "efConstruction"), (2, 4))
+"""The versions from which Milvus has a default for a parameter; m of IVF_PQ never has one."""
+
+INDEX_TYPES = {
+    "AUTOINDEX": IndexType(on_lite=True),
+    "FLAT": IndexType(on_lite=True),
+    "IVF_FLAT": IndexType(CELLS, on_lite=True),
+    "IVF_SQ8": IndexType(CELLS, on_lite=True),
+    "IVF_PQ": IndexType({**CELLS, **PRODUCT, **REFINE}),
+    "IVF_RABITQ": IndexType({**CELLS, **REFINE}, since=(2, 6)),
+    "SCANN": IndexType({**CELLS, "with_raw_data": BOOL}),
+    "HNSW": IndexType(GRAPH, on_lite=True),
+    "HNSW_SQ": IndexType(
+        {**GRAPH, "sq_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16"), **REFINE}, since=(2, 5), on_lite=True
+    ),
+    "HNSW_PQ": IndexType({**GRAPH, **PRODUCT, **REFINE}, since=(2, 5)),
+    "HNSW_PRQ": IndexType({**GRAPH, **PRODUCT, "nrq": range(1, 17), **REFINE}, since=(2, 5)),
+    "DISKANN": IndexType({"max_degree": range(1, 2_049), "search_list_size": range(1, 65_537)}),
+    "GPU_CAGRA": IndexType(
+        {
+            "intermediate_graph_degree": range(1, 2**31),
+            "graph_degree": range(1, 2**31),
+            "build_algo": ("IVF_PQ", "NN_DESCENT"),
+            "adapt_for_cpu": BOOL,
+            **CACHED,
+        },
+        since=(2, 4),
+    ),
+    "GPU_IVF_FLAT": IndexType({**CELLS, **CACHED}),
+    "GPU_IVF_PQ": IndexType({**CELLS, **PRODUCT, **CACHED}),
+    "GPU_BRUTE_FORCE": IndexType(since=(2, 4)),
+}
+
+
+def _accepts(rule: Rule, value: Any) -> bool:
+    text = str(value)
+    if isinstance(rule, range):
+        return text.isascii() and text.isdecimal() and int(text) in rule
+    return text.upper() in rule
+
+
+def _described(rule: Rule) -> str:
+    if isinstance(rule, range):
+        return f"a whole number from {rule.start:,} to {rule.stop - 1:,}"
+    return f"one of {', '.join(rule)}"
+
+
+def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
+    """Raise InvalidParameter if a server of this version does not build the planned index. Settings of the source's
+    index are valid: its server has built it, and may be newer than this table."""
+    kind, version = planned.index_type, version_numbers(server_version) or NEWEST
+    lite, is_same_kind = is_lite(server_version), kind == source.index_type
+    built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]
+    if is_same_kind and kind not in INDEX_TYPES:
+        return
+    if not is_same_kind and kind not in built:
+        raise InvalidParameter(
+            f"index type {kind!r} is unknown to this server ({server_version}): use one of "
+            f"{', '.join(built)}, or build that index on the source"
+        )
+    parameters = INDEX_TYPES[kind].parameters
+    for name, value in planned.index_params.items():
+        if is_same_kind and str(source.index_params.get(name)) == str(value):
+            continue
+        rule = BOOL if name == "mmap.enabled" else parameters.get(name)  # Every index can be memory-mapped.
+        if rule is None:
+            names = ", ".join(parameters) or "none"
+            raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+        if not _accepts(rule, value):
+            raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+    if is_same_kind or lite:
+        return
+    for name, rule in parameters.items():
+        since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
+        if version < since and name not in planned.index_params:
+            raise InvalidParameter(
+                f"index type {kind} needs {name} on this server ({server_version}): give {_described(rule)} "
+                f"with --index-param {name}=…"
+            )

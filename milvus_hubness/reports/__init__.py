@@ -1,0 +1,1 @@
+"""Pages and charts: the report of `tune` and `diagnose`, the explanation of a hub."""

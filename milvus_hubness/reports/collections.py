@@ -1,0 +1,195 @@
+"""`diagnose` and `tune` for collections of a store, and the HTML page of a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from itertools import compress
+
+import numpy as np
+
+from milvus_hubness.basics.defaults import WHERE_FROM
+from milvus_hubness.basics.progress import Progress, silent
+from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.correction.banks.stored import Key
+from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.estimators import Blend, Estimator, from_dict
+from milvus_hubness.correction.fitted import Correction, reduced_targets
+from milvus_hubness.errors import InvalidInput
+from milvus_hubness.jobs.common.inputs import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.store.protocols import Store, expect_store
+from milvus_hubness.jobs.store.records import TUNING_PROPERTY, CollectionInfo, TuningRecord
+from milvus_hubness.quality import tuning
+from milvus_hubness.quality.trials import activated_by
+from milvus_hubness.quality.verdict import EXPECTED_GAIN, VIEWS_AGREE
+from milvus_hubness.reports import charts, report
+from milvus_hubness.reports.images import Images
+from milvus_hubness.reports.report import Diagnosis
+
+LONGEST = 160
+
+
+def render(diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None) -> str:
+    """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
+    of an image, which the page shows. images: says of which folder files are embedded; by default of none."""
+    images = images or Images()
+    template = charts.page_template(__package__, "report.html", LONGEST, picture=images.element)
+    facts = {"expected": EXPECTED_GAIN, "least": VIEWS_AGREE, "images": images}
+    return template.render(d=diagnosis, charts=charts, image_field=image_field, **facts)
+
+
+@dataclass(frozen=True, eq=False)
+class BiasedGallery:
+    """The rows of a collection, with the biases (n,) that its searches subtract or, if it is not corrected, would
+    subtract. bank: the reference queries, reduced to inner products. activated: the keys of the raw best items whose
+    queries are corrected; None without a gate. verdict: that of tuning on this bank; None if there is none."""
+
+    info: CollectionInfo
+    gallery: Gallery
+    biases: Floats
+    strength: float
+    bank: QueryBank
+    activated: frozenset[Key] | None
+    verdict: TuningRecord | None
+
+
+def read_biased(
+    store: Store,
+    collection: str,
+    bank: BankLike | None = None,
+    *,
+    target_bank: BankLike | None = None,
+    estimator: Estimator | None = None,
+    field: str | None = None,
+    progress: Progress = silent,
+) -> BiasedGallery:
+    """Read the rows of a collection and their biases. If it is not corrected, `estimator` computes them from `bank`; by
+    default that is the choice of tuning, else Blend. Raises as `diagnose` does."""
+    bank, target_bank = optional_bank(bank), optional_bank(target_bank)
+    info = store.info(collection)
+    gallery = read_gallery(store, info, field, progress=progress)
+    layout, strength, activated, biases = gallery.layout, 1.0, None, gallery.biases
+    state = info.state_of(field)
+    if biases is not None and state is not None:
+        strength = state.profile.strength
+        if bank is None or state.profile.gate is not None:
+            stored = store.load_bank(state.profile.bank)
+            bank = bank or stored.queries
+            activated = stored.activated if state.profile.gate is not None else None
+    elif bank is None:
+        raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
+    else:
+        gates: tuple[int | None, int | None] = (None, None)
+        verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
+        if estimator is None and verdict and verdict.choice:
+            estimator, gates = from_dict(verdict.choice), (verdict.gate, verdict.gate_targets)
+        estimator = estimator or Blend()
+        correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
+        targets = reduced_targets(layout, target_bank).asking if target_bank else None
+        mask = activated_by(gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets)
+        activated = None if mask is None else frozenset(compress(gallery.keys, mask))
+        biases = correction.centred(gallery.vectors)
+        biases = biases - np.float32(biases.mean())
+    bank.expect_dim(layout.dim, "the field")
+    reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+    verdict = info.verdicts.of(field or only_field(info), bank.fingerprint)
+    return BiasedGallery(info, gallery, biases, strength, reduced, activated, verdict)
+
+
+def diagnose(
+    store: Store,
+    collection: str,
+    queries: BankLike,
+    *,
+    bank: BankLike | None = None,
+    target_bank: BankLike | None = None,
+    estimator: Estimator | None = None,
+    field: str | None = None,
+    answers: Sequence[Key] | None = None,
+    texts: Sequence[str] | None = None,
+    slice_by: str | None = None,
+    group_by: str | None = None,
+    progress: Progress = silent,
+) -> Diagnosis:
+    """Search `queries` in the collection's rows before and after correction, and report the hubs. If the collection is
+    not corrected, `estimator` computes biases from `bank`; by default that is the choice of tuning, else Blend.
+    answers: the keys of the right rows. texts: of the queries. slice_by: a scalar field, whose values get a report of
+    their own; group_by: one whose values get their shares of the answers. Raises InvalidInput, DimensionMismatch,
+    CollectionNotFound, EmptyCollection."""
+    expect_store(store)
+    queries = QueryBank.of(queries)
+    biased = read_biased(
+        store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
+    )
+    gallery, layout, verdict = biased.gallery, biased.gallery.layout, biased.verdict
+    queries.expect_dim(layout.dim, "the field")
+    return report.diagnose(
+        layout.reduce_queries(queries.vectors),
+        layout.reduce_items(gallery.vectors),
+        biased.biases - np.float32(biased.biases.mean()),
+        bank=biased.bank,
+        positives=gallery.positions(answers) if answers is not None else None,
+        keys=gallery.keys,
+        fields=gallery.fields,
+        query_texts=texts,
+        strength=biased.strength,
+        activated=None if biased.activated is None else [key in biased.activated for key in gallery.keys],
+        verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
+        title=biased.info.name,
+        slice_by=slice_by,
+        group_by=group_by,
+    )
+
+
+def tune(
+    store: Store,
+    collection: str,
+    bank: BankLike | None = None,
+    *,
+    field: str | None = None,
+    queries: BankLike | None = None,
+    answers: Sequence[Key] | None = None,
+    target_bank: BankLike | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuning.Tuning:
+    """Try every method on the collection's rows, and write the result into a property of the collection. bank: by
+    default that of the corrected collection. queries: (n, d), real ones; answers: the keys of their right rows. Raises
+    InvalidInput, CollectionNotFound, EmptyCollection, CannotMigrate if the server computes the vectors, and as
+    `quality.tuning.tune` does."""
+    expect_store(store)
+    bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
+    info = store.info(collection)
+    if info.is_bank:
+        raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
+    state = info.state_of(field)
+    if bank is None and state:
+        stored = store.load_bank(state.profile.bank)
+        bank, target_bank = stored.queries, target_bank or stored.targets
+    if bank is None:
+        raise InvalidInput(f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})")
+    if answers is not None and (queries is None or len(answers) != len(queries)):
+        raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
+    field = field or only_field(info)
+    info.require_correctable(field)
+    gallery = read_gallery(store, info, field, progress=progress)
+    layout = gallery.layout
+    for vectors in filter(None, (bank, target_bank, queries)):
+        vectors.expect_dim(layout.dim, "the field")
+    tuned = tuning.tune(
+        QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        layout.reduce_items(gallery.vectors),
+        target_bank=reduced_targets(layout, target_bank) if target_bank else None,
+        queries=layout.reduce_queries(queries.vectors) if queries else None,
+        positives=gallery.positions(answers) if answers is not None else None,
+        seed=seed,
+        progress=progress,
+    )
+    values = {name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields}
+    values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
+    record = TuningRecord(**values, field=field or only_field(info), tuned_at=datetime.now(timezone.utc))
+    # Read again: another process may have tuned another bank meanwhile.
+    verdicts = store.info(info.name, counted=False).verdicts
+    store.write_property(info.name, TUNING_PROPERTY, verdicts.with_record(record))
+    return tuned

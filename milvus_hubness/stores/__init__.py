@@ -1,1 +1,0 @@
-"""Databases with corrected collections, behind one protocol."""
