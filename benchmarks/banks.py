@@ -30,7 +30,14 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator, InvertedSoftmax
 from milvus_hubness.correction.rerank import DynamicGate
-from milvus_hubness.quality.measures import Outcome, assess, k_occurrence, nearest, paired_difference, skewness
+from milvus_hubness.quality.measures import (
+    Outcome,
+    assess,
+    k_occurrence,
+    nearest,
+    paired_difference,
+    skewness,
+)
 from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
 from milvus_hubness.quality.verdict import examine, findings
@@ -52,7 +59,13 @@ TOPICS = 4
 CROWDED_FROM, CROWDED = 4000, (0.25, 0.5, 0.75)
 LIMITS = {
     "size": {"draws": DRAWS, "queries": dict.fromkeys(GALLERIES, QUERIES)},
-    "origin": {"bank": BANK, "items": ITEMS, "queries": QUERIES, "known": KNOWN, "crowded_from": CROWDED_FROM},
+    "origin": {
+        "bank": BANK,
+        "items": ITEMS,
+        "queries": QUERIES,
+        "known": KNOWN,
+        "crowded_from": CROWDED_FROM,
+    },
 }
 OTHER_SET = {
     "text_video_msrvtt t2v": "clip_products t2i",
@@ -82,7 +95,11 @@ DOMAINS = {
     "adversarial: the quarter that crowds the fewest items": CROWDING[0],
     "adversarial: other items of the gallery's kind": ITEM_SIDE,
 }
-QUERYBANK_METHODS: dict[str, Estimator] = {"IS": InvertedSoftmax(0.05), "NNN": NNN(16, 0.75), "default": Blend()}
+QUERYBANK_METHODS: dict[str, Estimator] = {
+    "IS": InvertedSoftmax(0.05),
+    "NNN": NNN(16, 0.75),
+    "default": Blend(),
+}
 QUERYBANK_NAMES = ("IS", "DIS", "NNN", "NNN, gated", "default", "default, gated")
 ALWAYS_SUSPECTED = (FOREIGN, LENGTHS, *CROWDING[:2])
 BELOW_RAW, BELOW_NO_GATE = 1.0, 0.3
@@ -135,7 +152,9 @@ def biases(bank: Vectors, gallery: Vectors) -> list[Vectors]:
 def outcome_of(task: Task, queries: Numbers, *given: Vectors) -> Outcome:
     """Of the raw search and then of each bias."""
     raw = np.zeros(len(task.gallery), np.float32)
-    return assess(task.query[queries], task.gallery, [raw, *given], list(task.positives[queries, None]))
+    return assess(
+        task.query[queries], task.gallery, [raw, *given], list(task.positives[queries, None])
+    )
 
 
 def skews(outcome: Outcome, n_items: int) -> Values:
@@ -281,7 +300,9 @@ class Comparison:
             if origin in DOMAINS.values():
                 cell["by_method"] = self.by_method(asked)
             said = {result: one["verdicts"] for result, one in cell["tune"].items()}
-            print(self.name, "|", origin, {kind: f"{r1:.2f}" for kind, r1 in cell["r1"].items()}, said)
+            print(
+                self.name, "|", origin, {kind: f"{r1:.2f}" for kind, r1 in cell["r1"].items()}, said
+            )
             sys.stdout.flush()
         return cells
 
@@ -292,12 +313,16 @@ class Comparison:
         skewed, blind, gains = [], [], []
         for bank, queries in search_request:
             own = self.own_at(len(bank))
-            outcome = outcome_of(task, queries, *biases(bank, task.gallery), *(bias for _, bias in own))
+            outcome = outcome_of(
+                task, queries, *biases(bank, task.gallery), *(bias for _, bias in own)
+            )
             tried, alike = np.split(outcome.hits, [1 + len(METHODS)])
             means.add(queries, *tried, alike.mean(0))
             skewed.append(skews(outcome, n_items)[: len(tried)])
             of_own = [unreached(drawn, task.gallery, outcome.retrieved[0]) for drawn, _ in own]
-            blind.append([unreached(bank, task.gallery, outcome.retrieved[0]), float(np.mean(of_own))])
+            blind.append(
+                [unreached(bank, task.gallery, outcome.retrieved[0]), float(np.mean(of_own))]
+            )
             gains.append(100 * float((tried[-1] - tried[0]).mean()))
         r1 = means.each.mean(1).tolist()
         return {
@@ -308,14 +333,19 @@ class Comparison:
             "skewness": dict(zip(("raw", *METHODS), np.mean(skewed, 0).tolist(), strict=True)),
             "gain": paired_difference(means.each[0], means.each[-2], resamples=1000)._asdict(),
             "gain_of_each_bank": gains,
-            "unreached": dict(zip(("bank", "own at that size"), np.mean(blind, 0).tolist(), strict=True)),
+            "unreached": dict(
+                zip(("bank", "own at that size"), np.mean(blind, 0).tolist(), strict=True)
+            ),
         }
 
     def own_at(self, size: int) -> list[tuple[Vectors, Vectors]]:
         """Random draws of that size from the task's own bank, each with its Blend."""
         if size not in self.own:
             rng = np.random.default_rng(1)
-            draws = [self.task.bank[rng.permutation(len(self.task.bank))[:size]] for _ in range(OWN_DRAWS)]
+            draws = [
+                self.task.bank[rng.permutation(len(self.task.bank))[:size]]
+                for _ in range(OWN_DRAWS)
+            ]
             self.own[size] = [(bank, biases(bank, self.task.gallery)[-1]) for bank in draws]
         return self.own[size]
 
@@ -325,16 +355,23 @@ class Comparison:
         cells = {}
         for result in TOLD:
             these = [decision for decision in decided if decision.told == result]
-            means, verdicts = Means(2, len(self.task.query)), [decision.verdict for decision in these]
+            means, verdicts = (
+                Means(2, len(self.task.query)),
+                [decision.verdict for decision in these],
+            )
             for decision in these:
-                hits = self.searched([decision.applied] if decision.applied else [], decision.measured).hits
+                hits = self.searched(
+                    [decision.applied] if decision.applied else [], decision.measured
+                ).hits
                 means.add(decision.measured, hits[0], hits[-1])
             cells[result] = {
                 "runs": len(these),
                 "suspected": sum(bool(decision.suspected) for decision in these),
                 "suspicions": sorted({kind for decision in these for kind in decision.suspected}),
                 "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
-                "gated": sum(bool(decision.applied and decision.applied.gate) for decision in these),
+                "gated": sum(
+                    bool(decision.applied and decision.applied.gate) for decision in these
+                ),
                 "gain": paired_difference(*means.each, resamples=1000)._asdict(),
             }
         return cells
@@ -342,7 +379,9 @@ class Comparison:
     def searched(self, trials: Sequence[Trial], queries: Numbers) -> Outcome:
         """Of the raw search and then of each trial."""
         task = self.task
-        return search(trials, task.query[queries], task.gallery, list(task.positives[queries, None]))
+        return search(
+            trials, task.query[queries], task.gallery, list(task.positives[queries, None])
+        )
 
     def by_method(self, search_request: Sequence[SearchRequest]) -> dict[str, float]:
         """Gain in R@1 of each of QUERYBANK_NAMES: IS, NNN and the default, each without a gate and with it."""
@@ -351,7 +390,9 @@ class Comparison:
             activated = DynamicGate().activated(bank, self.task.gallery)
             trials = []
             for estimator in QUERYBANK_METHODS.values():
-                fitted = estimator.clamped(len(bank)).fit(QueryBank(bank), gallery=self.task.gallery)
+                fitted = estimator.clamped(len(bank)).fit(
+                    QueryBank(bank), gallery=self.task.gallery
+                )
                 plain = Trial(estimator, 1.0, fitted.bias(self.task.gallery))
                 trials += [plain, plain._replace(gate=1, activated=activated)]
             hits = 100 * self.searched(trials, queries).hits.mean(1)
@@ -364,8 +405,16 @@ class Comparison:
         free = tune(bank, task.gallery)
         if free.choice is not None:
             fitted = free.choice.fit(QueryBank(bank), gallery=task.gallery)
-            applied = Trial(free.choice, free.strength, np.float32(free.strength) * fitted.bias(task.gallery))
-        yield Decision("nothing", free.verdict, [one.name for one in free.findings if one.fails], applied, queries)
+            applied = Trial(
+                free.choice, free.strength, np.float32(free.strength) * fitted.bias(task.gallery)
+            )
+        yield Decision(
+            "nothing",
+            free.verdict,
+            [one.name for one in free.findings if one.fails],
+            applied,
+            queries,
+        )
 
         trials = sweep(QueryBank(bank), task.gallery)
         halves = np.array_split(np.random.default_rng(0).permutation(queries), 2)
@@ -374,17 +423,27 @@ class Comparison:
             seen = examine(bank, task.gallery, default_biases, queries=task.query[result])
             found = [one.name for one in findings(seen) if one.fails]
             judged = judge_unlabelled(seen)
-            yield Decision("queries", judged.verdict, found, at_strength(trials[-1], judged.strength), measured)
+            yield Decision(
+                "queries", judged.verdict, found, at_strength(trials[-1], judged.strength), measured
+            )
             labels = list(task.positives[result, None])
-            for told, tried in zip(TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True):
+            for told, tried in zip(
+                TOLD[2:], (trials, [one for one in trials if one.gate is None]), strict=True
+            ):
                 outcome = self.searched(tried, result)
                 chosen, judged = decide(tried, outcome, task.query[result], task.gallery, labels)
-                yield Decision(told, judged.verdict, found, at_strength(chosen, judged.strength), measured)
+                yield Decision(
+                    told, judged.verdict, found, at_strength(chosen, judged.strength), measured
+                )
 
 
 def at_strength(trial: Trial, strength: float) -> Trial | None:
     """The trial at another strength; None at 0."""
-    return trial._replace(bias=np.float32(strength / trial.strength) * trial.bias) if strength else None
+    return (
+        trial._replace(bias=np.float32(strength / trial.strength) * trial.bias)
+        if strength
+        else None
+    )
 
 
 def broken(sizes: dict[str, Any], tasks: dict[str, Any], means: dict[str, Any]) -> list[str]:
@@ -393,16 +452,24 @@ def broken(sizes: dict[str, Any], tasks: dict[str, Any], means: dict[str, Any]) 
     for name, row in sizes.items():
         if row["Blend"]["whole"]["estimate"] <= 0:
             found.append(f"{name}: the whole bank gains {row['Blend']['whole']['estimate']:+.2f}")
-    for name, origin, cell in ((name, *one) for name, cells in tasks.items() for one in cells.items()):
+    for name, origin, cell in (
+        (name, *one) for name, cells in tasks.items() for one in cells.items()
+    ):
         with_gate, without = (cell["tune"][result]["gain"]["estimate"] for result in TOLD[2:])
         if with_gate < without - BELOW_NO_GATE:
-            found.append(f"{name}, {origin}: following tune gains {with_gate:+.2f}, without a gate {without:+.2f}")
+            found.append(
+                f"{name}, {origin}: following tune gains {with_gate:+.2f}, without a gate {without:+.2f}"
+            )
     for origin, row in means.items():
         for result, said in row["tune"].items():
             if origin == OWN and said["suspected"]:
-                found.append(f"told {result}, {said['suspected']} of {said['runs']} own banks are suspected")
+                found.append(
+                    f"told {result}, {said['suspected']} of {said['runs']} own banks are suspected"
+                )
             if result != "nothing" and said["lowest"] < -BELOW_RAW:
-                found.append(f"{origin}: told {result}, following tune gains {said['lowest']:+.2f} on a task")
+                found.append(
+                    f"{origin}: told {result}, following tune gains {said['lowest']:+.2f} on a task"
+                )
         said = row["tune"]["nothing"]
         if origin in ALWAYS_SUSPECTED and said["suspected"] < said["runs"]:
             found.append(f"{origin}: {said['suspected']} of {said['runs']} are suspected")
@@ -458,7 +525,9 @@ def summary(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
                     "gain": float(np.mean([one["gain"]["estimate"] for one in said])),
                     "lowest": float(min(one["gain"]["estimate"] for one in said)),
                 }
-                for result, said in ((result, [cell["tune"][result] for cell in cells.values()]) for result in TOLD)
+                for result, said in (
+                    (result, [cell["tune"][result] for cell in cells.values()]) for result in TOLD
+                )
             },
         }
     return found
@@ -471,17 +540,31 @@ def worth_table(rows: dict[str, Any]) -> str:
     for origin, row in rows.items():
         name, lowest = row["lowest"]
         gains = [f"{row['gain']:+.1f}", f"{row['own_at_that_size']:+.1f}", f"{lowest:+.1f}, {name}"]
-        lines.append([origin, str(row["tasks"]), *gains, *(f"{part:.0%}" for part in row["unreached"].values())])
+        lines.append(
+            [
+                origin,
+                str(row["tasks"]),
+                *gains,
+                *(f"{part:.0%}" for part in row["unreached"].values()),
+            ]
+        )
     return table(head, lines)
 
 
 def tune_table(rows: dict[str, Any]) -> str:
     head = ["bank", *(f"suspected, told {result}" for result in TOLD[:2])]
-    head += [f"told {result}: {what}" for result in TOLD for what in ("applied (gated)", "gain", "lowest task")]
+    head += [
+        f"told {result}: {what}"
+        for result in TOLD
+        for what in ("applied (gated)", "gain", "lowest task")
+    ]
     lines = []
     for origin, row in rows.items():
         line = [origin]
-        line += [f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}" for result in TOLD[:2]]
+        line += [
+            f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}"
+            for result in TOLD[:2]
+        ]
         for said in row["tune"].values():
             line.append(f"{said['applied']} ({said['gated']}) of {said['runs']}")
             line += [f"{said['gain']:+.1f}", f"{said['lowest']:+.1f}"]
@@ -496,14 +579,22 @@ def domain_table(tasks: dict[str, dict[str, Any]]) -> str:
         rows = [cells[origin]["by_method"] for cells in tasks.values() if origin in cells]
         if rows:
             gains = [[row[name] for row in rows] for name in QUERYBANK_NAMES]
-            lines.append([domain, str(len(rows)), *(f"{np.mean(own):+.1f} ({min(own):+.1f})" for own in gains)])
+            lines.append(
+                [
+                    domain,
+                    str(len(rows)),
+                    *(f"{np.mean(own):+.1f} ({min(own):+.1f})" for own in gains),
+                ]
+            )
     return table(["bank", "tasks", *QUERYBANK_NAMES], lines)
 
 
 def every_table(tasks: dict[str, dict[str, Any]]) -> tuple[str, str]:
     """What each bank is worth, and what `tune` makes of it."""
     worth, followed = [], []
-    for name, origin, cell in ((name, *one) for name, cells in tasks.items() for one in cells.items()):
+    for name, origin, cell in (
+        (name, *one) for name, cells in tasks.items() for one in cells.items()
+    ):
         line = [name, origin, " / ".join(f"{size:,}" for size in sorted(set(cell["banks"])))]
         line += [*(f"{r1:.1f}" for r1 in cell["r1"].values()), gain(cell["gain"])]
         line.append(f"{min(cell['gain_of_each_bank']):+.1f}" if len(cell["banks"]) > 1 else "–")

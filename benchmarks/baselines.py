@@ -22,7 +22,9 @@ def centred(task: Task) -> Task:
 
 def centred_apart(task: Task) -> Task:
     """Return queries less the mean of the bank, and items less their own mean."""
-    return task._replace(query=task.query - task.bank.mean(0), gallery=task.gallery - task.gallery.mean(0))
+    return task._replace(
+        query=task.query - task.bank.mean(0), gallery=task.gallery - task.gallery.mean(0)
+    )
 
 
 def unit_length(task: Task) -> Task:
@@ -35,7 +37,9 @@ def density(gallery: Floats, points: Floats, k: int = 10) -> Floats:
     2016): ranking by q·r − b(r) is ranking by ‖q − r‖² − ‖r − c(r)‖². An item is not its own neighbour."""
     own = gallery is points
     lengths = np.hstack([points, -(points**2).sum(1, keepdims=True) / 2])
-    nearest = topk(np.hstack([gallery, np.ones((len(gallery), 1), np.float32)]), lengths, k + own).indices
+    nearest = topk(
+        np.hstack([gallery, np.ones((len(gallery), 1), np.float32)]), lengths, k + own
+    ).indices
     if own:
         others = nearest != np.arange(len(gallery))[:, None]
         others[others.all(1), -1] = False  # A copy of the item came first.

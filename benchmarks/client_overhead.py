@@ -37,7 +37,9 @@ def fill(client: MilvusClient, name: str) -> None:
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params("vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100)
+    index = client.prepare_index_params(
+        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
+    )
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, ROWS, 2_000):
         vectors = rng.standard_normal((2_000, DIM), np.float32)
@@ -55,7 +57,10 @@ def median_difference(ours: list[float], theirs: list[float]) -> tuple[float, tu
     differences = sorted(one - other for one, other in zip(ours, theirs, strict=True))
     n = len(differences)
     reach = math.ceil(0.98 * math.sqrt(n))
-    return statistics.median(differences), (differences[n // 2 - reach], differences[n // 2 + reach])
+    return statistics.median(differences), (
+        differences[n // 2 - reach],
+        differences[n // 2 + reach],
+    )
 
 
 def measure(uri: str) -> list[dict[str, Any]]:
@@ -77,7 +82,11 @@ def measure(uri: str) -> list[dict[str, Any]]:
         for i in range(rounds + rounds // 10):
             some = [(i + j) % len(queries) for j in range(batch)]
             calls = [
-                (given, client, [vectors[j] if given == "arrays" else vectors[j].tolist() for j in some])
+                (
+                    given,
+                    client,
+                    [vectors[j] if given == "arrays" else vectors[j].tolist() for j in some],
+                )
                 for given in ("arrays", "lists")
                 for client, vectors in ((plain, encoded), (ours, queries))
             ]
@@ -90,7 +99,9 @@ def measure(uri: str) -> list[dict[str, Any]]:
                 )
                 taken.setdefault((given, type(client).__name__), []).append(seconds)
         for given in ("arrays", "lists"):
-            kept = {who: taken[given, who][rounds // 10 :] for who in ("MilvusClient", "HubnessClient")}
+            kept = {
+                who: taken[given, who][rounds // 10 :] for who in ("MilvusClient", "HubnessClient")
+            }
             medians = {who: statistics.median(seconds) for who, seconds in kept.items()}
             over, interval = median_difference(kept["HubnessClient"], kept["MilvusClient"])
             rows.append(
@@ -103,7 +114,8 @@ def measure(uri: str) -> list[dict[str, Any]]:
                     "overhead_seconds_per_query": over / batch,
                     "interval_seconds_per_query": [end / batch for end in interval],
                     "overhead_ratio": over / medians["MilvusClient"],
-                    "holds": over <= RELATIVE * medians["MilvusClient"] and (batch > 1 or over <= ABSOLUTE),
+                    "holds": over <= RELATIVE * medians["MilvusClient"]
+                    and (batch > 1 or over <= ABSOLUTE),
                 }
             )
     plain.close()
@@ -143,7 +155,12 @@ def main() -> None:
         ],
     )
     sizes = {"rows": ROWS, "dim": DIM, "bank": BANK, "limit": LIMIT, "index": "HNSW, M 16"}
-    results = {"environment": environment(started), "sizes": sizes, "bounds": [RELATIVE, ABSOLUTE], "rows": rows}
+    results = {
+        "environment": environment(started),
+        "sizes": sizes,
+        "bounds": [RELATIVE, ABSOLUTE],
+        "rows": rows,
+    }
     save("client_overhead", results, shown)
     print(shown)
     sys.exit(0 if all(row["holds"] for row in rows) else 1)

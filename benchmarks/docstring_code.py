@@ -45,8 +45,19 @@ class Split(NamedTuple):
 def download(folder: Path) -> list[Path]:
     """Return the wheels of docstring_code.txt, downloaded to `folder` by pip, which checks their hashes."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    pure = ["--no-deps", "--only-binary=:all:", "--implementation", "py", "--abi", "none", "--platform", "any"]
-    subprocess.run([*pip, *pure, "--require-hashes", "-r", str(WHEELS), "-d", str(folder)], check=True)
+    pure = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--implementation",
+        "py",
+        "--abi",
+        "none",
+        "--platform",
+        "any",
+    ]
+    subprocess.run(
+        [*pip, *pure, "--require-hashes", "-r", str(WHEELS), "-d", str(folder)], check=True
+    )
     return sorted(folder.glob("*.whl"))
 
 
@@ -106,7 +117,11 @@ def sentence_model() -> Encode:
     weights = get_model_path() / "model.safetensors"
     if hashlib.sha256(weights.read_bytes()).hexdigest() != MODEL_SHA256:
         raise SystemExit(f"{weights} is another model: {INSTALL}")
-    options = {"batch_size": BATCH, "normalize_embeddings": True, "show_progress_bar": sys.stderr.isatty()}
+    options = {
+        "batch_size": BATCH,
+        "normalize_embeddings": True,
+        "show_progress_bar": sys.stderr.isatty(),
+    }
     return lambda texts: model.encode(list(texts), **options)
 
 
@@ -138,5 +153,7 @@ def make(report: Callable[[str], object] = print) -> dict[str, Vectors]:
         raise SystemExit(
             f"Python {sys.version.split()[0]} reads other texts from {WHEELS.name} than the figures rest on"
         )
-    report(f"embedding {sum(map(len, split)):,} of {len(pairs):,} functions, which takes minutes: 24 on two busy cores")
+    report(
+        f"embedding {sum(map(len, split)):,} of {len(pairs):,} functions, which takes minutes: 24 on two busy cores"
+    )
     return embed(split, encode)

@@ -36,12 +36,16 @@ def fill(client: MilvusClient, name: str, rows: np.ndarray) -> None:
     fields = BIAS_FIELDS if name == "fields" else {}
     for field, kind in fields.items():
         schema.add_field(field, kind)
-    index = client.prepare_index_params("vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100)
+    index = client.prepare_index_params(
+        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
+    )
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(rows), 5_000):
         part = rows[start : start + 5_000]
         empty = {field: NO_BIAS[kind] for field, kind in fields.items()}
-        client.insert(name, [{"id": start + i, "vector": row, **empty} for i, row in enumerate(part)])
+        client.insert(
+            name, [{"id": start + i, "vector": row, **empty} for i, row in enumerate(part)]
+        )
     client.flush(name)
 
 
@@ -86,7 +90,10 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         searching = in_turns(
             {
                 name: lambda turn, name=name, own=own: own.search(
-                    name, [queries[turn % len(queries)]], limit=10, search_params={"params": {"ef": 128}}
+                    name,
+                    [queries[turn % len(queries)]],
+                    limit=10,
+                    search_params={"params": {"ef": 128}},
                 )
                 for name, own in clients.items()
             },
@@ -94,7 +101,11 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         )
         batch = [{"id": i, "vector": row} for i, row in enumerate(items[:ROWS_PER_UPSERT])]
         writing = in_turns(
-            {name: lambda turn, name=name, own=own: own.upsert(name, batch) for name, own in clients.items()}, UPSERTS
+            {
+                name: lambda turn, name=name, own=own: own.upsert(name, batch)
+                for name, own in clients.items()
+            },
+            UPSERTS,
         )
         client.close()
     results = {

@@ -71,7 +71,9 @@ def paths(m: int, dim: int) -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=65_536)
     parser.add_argument("--bank", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=512)
@@ -81,14 +83,23 @@ def main(arguments: list[str] | None = None) -> int:
     product = found["product alone"]
     rows = [[path.name, f"{path.multiply:.2f}", f"{path.move:.2f}", f"{path.total:.2f}",
              f"{100 * product.total / path.total:.0f}%"] for path in found.values()]  # fmt: skip
-    print(table(["path", "ps to multiply", "ps to move", "ps a score", "share of the product alone"], rows), end="\n\n")
+    print(
+        table(
+            ["path", "ps to multiply", "ps to move", "ps a score", "share of the product alone"],
+            rows,
+        ),
+        end="\n\n",
+    )
     copies = 4 * dim * (n + m) / PCIE
     theirs = copies + 1e-12 * n * m * found["nnn-retrieval, float32"].total
     jobs = []
     for k in (16, 128, 512):
         ours = 4 * dim * m / PCIE + 1e-12 * n * m * found[f"screened top-k, k = {k}"].total
         jobs.append([str(k), f"{ours:.2f}", f"{theirs:.2f}", f"{theirs / ours:.1f}"])
-    print(table(["a job from float32 arrays, k", "s", "s of nnn-retrieval", "times as fast"], jobs), end="\n\n")
+    print(
+        table(["a job from float32 arrays, k", "s", "s of nnn-retrieval", "times as fast"], jobs),
+        end="\n\n",
+    )
     bank, items, passes = SINKHORN
     whole = 1e-12 * passes * bank * items
     step = found["Sinkhorn's pass, three products"]
@@ -96,7 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(
         f"Ten iterations of Sinkhorn take {passes} passes, {all_of_it:.0f} s: {all_of_it / products:.1f} times as long"
     )
-    print(f"as the products alone, {products:.1f} s, and {all_of_it / three:.1f} times as the three, {three:.1f} s.")
+    print(
+        f"as the products alone, {products:.1f} s, and {all_of_it / three:.1f} times as the three, {three:.1f} s."
+    )
     return 0
 
 

@@ -55,7 +55,9 @@ def distances(
             index.hnsw.efSearch = breadth
             faiss.cvar.hnsw_stats.reset()
             _, got = index.search(queries, LIMIT)
-            hits = np.mean([np.isin(own, true).mean() for own, true in zip(got, exact[kind], strict=True)])
+            hits = np.mean(
+                [np.isin(own, true).mean() for own, true in zip(got, exact[kind], strict=True)]
+            )
             max_miss_rate.append(math.log(max(1 - float(hits), 1e-6)))
             costs.append(faiss.cvar.hnsw_stats.ndis / len(queries))
         found[kind] = {str(recall): _at(recall, max_miss_rate, costs) for recall in RECALLS}
@@ -73,21 +75,31 @@ def _at(recall: float, max_miss_rate: list[float], costs: list[float]) -> float 
 
 def measured(name: str, count: int) -> dict[str, Any]:
     task = load_task(name)
-    items = np.concatenate([task.gallery, enlarged(task.gallery, max(0, count - len(task.gallery)))])[:count]
+    items = np.concatenate(
+        [task.gallery, enlarged(task.gallery, max(0, count - len(task.gallery)))]
+    )[:count]
     queries = task.query[np.linalg.norm(task.query, axis=1) > 0][:QUERIES]
     plain = Layout(items.shape[1], "IP")
     uncentred = Correction.fit(plain, NNN(32, 0.75), QueryBank.of(task.bank))
     biases = replace(uncentred, mean_bias=float(uncentred.centred(items).mean())).centred(items)
     scores = queries @ items.T
     exact = {
-        kind: np.argsort(-(scores - w * biases), axis=1)[:, :LIMIT] for kind, w in (("raw", 0.0), ("corrected", 1.0))
+        kind: np.argsort(-(scores - w * biases), axis=1)[:, :LIMIT]
+        for kind, w in (("raw", 0.0), ("corrected", 1.0))
     }
     found = {"raw index": distances(items, {"raw": queries}, exact)}
     for pull, locality_hints in FORMS:
-        layout = measured_on(plain, items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints)
+        layout = measured_on(
+            plain, items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints
+        )
         layout = replace(layout, pull=layout.pull * pull / GRAPH_HINT_SHARE["IP"])
-        stored = layout.augment(items, biases, replace(uncentred, layout=layout).locality_hints(items))
-        query_vectors = {"raw": layout.encode_queries(queries, 0.0), "corrected": layout.encode_queries(queries, 1.0)}
+        stored = layout.augment(
+            items, biases, replace(uncentred, layout=layout).locality_hints(items)
+        )
+        query_vectors = {
+            "raw": layout.encode_queries(queries, 0.0),
+            "corrected": layout.encode_queries(queries, 1.0),
+        }
         found[_form(pull, locality_hints)] = distances(stored, query_vectors, exact)
         print(name, _form(pull, locality_hints), found[_form(pull, locality_hints)], flush=True)
     return found
@@ -101,7 +113,11 @@ def shown(found: dict[str, dict[str, Any]]) -> str:
     lines = []
     for task, forms in found.items():
         for form, kinds in forms.items():
-            cells = [kinds.get(kind, {}).get(str(recall)) for kind in ("corrected", "raw") for recall in RECALLS]
+            cells = [
+                kinds.get(kind, {}).get(str(recall))
+                for kind in ("corrected", "raw")
+                for recall in RECALLS
+            ]
             lines.append([task, form, *("–" if cell is None else f"{cell:,}" for cell in cells)])
     head = [f"strength {w}, recall {recall}" for w in (1, 0) for recall in RECALLS]
     return f"Distances of a query.\n\n{table(['task', 'form', *head], lines)}"
@@ -116,7 +132,12 @@ def main() -> int:
     print(shown(found))
     save(
         "graph_hint",
-        {"rows": options.rows, "queries": QUERIES, "tasks": found, "environment": environment(started)},
+        {
+            "rows": options.rows,
+            "queries": QUERIES,
+            "tasks": found,
+            "environment": environment(started),
+        },
         shown(found),
     )
     worse = 0

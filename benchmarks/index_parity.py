@@ -49,7 +49,11 @@ INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
     "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
     "IVF_FLAT": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)),
     "IVF_SQ8": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)),
-    "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
+    "HNSW_SQ": (
+        {"M": 16, "efConstruction": 200, "sq_type": "SQ8"},
+        "ef",
+        (10, 16, 24, 32, 48, 64, 96, 128),
+    ),
 }
 LIMIT, QUERIES, JUDGED, PAIRS = 10, 200, 1_000, 2_000
 ROUNDS = {1: 15, 100: 25}
@@ -62,11 +66,15 @@ LEAST_RECALL, LEAST_SHARE = 0.95, 0.95
 BATCH = 2_000
 
 
-def filled(client: MilvusClient, name: str, rows: Floats, index: str, params: dict[str, Any]) -> None:
+def filled(
+    client: MilvusClient, name: str, rows: Floats, index: str, params: dict[str, Any]
+) -> None:
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=rows.shape[1])
-    wanted = client.prepare_index_params("vector", index_type=index, metric_type="IP", params=params)
+    wanted = client.prepare_index_params(
+        "vector", index_type=index, metric_type="IP", params=params
+    )
     client.create_collection(name, schema=schema, index_params=wanted)
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
@@ -101,7 +109,9 @@ def query_vectors(
 
 
 def recall(found: Any, exact: Any) -> float:
-    return float(np.mean([np.isin(own, true).mean() for own, true in zip(exact, found, strict=True)]))
+    return float(
+        np.mean([np.isin(own, true).mean() for own, true in zip(exact, found, strict=True)])
+    )
 
 
 def compared(
@@ -135,7 +145,10 @@ def compared(
     encoded = state.layout.encode_queries(queries, state.profile.strength, slot=state.profile.slot)
     sides = {"raw": (raw, queries), "corrected": (target, encoded)}
     biases = load_correction(store, state, state.profile).centred(rows)
-    scores = {"raw": queries @ rows.T, "corrected": queries @ rows.T - state.profile.strength * biases}
+    scores = {
+        "raw": queries @ rows.T,
+        "corrected": queries @ rows.T - state.profile.strength * biases,
+    }
     exact = {side: np.argsort(-each, axis=1)[:, :LIMIT] for side, each in scores.items()}
     curve = []
     for width in widths:
@@ -173,19 +186,26 @@ def widths_for(curve: list[dict[str, float]]) -> dict[str, Any]:
     """Of each side the width that LEAST_RECALL needs; the right answers of both at that of the raw one, and
     the width at which the corrected one finds as many. Whole numbers, None where no width is enough."""
     found: dict[str, Any] = {
-        f"{side} width": width_at(curve, f"{side} recall", LEAST_RECALL) for side in ("raw", "corrected")
+        f"{side} width": width_at(curve, f"{side} recall", LEAST_RECALL)
+        for side in ("raw", "corrected")
     }
     raw = found["raw width"]
     if raw is None:
         return found
     widths = [point["width"] for point in curve]
     for side in ("raw", "corrected"):
-        found[f"{side} right"] = float(np.interp(raw, widths, [point[f"{side} right"] for point in curve]))
+        found[f"{side} right"] = float(
+            np.interp(raw, widths, [point[f"{side} right"] for point in curve])
+        )
     return found | {"as right width": width_at(curve, "corrected right", found["raw right"])}
 
 
 def in_turns(
-    client: MilvusClient, sides: dict[str, tuple[str, Floats]], param: str, at: dict[str, Any], timed: int
+    client: MilvusClient,
+    sides: dict[str, tuple[str, Floats]],
+    param: str,
+    at: dict[str, Any],
+    timed: int,
 ) -> dict[str, Any]:
     """For each of the widths of the corrected collection, and each number of queries a request: the median
     ratio of queries a second over the raw one's at its own width, the middle half of those ratios, and the
@@ -205,7 +225,9 @@ def in_turns(
             for what in places[first:] + places[:first]:
                 name, vectors = sides["raw" if what == "raw" else "corrected"]
                 some = vectors[: max(timed, REQUESTS * at_once)]
-                times[what].append(query_vectors(client, name, some, param, widths[what], at_once)[1])
+                times[what].append(
+                    query_vectors(client, name, some, param, widths[what], at_once)[1]
+                )
         for what in places:
             key = f"{what}, {at_once} a request"
             found[f"{key}, ms"] = float(np.median(times[what]))
@@ -246,13 +268,23 @@ def main() -> int:
     judged, pairs = valid[: options.judged], valid[options.judged :][:PAIRS]
     by = chosen(task, rows, pairs) if options.tuned else NNN(32, 0.75)
     found: dict[str, dict[str, Any]] = {}
-    sizes = {"task": options.task, "rows": options.rows, "queries": options.queries, "judged": len(judged)}
+    sizes = {
+        "task": options.task,
+        "rows": options.rows,
+        "queries": options.queries,
+        "judged": len(judged),
+    }
     with ExitStack() as stack:
         if options.lite:
-            uri, where = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "parity.db")), "Lite"
+            uri, where = (
+                str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "parity.db")),
+                "Lite",
+            )
         else:
             uri, where = stack.enter_context(MilvusServer()).uri, "2.3.5"
-        for index in options.index or [name for name in INDEXES if options.lite or name != "HNSW_SQ"]:
+        for index in options.index or [
+            name for name in INDEXES if options.lite or name != "HNSW_SQ"
+        ]:
             asking = (task.query[judged], task.positives[judged], options.queries)
             both = compared(uri, index, rows, *asking, task.bank, by, options.nlist)
             of = ", nlist {} and {}".format(*options.nlist) if options.nlist else ""
@@ -286,7 +318,9 @@ def shown(found: dict[str, Any]) -> str:
         equal.append([*what, *widths, *_shares(at, EQUAL_RECALL)])
         rights = [_said(at.get(f"{side} right"), ".1%") for side in ("raw", "corrected")]
         width = _said(at.get("as right width"), "d")
-        right.append([*what, widths[0], *rights, *_shares(at, EQUAL_WIDTH), width, *_shares(at, AS_RIGHT)])
+        right.append(
+            [*what, widths[0], *rights, *_shares(at, EQUAL_WIDTH), width, *_shares(at, AS_RIGHT)]
+        )
     head = ["task", "rows", "Milvus", "index", "corrected by"]
     a_second = [f"queries a second, {n} a request: corrected / raw" for n in ROUNDS]
     named = ["width", "right, raw", "right, corrected", *a_second]
@@ -303,7 +337,9 @@ def _shares(at: dict[str, Any], what: str) -> list[str]:
     """The ratios with one and with a hundred queries a request, and the middle half of each one's rounds."""
     keys = [f"{what}, {n} a request" for n in ROUNDS]
     return [
-        "–" if key not in at else "{:.2f} ({:.2f} to {:.2f})".format(at[key], *at[f"{key}, middle half"])
+        "–"
+        if key not in at
+        else "{:.2f} ({:.2f} to {:.2f})".format(at[key], *at[f"{key}, middle half"])
         for key in keys
     ]
 

@@ -34,7 +34,11 @@ from benchmarks.memory import measure
 from milvus_hubness.correction.kernels import logsumexp, topk_mean
 from milvus_hubness.correction.kernels.approximate import ApproximateBank
 from milvus_hubness.correction.kernels.operands import numpy_is_faster, product
-from milvus_hubness.correction.kernels.primitives import import_faiss, kernel_policy, screens_in_bfloat16
+from milvus_hubness.correction.kernels.primitives import (
+    import_faiss,
+    kernel_policy,
+    screens_in_bfloat16,
+)
 from tests.real_data import load_task
 
 ROWS, BANK, DIM, K, KS = 2_000, 113_000, 512, 128, (16, 128, 512)
@@ -77,7 +81,9 @@ def by_kernel(X: Any, B: Any, k: int, **policy: Any) -> Callable[[], Any]:
 def torch_in_tiles(X: Any, B: Any, k: int) -> Callable[[], Any]:
     """What the kernels are without a screen and without FAISS."""
     x, b = torch.from_numpy(X), torch.from_numpy(B)
-    return lambda: torch.cat([product(part, b.T).topk(k).values.mean(1) for part in torch.split(x, DENSE_ROWS)]).numpy()
+    return lambda: torch.cat(
+        [product(part, b.T).topk(k).values.mean(1) for part in torch.split(x, DENSE_ROWS)]
+    ).numpy()
 
 
 def product_alone(X: Any, B: Any) -> Callable[[], Any]:
@@ -126,14 +132,21 @@ def compare(X: Any, B: Any, k: int, threads: int) -> dict[str, dict[str, float]]
     """{name: seconds, error against float64 of some rows, peak memory above the inputs}"""
     runs = {name: by_kernel(X, B, k, **policy) for name, policy in KERNELS.items()}
     runs["torch in tiles"] = torch_in_tiles(X, B, k)
-    runs = {PRODUCT: product_alone(X, B), SOFT: lambda: logsumexp(X, B, TAU, device="cpu"), **runs, **peers(X, B, k)}
+    runs = {
+        PRODUCT: product_alone(X, B),
+        SOFT: lambda: logsumexp(X, B, TAU, device="cpu"),
+        **runs,
+        **peers(X, B, k),
+    }
     if k != K:
         del runs[SOFT]
     if not screens_in_bfloat16(torch.device("cpu")):
         del runs["bfloat16"]
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
-        cells = {name: {"peak_mb": measure(run)["peak_above_inputs_mb"]} for name, run in runs.items()}
+        cells = {
+            name: {"peak_mb": measure(run)["peak_above_inputs_mb"]} for name, run in runs.items()
+        }
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(EXACT_ROUNDS):
             for name, run in runs.items():
@@ -172,7 +185,9 @@ def approximate(k: int, threads: int) -> dict[str, Any]:
             "exact": lambda: topk_mean(gallery, task.bank, k, device="cpu"),
             "approximate": lambda: near.values(gallery),
         }
-        runs |= {name.removesuffix(" flat"): run for name, run in peers(gallery, task.bank, k).items()}
+        runs |= {
+            name.removesuffix(" flat"): run for name, run in peers(gallery, task.bank, k).items()
+        }
         seconds = dict.fromkeys(runs, np.inf)
         for _ in range(ROUNDS):
             for name, run in runs.items():
@@ -198,14 +213,20 @@ def exact_part(rows: int, threads: list[int], keep: bool) -> bool:
     """Whether the bounds hold."""
     started = time.monotonic()
     X, B = unit_vectors(rows, DIM, 0), unit_vectors(BANK, DIM, 1)
-    settings = {str(number): number for number in threads} | {f"{max(threads)}, {LOADED}": max(threads)}
+    settings = {str(number): number for number in threads} | {
+        f"{max(threads)}, {LOADED}": max(threads)
+    }
     found: dict[str, dict[int, dict[str, dict[str, float]]]] = {}
     for setting, number in settings.items():
         with busy_core() if LOADED in setting else nullcontext():
             found[setting] = {k: compare(X, B, k, number) for k in KS}
     names = [PRODUCT, SOFT, *KERNELS, "torch in tiles", "FAISS flat", "nnn-retrieval"]
     lines = [
-        [setting, str(k), *(f"{cells[name]['seconds']:.2f}" if name in cells else "" for name in names)]
+        [
+            setting,
+            str(k),
+            *(f"{cells[name]['seconds']:.2f}" if name in cells else "" for name in names),
+        ]
         for setting, by_k in found.items()
         for k, cells in by_k.items()
     ]
@@ -218,7 +239,9 @@ def exact_part(rows: int, threads: list[int], keep: bool) -> bool:
     bounds += [("float32", "nnn-retrieval", 1.0, found[f"{max(threads)}, {LOADED}"][K])]
     ratios = [(one, other, most, cells[one]["seconds"] / cells[other]["seconds"])
               for one, other, most, cells in bounds if one in cells and other in cells]  # fmt: skip
-    held = [[f"{one} to {other}", f"{ratio:.2f}", f"{most:.2f}"] for one, other, most, ratio in ratios]
+    held = [
+        [f"{one} to {other}", f"{ratio:.2f}", f"{most:.2f}"] for one, other, most, ratio in ratios
+    ]
     held[-1][0] += f", {LOADED}"
     markdown = "\n\n".join(
         [
@@ -232,7 +255,12 @@ def exact_part(rows: int, threads: list[int], keep: bool) -> bool:
     if keep:
         versions = {"FAISS": import_faiss().__version__, "nnn-retrieval": version("nnn-retrieval")}
         sizes = {"rows": rows, "bank": BANK, "dim": DIM, "numpy_is_faster": numpy_is_faster()}
-        results = {"sizes": sizes, "versions": versions, "by_threads": found, "environment": environment(started)}
+        results = {
+            "sizes": sizes,
+            "versions": versions,
+            "by_threads": found,
+            "environment": environment(started),
+        }
         save("kernels_exact", results, markdown)
     return all(ratio <= most for _, _, most, ratio in ratios)
 

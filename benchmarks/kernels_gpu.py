@@ -93,7 +93,11 @@ def inputs(n: int, m: int, dim: int, device: str) -> Iterator[tuple[str, Any, An
     yield "bfloat16", *tensors(X, B, device, torch.bfloat16)
     lengths = np.random.default_rng(2).uniform(0.9, 1.1, (m, 1)).astype(np.float32)
     ones = np.ones((n, 1), np.float32)
-    yield "L2", np.hstack([X, ones, 0 * ones]), np.hstack([lengths * B, -0.5 * lengths**2, 0 * lengths])
+    yield (
+        "L2",
+        np.hstack([X, ones, 0 * ones]),
+        np.hstack([lengths * B, -0.5 * lengths**2, 0 * lengths]),
+    )
     yield f"cosine {COSINE}", unit_vectors(n, dim, COSINE, 0), unit_vectors(m, dim, COSINE, 1)
     if reason := missing(REAL, data_folder()):
         print(f"{REAL} is left out: {reason}", file=sys.stderr)
@@ -187,7 +191,9 @@ def measured(run: Callable[[int], Any], n: int, pairs: float, device: str) -> tu
     return {"seconds": seconds, "tflops": 2 * pairs / seconds / 1e12, **cell}, result
 
 
-def compare(name: str, X: Any, B: Any, ks: list[int], device: str, started: float) -> dict[str, dict[str, Cell]]:
+def compare(
+    name: str, X: Any, B: Any, ks: list[int], device: str, started: float
+) -> dict[str, dict[str, Cell]]:
     """{k, or log-sum-exp: {kernel: figures}}"""
     x, b = tensors(X[:CHECKED_ROWS], B, device, torch.float64)
     scores = x @ b.T
@@ -196,10 +202,16 @@ def compare(name: str, X: Any, B: Any, ks: list[int], device: str, started: floa
     product = measured(product_alone(X, B, device), n, pairs, device)[0]
     cells: dict[str, dict[str, Cell]] = {}
     for k in [*ks, 0]:
-        runs = kernels(X, B, k, device) if k else {"dense": lambda rows: logsumexp(X[:rows], B, TAU, device=device)}
+        runs = (
+            kernels(X, B, k, device)
+            if k
+            else {"dense": lambda rows: logsumexp(X[:rows], B, TAU, device=device)}
+        )
         if k and name in (ARRAYS, REAL) and time.monotonic() - started < SECONDS:
             runs |= others(X, B, k, device)
-        exact = scores.topk(k, dim=1).values.mean(1) if k else TAU * torch.logsumexp(scores / TAU, 1)
+        exact = (
+            scores.topk(k, dim=1).values.mean(1) if k else TAU * torch.logsumexp(scores / TAU, 1)
+        )
         row = cells[str(k or SOFT)] = {PRODUCT: dict(product)}
         for kernel, run in runs.items():
             row[kernel], values = measured(run, n, pairs, device)
@@ -219,7 +231,9 @@ def sinkhorn(m: int, n: int, dim: int, device: str) -> dict[str, Any]:
     items, bank = unit_vectors(n, dim, 0, 5), unit_vectors(m, dim, 0, 6)
     product = measured(product_alone(bank, items, device), m, float(n) * m * dim, device)[0]
     started = time.perf_counter()
-    fitted = Sinkhorn(tau=TAU, iterations=ITERATIONS, tol=1e-12, device=device).fit(QueryBank.of(bank), gallery=items)
+    fitted = Sinkhorn(tau=TAU, iterations=ITERATIONS, tol=1e-12, device=device).fit(
+        QueryBank.of(bank), gallery=items
+    )
     seconds, products = time.perf_counter() - started, (ITERATIONS + 1) * product["seconds"]
     how = fitted.diagnostics
     return {"bank": m, "items": n, "dim": dim, "iterations": how.iterations, "scores": how.scores, "seconds": seconds,
@@ -229,17 +243,28 @@ def sinkhorn(m: int, n: int, dim: int, device: str) -> dict[str, Any]:
 def targets(cells: dict[str, Any], times_as_long: float) -> list[dict[str, Any]]:
     """The targets for an H200 that this run has a figure for."""
     rows = [
-        {"target": f"{name}, {k}, {kernel}: {figure} ≥ {least}", "measured": value, "reached": value >= least}
+        {
+            "target": f"{name}, {k}, {kernel}: {figure} ≥ {least}",
+            "measured": value,
+            "reached": value >= least,
+        }
         for name, k, kernel, figure, least in TARGETS
         if (value := cells.get(name, {}).get(k, {}).get(kernel, {}).get(figure)) is not None
     ]
     name = f"{ITERATIONS} iterations of Sinkhorn, in times of the products alone ≤ {MOST_SINKHORN}"
-    return [*rows, {"target": name, "measured": times_as_long, "reached": times_as_long <= MOST_SINKHORN}]
+    return [
+        *rows,
+        {"target": name, "measured": times_as_long, "reached": times_as_long <= MOST_SINKHORN},
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=sorted(SIZES), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", choices=sorted(SIZES), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     parser.add_argument("--rows", type=int)
     parser.add_argument("--bank", type=int)
     parser.add_argument("--dim", type=int, default=512)
@@ -255,11 +280,21 @@ def main(arguments: list[str] | None = None) -> int:
     rows, failed = [], False
     for name, X, B in inputs(n, m, options.dim, device):
         cells[name] = compare(name, X, B, ks, device, started)
-        errors = [[cells[name][str(k)][kernel]["error_over_std"] for kernel in ("screened", "dense")] for k in ks]
+        errors = [
+            [cells[name][str(k)][kernel]["error_over_std"] for kernel in ("screened", "dense")]
+            for k in ks
+        ]
         failed |= any(error > max(MOST_ERROR, 2 * by_dense) for error, by_dense in errors)
         for k, row in cells[name].items():
             for kernel, cell in row.items():
-                rows.append([name, k, kernel, *(f"{cell[key]:.2g}" if key in cell else "" for key in FIGURES)])
+                rows.append(
+                    [
+                        name,
+                        k,
+                        kernel,
+                        *(f"{cell[key]:.2g}" if key in cell else "" for key in FIGURES),
+                    ]
+                )
     del X, B
     iterations = sinkhorn(*SINKHORN[device], options.dim, device)
     reached = targets(cells, iterations["times_as_long"])
@@ -271,14 +306,28 @@ def main(arguments: list[str] | None = None) -> int:
             f"as the products of their passes alone.",
             table(
                 ["target for an H200", "measured", "reached"],
-                [[row["target"], f"{row['measured']:.2g}", "yes" if row["reached"] else "no"] for row in reached],
+                [
+                    [row["target"], f"{row['measured']:.2g}", "yes" if row["reached"] else "no"]
+                    for row in reached
+                ],
             ),
         ]
     )
     print(markdown)
     if options.save:
-        results = {"device": device, "rows": n, "bank": m, "dim": options.dim, "cells": cells, "sinkhorn": iterations}
-        save("kernels_gpu", {**results, "targets": reached, "environment": environment(started)}, markdown)
+        results = {
+            "device": device,
+            "rows": n,
+            "bank": m,
+            "dim": options.dim,
+            "cells": cells,
+            "sinkhorn": iterations,
+        }
+        save(
+            "kernels_gpu",
+            {**results, "targets": reached, "environment": environment(started)},
+            markdown,
+        )
     return int(failed)
 
 

@@ -101,8 +101,12 @@ def recalls(index: Any, query_vectors: Floats, wanted: Places) -> dict[str, floa
     """recall@10 of the places wanted (m, 10), at each breadth of the search."""
     found = {}
     for breadth in BREADTHS:
-        _, got = index.search(query_vectors, LIMIT, params=faiss.SearchParametersHNSW(efSearch=breadth))
-        hits = [len(set(row) & set(own)) for row, own in zip(got.tolist(), wanted.tolist(), strict=True)]
+        _, got = index.search(
+            query_vectors, LIMIT, params=faiss.SearchParametersHNSW(efSearch=breadth)
+        )
+        hits = [
+            len(set(row) & set(own)) for row, own in zip(got.tolist(), wanted.tolist(), strict=True)
+        ]
         found[f"ef {breadth}"] = round(sum(hits) / wanted.size, 4)
     return found
 
@@ -131,13 +135,19 @@ def measured(gallery: Gallery) -> dict[str, Any]:
         }
         found[name]["constants"] = {"offset": layout.offset, "scale": layout.scale}
         squares = layout.scores(products, queries, 0.0)
-        errors = np.abs(0.5 * np.sum(query_vectors**2, axis=1, keepdims=True) - squares / 2 - similarity)
+        errors = np.abs(
+            0.5 * np.sum(query_vectors**2, axis=1, keepdims=True) - squares / 2 - similarity
+        )
         found[name]["rounding"] = float(errors.max() / halves.mean())
     return found
 
 
 def as_markdown(found: dict[str, Any]) -> str:
-    forms = [name for name in next(iter(found.values())) if name not in ("rows", "half squares", "L2 index")]
+    forms = [
+        name
+        for name in next(iter(found.values()))
+        if name not in ("rows", "half squares", "L2 index")
+    ]
     parts = []
     for strength in ("strength 0", "strength 1"):
         for breadth in (f"ef {breadth}" for breadth in BREADTHS):
@@ -146,8 +156,13 @@ def as_markdown(found: dict[str, Any]) -> str:
                 [name, *(f"{figures[form][strength][breadth]:.3f}" for form in columns)]
                 for name, figures in found.items()
             ]
-            parts.append(f"recall@10, {strength}, {breadth}\n\n{table(['gallery', *columns], rows)}")
-    rounding = [[name, *(f"{figures[form]['rounding']:.1e}" for form in forms)] for name, figures in found.items()]
+            parts.append(
+                f"recall@10, {strength}, {breadth}\n\n{table(['gallery', *columns], rows)}"
+            )
+    rounding = [
+        [name, *(f"{figures[form]['rounding']:.1e}" for form in forms)]
+        for name, figures in found.items()
+    ]
     parts.append(f"rounding\n\n{table(['gallery', *forms], rounding)}")
     return "\n\n".join(parts)
 

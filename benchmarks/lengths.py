@@ -91,7 +91,9 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
     asked = BANK + QUERIES
 
     def cut(items: npt.NDArray[Any], queries: npt.NDArray[Any]) -> Gallery:
-        return Gallery(*(part.astype(np.float32) for part in (items, queries[BANK:], queries[:BANK])))
+        return Gallery(
+            *(part.astype(np.float32) for part in (items, queries[BANK:], queries[:BANK]))
+        )
 
     def log_normal(rng: np.random.Generator, count: int, spread: float) -> npt.NDArray[np.float64]:
         return np.exp(spread * rng.normal(size=(count, 1)))
@@ -99,13 +101,17 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
     def around_a_direction(rng: np.random.Generator, dim: int) -> tuple[Any, Any]:
         direction = rng.normal(size=dim)
         return tuple(
-            (rng.normal(size=(count, dim)) + np.outer(rng.gamma(1, 0.6, count), direction)) / np.sqrt(dim)
+            (rng.normal(size=(count, dim)) + np.outer(rng.gamma(1, 0.6, count), direction))
+            / np.sqrt(dim)
             for count in (ROWS, asked)
         )  # type: ignore[return-value]
 
     rng = np.random.default_rng(0)
     items, queries = around_a_direction(rng, 32)
-    yield "lengths 0.6 to 5.5, 32-d", cut(unit(items) * rng.uniform(0.6, 5.5, (ROWS, 1)), unit(queries))
+    yield (
+        "lengths 0.6 to 5.5, 32-d",
+        cut(unit(items) * rng.uniform(0.6, 5.5, (ROWS, 1)), unit(queries)),
+    )
     yield "one shared direction, 32-d", cut(items, queries)
     # Queries of every direction spread the corrected answers over most items, which is the hardest for a graph.
     queries = rng.normal(size=(asked, 32))
@@ -114,7 +120,10 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
         "lengths 0.6 to 5.5, queries of all directions, 32-d",
         cut(unit(items) * rng.uniform(0.6, 5.5, (ROWS, 1)), unit(queries)),
     )
-    yield "log-uniform lengths, queries of all directions, 32-d", cut(unit(items) * lengths, unit(queries))
+    yield (
+        "log-uniform lengths, queries of all directions, 32-d",
+        cut(unit(items) * lengths, unit(queries)),
+    )
     items, queries = around_a_direction(np.random.default_rng(7), 100)
     yield "one shared direction, 100-d", cut(items, queries)
 
@@ -122,18 +131,27 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
         rng = np.random.default_rng(rank)
         basis = rng.normal(size=(rank, 64))
         items, queries = (
-            unit(rng.normal(size=(count, rank)) @ basis + 0.1 * rng.normal(size=(count, 64))) for count in (ROWS, asked)
+            unit(rng.normal(size=(count, rank)) @ basis + 0.1 * rng.normal(size=(count, 64)))
+            for count in (ROWS, asked)
         )
-        yield f"rank {rank}, log-normal {spread:g}, 64-d", cut(items * log_normal(rng, ROWS, spread), queries)
+        yield (
+            f"rank {rank}, log-normal {spread:g}, 64-d",
+            cut(items * log_normal(rng, ROWS, spread), queries),
+        )
 
     rng = np.random.default_rng(3)
     centres = rng.normal(size=(60, 96))
     items, queries = (
-        unit(centres[rng.integers(0, 60, count)] + 0.7 * rng.normal(size=(count, 96))) for count in (ROWS, asked)
+        unit(centres[rng.integers(0, 60, count)] + 0.7 * rng.normal(size=(count, 96)))
+        for count in (ROWS, asked)
     )
     yield "60 clusters, log-normal 0.7, 96-d", cut(items * log_normal(rng, ROWS, 0.7), queries)
 
-    for name, spread in (("docstring_code", 0.5), ("caption_translation", 0.5), ("caption_translation", 1.0)):
+    for name, spread in (
+        ("docstring_code", 0.5),
+        ("caption_translation", 0.5),
+        ("caption_translation", 1.0),
+    ):
         task = real(name)
         rng = np.random.default_rng(5)
         items = (task.items * log_normal(rng, len(task.items), spread)).astype(np.float32)
@@ -171,7 +189,9 @@ def forms(gallery: Gallery) -> dict[str, Form]:
         "standby 0": Form(standby, sent, corrected),
         "equal lengths": Form(of_equal_length(filled), wide, corrected),
         "both": Form(of_equal_length(standby), wide, corrected),
-        "measured": Form(measured.augment(items, biases, hints), measured.encode_queries(queries), corrected),
+        "measured": Form(
+            measured.augment(items, biases, hints), measured.encode_queries(queries), corrected
+        ),
     }
 
 
@@ -210,11 +230,16 @@ def on_edge(stored: Floats, sent: Floats) -> Iterator[npt.NDArray[np.int64]]:
         )
         shard = edge.EdgeShard.create(folder, config)
         for start in range(0, len(stored), 1_000):
-            points = [edge.Point(start + i, row.tolist(), {}) for i, row in enumerate(stored[start : start + 1_000])]
+            points = [
+                edge.Point(start + i, row.tolist(), {})
+                for i, row in enumerate(stored[start : start + 1_000])
+            ]
             shard.update(edge.UpdateOperation.upsert_points(points))
         shard.optimize()
         if shard.info().indexed_vectors_count < len(stored):
-            raise SystemExit(f"Qdrant indexed {shard.info().indexed_vectors_count} of {len(stored)} vectors")
+            raise SystemExit(
+                f"Qdrant indexed {shard.info().indexed_vectors_count} of {len(stored)} vectors"
+            )
 
         for breadth in BREADTHS:
             params = edge.SearchParams(hnsw_ef=breadth)
@@ -262,7 +287,11 @@ def recalls(form: Form, found: Found) -> dict[str, float]:
 def facts(name: str, gallery: Gallery) -> dict[str, Any]:
     lengths = np.linalg.norm(gallery.items.astype(np.float64), axis=1)
     percentiles = np.percentile(lengths, [0, 1, 50, 99, 100])
-    return {"rows": len(lengths), "lengths": percentiles.round(3).tolist(), "chosen on it": name in CHOSEN_ON}
+    return {
+        "rows": len(lengths),
+        "lengths": percentiles.round(3).tolist(),
+        "chosen on it": name in CHOSEN_ON,
+    }
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -276,7 +305,10 @@ def as_markdown(found: dict[str, Any]) -> str:
             [
                 f"{name} (chosen on it)" if found[name]["chosen on it"] else name,
                 "{1:g} to {3:g}".format(*found[name]["lengths"]),
-                *(" / ".join(f"{share:.3f}" for share in shares.values()) for shares in by_form.values()),
+                *(
+                    " / ".join(f"{share:.3f}" for share in shares.values())
+                    for shares in by_form.values()
+                ),
             ]
             for name, by_form in measured.items()
         ]

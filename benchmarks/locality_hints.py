@@ -49,7 +49,9 @@ def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[s
     raw = queries @ items.T
     found = {"raw": both_orders(items, queries, raw, count)}
     for locality_hints in (False, True):
-        layout = measured_on(Layout(items.shape[1], "IP"), items, bank, locality_hints=locality_hints)
+        layout = measured_on(
+            Layout(items.shape[1], "IP"), items, bank, locality_hints=locality_hints
+        )
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank.of(bank))
         biases = correction.centred(items)
         biases -= biases.mean()
@@ -59,8 +61,12 @@ def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[s
     return found
 
 
-def both_orders(stored: Floats, query_vectors: Floats, scores: Floats, count: int) -> dict[str, Any]:
-    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT)
+def both_orders(
+    stored: Floats, query_vectors: Floats, scores: Floats, count: int
+) -> dict[str, Any]:
+    index = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT
+    )
     index.train(stored)
     of = index.quantizer.search(stored, 1)[1][:, 0]
     answers = np.argsort(-scores, axis=1)[:, :LIMIT]
@@ -70,7 +76,10 @@ def both_orders(stored: Floats, query_vectors: Floats, scores: Floats, count: in
         if (of == cell).any():
             part = scores[:, of == cell]
             knowing[:, cell] = part.mean(axis=1) + DEVIATIONS * part.std(axis=1)
-    return {"by centroid": needed(routed, of, answers), "knowing each cell": needed(knowing, of, answers)}
+    return {
+        "by centroid": needed(routed, of, answers),
+        "knowing each cell": needed(knowing, of, answers),
+    }
 
 
 def main() -> int:
@@ -87,8 +96,14 @@ def main() -> int:
         queries = task.query[np.linalg.norm(task.query, axis=1) > 0][:QUERIES]
         mixed = enlarged(task.gallery, max(0, options.rows - len(task.gallery)))
         larger = np.concatenate([task.gallery, mixed])[: options.rows]
-        for items, cells in ((task.gallery, options.cells // 4), (larger, options.cells), (larger, 2 * options.cells)):
-            found[f"{name}, {len(items):,} items, {cells} cells"] = measured(items, queries, task.bank, cells)
+        for items, cells in (
+            (task.gallery, options.cells // 4),
+            (larger, options.cells),
+            (larger, 2 * options.cells),
+        ):
+            found[f"{name}, {len(items):,} items, {cells} cells"] = measured(
+                items, queries, task.bank, cells
+            )
     print(shown(found))
     save("locality_hints", {"galleries": found, "environment": environment(started)}, shown(found))
     return 0

@@ -29,7 +29,14 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.memory import measure
 from benchmarks.new_rows import load
 from milvus_hubness import HubnessClient, Sinkhorn, connect
-from milvus_hubness.correction.estimators.matching import ITERATIONS, TEMPERATURE, Pairs, balanced, moments, spread_of
+from milvus_hubness.correction.estimators.matching import (
+    ITERATIONS,
+    TEMPERATURE,
+    Pairs,
+    balanced,
+    moments,
+    spread_of,
+)
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.milvus.client.matching import QUERIES_PER_ITEM
 from tests.galleries import plain_collection
@@ -51,7 +58,10 @@ def first(task: Task) -> Task:
 
 
 def through_milvus(task: Task, of_bank: Sinkhorn, of_queries: Sinkhorn) -> dict[str, float]:
-    fits = of_bank.fit(task.bank, gallery=task.gallery), of_queries.fit(task.query, gallery=task.gallery)
+    fits = (
+        of_bank.fit(task.bank, gallery=task.gallery),
+        of_queries.fit(task.query, gallery=task.gallery),
+    )
     raw, bank, dense = recall_at_1(task, None, *fits)
     with tempfile.TemporaryDirectory() as folder:
         uri = str(Path(folder) / "bench.db")
@@ -74,12 +84,25 @@ def matched(queries: npt.NDArray[np.float32], gallery: npt.NDArray[np.float32]) 
     """The balance as `match` computes it."""
     near = topk(queries, gallery, min(CANDIDATES, len(gallery)))
     back = topk(gallery, queries, min(QUERIES_PER_ITEM, len(queries)))
-    numbers, items = np.arange(len(queries), dtype=np.int32), np.arange(len(gallery), dtype=np.int32)
+    numbers, items = (
+        np.arange(len(queries), dtype=np.int32),
+        np.arange(len(gallery), dtype=np.int32),
+    )
     parts = [
-        Pairs(np.repeat(numbers, near.indices.shape[1]), near.indices.ravel().astype(np.int32), near.values.ravel()),
-        Pairs(back.indices.ravel().astype(np.int32), np.repeat(items, back.indices.shape[1]), back.values.ravel()),
+        Pairs(
+            np.repeat(numbers, near.indices.shape[1]),
+            near.indices.ravel().astype(np.int32),
+            near.values.ravel(),
+        ),
+        Pairs(
+            back.indices.ravel().astype(np.int32),
+            np.repeat(items, back.indices.shape[1]),
+            back.values.ravel(),
+        ),
     ]
-    return balanced(Pairs.union(parts, len(gallery)), len(gallery), spread_of(moments(gallery @ queries.T)))
+    return balanced(
+        Pairs.union(parts, len(gallery)), len(gallery), spread_of(moments(gallery @ queries.T))
+    )
 
 
 def coverage(name: str) -> list[dict[str, Any]]:
@@ -87,9 +110,13 @@ def coverage(name: str) -> list[dict[str, Any]]:
     task, rng, cases = load(name), np.random.default_rng(0), {}
     for share in SHARES:
         count = round(share * len(task.query))
-        cases["all" if share == 1 else f"{share:.0%} at random"] = rng.permutation(len(task.query))[:count]
+        cases["all" if share == 1 else f"{share:.0%} at random"] = rng.permutation(len(task.query))[
+            :count
+        ]
     for clusters in CLUSTERS:
-        labels = KMeans(clusters, n_init=2, random_state=0).fit_predict(task.gallery)[task.positives]
+        labels = KMeans(clusters, n_init=2, random_state=0).fit_predict(task.gallery)[
+            task.positives
+        ]
         sizes = np.bincount(labels, minlength=clusters)
         for place in (0, clusters // 2):
             chosen = np.flatnonzero(labels == np.argsort(-sizes)[place])
@@ -100,13 +127,20 @@ def coverage(name: str) -> list[dict[str, Any]]:
             continue
         queries, positives = task.query[chosen], task.positives[chosen]
         joined, result = np.concatenate([queries, task.bank]), matched(queries, task.gallery)
-        biases = {"raw": 0, "match": result.biases, "with bank": matched(joined, task.gallery).biases}
+        biases = {
+            "raw": 0,
+            "match": result.biases,
+            "with bank": matched(joined, task.gallery).biases,
+        }
         if task.target_bank is not None:
             both = matched(joined, np.concatenate([task.gallery, task.target_bank])).biases
             biases["with both banks"] = both[: len(task.gallery)]
         row = {"task": name, "case": case, "queries": len(chosen), "rows": len(task.gallery)}
         scores = queries @ task.gallery.T
-        row |= {kind: 100 * float(np.mean((scores - b).argmax(1) == positives)) for kind, b in biases.items()}
+        row |= {
+            kind: 100 * float(np.mean((scores - b).argmax(1) == positives))
+            for kind, b in biases.items()
+        }
         row |= {sign: result.facts[sign] for sign in ("bias_spread", "best_score_gap")}
         rows.append({**row, "warned": bool(result.warnings)})
     return rows
@@ -123,7 +157,11 @@ def memory() -> list[dict[str, float]]:
             plain_collection(connect(uri, create=True), "rows", items, "COSINE")
             client, facts = HubnessClient(uri), {}
 
-            def run(client: HubnessClient = client, queries: Any = queries, facts: dict[str, float] = facts) -> Any:
+            def run(
+                client: HubnessClient = client,
+                queries: Any = queries,
+                facts: dict[str, float] = facts,
+            ) -> Any:
                 matches = client.match("rows", queries, DEPTH, candidates=FEWER_CANDIDATES)
                 facts.update(matches.facts)
                 return matches.columns["score"]
@@ -131,7 +169,15 @@ def memory() -> list[dict[str, float]]:
             peak = measure(run)["peak_above_inputs_mb"]
             client.close()
         dense = 4 * size * size / 1e6
-        rows.append({"queries": size, "rows": size, "pairs": facts["pairs"], "peak_mb": peak, "all_pairs_mb": dense})
+        rows.append(
+            {
+                "queries": size,
+                "rows": size,
+                "pairs": facts["pairs"],
+                "peak_mb": peak,
+                "all_pairs_mb": dense,
+            }
+        )
     return rows[1:]
 
 
@@ -142,12 +188,32 @@ def bytes_per_pair(rows: list[dict[str, float]]) -> float:
 def summary(cases: list[dict[str, Any]]) -> dict[str, int]:
     """How many cases lose or gain more than a point by matching, and how many of these are warned of."""
     changes = [(case["match"] - case["raw"], case["warned"]) for case in cases]
-    losses, gains = [warned for change, warned in changes if change < -POINT], [w for c, w in changes if c > POINT]
-    return {"losses": len(losses), "warned": sum(losses), "gains": len(gains), "warned for nothing": sum(gains)}
+    losses, gains = (
+        [warned for change, warned in changes if change < -POINT],
+        [w for c, w in changes if c > POINT],
+    )
+    return {
+        "losses": len(losses),
+        "warned": sum(losses),
+        "gains": len(gains),
+        "warned for nothing": sum(gains),
+    }
 
 
 def recall_table(rows: dict[str, Any]) -> str:
-    head = ["task", "queries", "rows", "bank queries", "raw", "bank", "dense", "match", "below dense", "pairs", "s"]
+    head = [
+        "task",
+        "queries",
+        "rows",
+        "bank queries",
+        "raw",
+        "bank",
+        "dense",
+        "match",
+        "below dense",
+        "pairs",
+        "s",
+    ]
     lines = [
         [
             name,
@@ -177,7 +243,9 @@ def coverage_table(cases: list[dict[str, Any]]) -> str:
         for case in cases
     ]
     counts = ", ".join(f"{name}: {count}" for name, count in summary(cases).items())
-    return f"Queries for some of the rows. By more than a point, {counts}.\n\n{table(head, lines)}\n"
+    return (
+        f"Queries for some of the rows. By more than a point, {counts}.\n\n{table(head, lines)}\n"
+    )
 
 
 def memory_table(rows: list[dict[str, float]]) -> str:
@@ -197,7 +265,9 @@ def main() -> None:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given"
+    )
     parser.add_argument("--part", choices=PARTS, help="all unless given")
     options = parser.parse_args()
     tasks, path = options.tasks or EMBEDDING_TASKS, RESULTS / "matching.json"
@@ -220,7 +290,11 @@ def main() -> None:
         print(recall_table(rows))
     if options.part in (None, "coverage"):
         found = [case for name in tasks for case in coverage(name)]
-        results["coverage"] = {"environment": environment(started), "cases": found, "summary": summary(found)}
+        results["coverage"] = {
+            "environment": environment(started),
+            "cases": found,
+            "summary": summary(found),
+        }
         print(coverage_table(found))
     if options.part in (None, "memory"):
         sizes = memory()
@@ -231,9 +305,16 @@ def main() -> None:
         }
         print(memory_table(sizes))
     if not options.tasks and set(results) == set(PARTS):
-        tables = [recall_table(results["recall"]["tasks"]), coverage_table(results["coverage"]["cases"])]
+        tables = [
+            recall_table(results["recall"]["tasks"]),
+            coverage_table(results["coverage"]["cases"]),
+        ]
         save("matching", results, "\n".join([*tables, memory_table(results["memory"]["sizes"])]))
-    raise SystemExit(f"match is more than {MOST_BELOW} below the dense Sinkhorn on {', '.join(far)}" if far else 0)
+    raise SystemExit(
+        f"match is more than {MOST_BELOW} below the dense Sinkhorn on {', '.join(far)}"
+        if far
+        else 0
+    )
 
 
 if __name__ == "__main__":

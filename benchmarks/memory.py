@@ -74,7 +74,12 @@ def main() -> int:
     started = time.monotonic()
     rows = int(sys.argv[1]) if sys.argv[1:] else ROWS
     X, B = unit_vectors(rows, 0), unit_vectors(BANK, 1)
-    results: dict[str, Any] = {"rows": rows, "bank": BANK, "dim": DIM, "inputs_mb": (X.nbytes + B.nbytes) / 1e6}
+    results: dict[str, Any] = {
+        "rows": rows,
+        "bank": BANK,
+        "dim": DIM,
+        "inputs_mb": (X.nbytes + B.nbytes) / 1e6,
+    }
     kernels: dict[str, Callable[[], Any]] = {
         "logsumexp tau=0.05": lambda: logsumexp(X, B, 0.05, device="cpu"),
         "topk_mean k=128": lambda: topk_mean(X, B, 128, device="cpu"),

@@ -40,7 +40,10 @@ def load(uri: str, rows: int) -> None:
     client.create_collection(f"src{rows}", schema=schema, index_params=index)
     for start in range(0, rows, LOAD_ROWS):
         vectors = rng.standard_normal((min(LOAD_ROWS, rows - start), DIM), np.float32)
-        client.insert(f"src{rows}", [{"id": key, "vector": vector} for key, vector in enumerate(vectors, start)])
+        client.insert(
+            f"src{rows}",
+            [{"id": key, "vector": vector} for key, vector in enumerate(vectors, start)],
+        )
     client.flush(f"src{rows}")
 
 
@@ -48,7 +51,10 @@ def migrate_job(uri: str, rows: int) -> float:
     """Return the seconds of a migration, without its cutover."""
     from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
 
-    store, bank = MilvusStore(connect(uri)), QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM)))
+    store, bank = (
+        MilvusStore(connect(uri)),
+        QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM))),
+    )
     began = time.perf_counter()
     plan = plan_migration(store, f"src{rows}", bank, estimator=NNN(16), target=f"copy{rows}")
     done = migrate(store, plan, no_writers=True)
@@ -61,7 +67,10 @@ def refresh_job(uri: str, rows: int) -> float:
     """Return the seconds of a refresh of all rows."""
     from milvus_hubness import MilvusStore, QueryBank, connect, refresh
 
-    store, bank = MilvusStore(connect(uri)), QueryBank(np.random.default_rng(2).standard_normal((BANK, DIM)))
+    store, bank = (
+        MilvusStore(connect(uri)),
+        QueryBank(np.random.default_rng(2).standard_normal((BANK, DIM))),
+    )
     done = refresh(store, f"copy{rows}", bank=bank, force=True, client_ttl=0)
     if (done.action, done.scanned) != ("full", rows):
         raise SystemExit(f"{done.action}: {done.scanned} rows were read, not {rows}")
@@ -74,7 +83,9 @@ JOBS = {"migrate": migrate_job, "refresh": refresh_job}
 def in_process(job: str, uri: str, rows: int) -> None:
     one_thread()
     seconds = JOBS[job](uri, rows)
-    print(json.dumps({"seconds": round(seconds, 1), "peak_mib": round(resident("VmHWM") / 2**20, 1)}))
+    print(
+        json.dumps({"seconds": round(seconds, 1), "peak_mib": round(resident("VmHWM") / 2**20, 1)})
+    )
 
 
 def leg(job: str, uri: str, rows: int) -> dict[str, float]:
@@ -103,7 +114,10 @@ def main(*sizes: int) -> int:
     results["environment"] = environment(started)
     measured = results["sizes"]
     ratios = {
-        job: round(measured[str(max(sizes))][job]["peak_mib"] / measured[str(min(sizes))][job]["peak_mib"], 3)
+        job: round(
+            measured[str(max(sizes))][job]["peak_mib"] / measured[str(min(sizes))][job]["peak_mib"],
+            3,
+        )
         for job in JOBS
     }
     results["ratios"], results["bound"] = ratios, BOUND

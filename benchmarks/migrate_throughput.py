@@ -51,7 +51,8 @@ def load(uri: str, rows: int, dim: int) -> None:
         vectors = rng.standard_normal((len(keys), dim), np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         lines = [
-            {"id": key, "vector": vector, "title": f"item {key}"} for key, vector in zip(keys, vectors, strict=True)
+            {"id": key, "vector": vector, "title": f"item {key}"}
+            for key, vector in zip(keys, vectors, strict=True)
         ]
         client.insert(f"src{rows}", lines)
     client.flush(f"src{rows}")
@@ -83,7 +84,16 @@ def bare(uri: str, rows: int, dim: int) -> float:
 
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
-    from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, migrate, plan_migration
+    from milvus_hubness import (
+        NNN,
+        MigrationOptions,
+        MilvusStore,
+        QueryBank,
+        clean,
+        connect,
+        migrate,
+        plan_migration,
+    )
     from milvus_hubness.jobs.common.progress import Event, Events
 
     times: dict[str, float] = {}
@@ -108,7 +118,15 @@ def ours(uri: str, rows: int, dim: int) -> float:
 
 
 def leg(which: str, uri: str, rows: int, dim: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.migrate_throughput", which, uri, str(rows), str(dim)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.migrate_throughput",
+        which,
+        uri,
+        str(rows),
+        str(dim),
+    ]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -116,7 +134,11 @@ def leg(which: str, uri: str, rows: int, dim: int) -> dict[str, float]:
 def in_process(which: str, uri: str, rows: int, dim: int) -> None:
     one_thread()
     seconds = {"bare": bare, "ours": ours}[which](uri, rows, dim)
-    result = {"rows_per_second": rows / seconds, "seconds": seconds, "peak_mib": resident("VmHWM") / 2**20}
+    result = {
+        "rows_per_second": rows / seconds,
+        "seconds": seconds,
+        "peak_mib": resident("VmHWM") / 2**20,
+    }
     print(json.dumps({name: round(value, 2) for name, value in result.items()}))
 
 
@@ -126,7 +148,13 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
     if reason := MilvusServer.unavailable():
         raise SystemExit(reason)
     started = time.monotonic()
-    results: dict[str, Any] = {"rows": rows, "dim": dim, "bank": BANK, "estimator": "NNN(16)", "sizes": {}}
+    results: dict[str, Any] = {
+        "rows": rows,
+        "dim": dim,
+        "bank": BANK,
+        "estimator": "NNN(16)",
+        "sizes": {},
+    }
     with MilvusServer() as server:
         for size in (rows // 4, rows):
             load(server.uri, size, dim)
@@ -135,7 +163,10 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
                 for which in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):
                     legs[which].append(leg(which, server.uri, size, dim))
                     print(size, which, legs[which][-1], flush=True)
-            speed = {which: statistics.median(each["rows_per_second"] for each in done) for which, done in legs.items()}
+            speed = {
+                which: statistics.median(each["rows_per_second"] for each in done)
+                for which, done in legs.items()
+            }
             peak = {which: max(each["peak_mib"] for each in done) for which, done in legs.items()}
             ratio = round(speed["ours"] / speed["bare"], 3)
             results["sizes"][str(size)] = {
@@ -148,7 +179,14 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
          f"{each['peak_mib']['bare']:,.0f}", f"{each['peak_mib']['ours']:,.0f}"]
         for size, each in results["sizes"].items()
     ]  # fmt: skip
-    head = ["rows", "bare loop, rows/s", "migrate, rows/s", "ratio", "bare loop, peak MiB", "migrate, peak MiB"]
+    head = [
+        "rows",
+        "bare loop, rows/s",
+        "migrate, rows/s",
+        "ratio",
+        "bare loop, peak MiB",
+        "migrate, peak MiB",
+    ]
     title = f"# Throughput of a migration's copy, {dim}-d, Milvus 2.3.5, medians of {TURNS}"
     text = f"{title}\n\n{table(head, lines)}"
     save("migrate_throughput", results, text)

@@ -62,14 +62,22 @@ def draws(name: str) -> Iterator[Mixed]:
         own = (order < n_items // 2) ^ bool(number % 2)
         others = captions if form else np.delete(captions, number, axis=0)
         gallery = np.where(own[:, None], second[number % len(second)], task.gallery)
-        yield Mixed(others.reshape(-1, gallery.shape[1]), gallery, bank, own, np.tile(np.arange(n_items), len(others)))
+        yield Mixed(
+            others.reshape(-1, gallery.shape[1]),
+            gallery,
+            bank,
+            own,
+            np.tile(np.arange(n_items), len(others)),
+        )
 
 
 def simulated(task: Task, wanted: float | None) -> Floats:
     """Return (n_items, d) second forms of the queries, of their lengths. wanted: their R@1 in the raw search; None for
     that of the items."""
     rng = np.random.default_rng(1)
-    first, second = (task.bank[rng.integers(len(task.bank), size=len(task.query))] for _ in range(2))
+    first, second = (
+        task.bank[rng.integers(len(task.bank), size=len(task.query))] for _ in range(2)
+    )
     lengths = np.linalg.norm(task.query, axis=1, keepdims=True)
 
     def moved(share: float) -> Floats:
@@ -94,7 +102,9 @@ def centred(mixed: Mixed) -> Mixed:
     centre = mixed.bank.mean(0)
     gallery[mixed.own] -= centre
     gallery[~mixed.own] -= gallery[~mixed.own].mean(0)
-    return mixed._replace(query=unit(mixed.query - centre), bank=unit(mixed.bank - centre), gallery=unit(gallery))
+    return mixed._replace(
+        query=unit(mixed.query - centre), bank=unit(mixed.bank - centre), gallery=unit(gallery)
+    )
 
 
 def standardised(mixed: Mixed, statistics: Callable[[Floats], tuple[float, float]]) -> Mixed:
@@ -104,7 +114,9 @@ def standardised(mixed: Mixed, statistics: Callable[[Floats], tuple[float, float
         columns[kind] = statistics(mixed.bank @ mixed.gallery[kind].T)
     mean, spread = columns.T[:, :, None]
     return mixed._replace(
-        query=_with_ones(mixed.query), bank=_with_ones(mixed.bank), gallery=np.hstack([mixed.gallery, -mean]) / spread
+        query=_with_ones(mixed.query),
+        bank=_with_ones(mixed.bank),
+        gallery=np.hstack([mixed.gallery, -mean]) / spread,
     )
 
 
@@ -154,13 +166,23 @@ def run(name: str) -> dict[str, dict[str, Any]]:
             biases = [
                 np.zeros(len(changed.gallery), np.float32)
                 if estimator is None
-                else estimator.fit(QueryBank(changed.bank), gallery=changed.gallery).bias(changed.gallery)
+                else estimator.fit(QueryBank(changed.bank), gallery=changed.gallery).bias(
+                    changed.gallery
+                )
                 for estimator in ESTIMATORS.values()
             ]
-            outcome = assess(changed.query, changed.gallery, biases, list(changed.positives[:, None]))
-            for method, right, retrieved in zip(ESTIMATORS, outcome.hits, outcome.retrieved, strict=True):
+            outcome = assess(
+                changed.query, changed.gallery, biases, list(changed.positives[:, None])
+            )
+            for method, right, retrieved in zip(
+                ESTIMATORS, outcome.hits, outcome.retrieved, strict=True
+            ):
                 full = ", ".join(filter(None, (method, form)))
-                np.add.at(totals.setdefault(full, np.zeros_like(asked)), (kind, mixed.positives), 100 * right)
+                np.add.at(
+                    totals.setdefault(full, np.zeros_like(asked)),
+                    (kind, mixed.positives),
+                    100 * right,
+                )
                 shares.setdefault(full, []).append(100 * float(mixed.own[retrieved[:, 0]].mean()))
     by_kind = {method: total / asked for method, total in totals.items()}
     blend = by_kind["Blend"].mean(0)
@@ -170,7 +192,11 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         over = paired_difference(blend, values.mean(0), resamples=1000)._asdict()
         share = float(np.mean(shares[method]))
         cells[method] = {"own": own, "other": other, "over_blend": over, "first_of_own_kind": share}
-    print(name, {method: f"{cell['over_blend']['estimate']:+.2f}" for method, cell in cells.items()}, flush=True)
+    print(
+        name,
+        {method: f"{cell['over_blend']['estimate']:+.2f}" for method, cell in cells.items()},
+        flush=True,
+    )
     return cells
 
 
@@ -181,7 +207,11 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]]) -> str:
         for cells in results.values():
             cell = cells[method]
             over = cell["over_blend"]
-            gain = f"; {over['estimate']:+.1f} ({over['low']:+.1f} … {over['high']:+.1f})" if method != "Blend" else ""
+            gain = (
+                f"; {over['estimate']:+.1f} ({over['low']:+.1f} … {over['high']:+.1f})"
+                if method != "Blend"
+                else ""
+            )
             kinds = " / ".join(f"{cell[kind]['estimate']:.1f}" for kind in ("own", "other"))
             shown.append(f"{kinds}{gain}; {cell['first_of_own_kind']:.0f}%")
         rows.append([method, *shown])
@@ -194,7 +224,9 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help=f"one of {', '.join(TASKS)}; all unless given")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help=f"one of {', '.join(TASKS)}; all unless given"
+    )
     names = parser.parse_args().tasks or TASKS
     one_thread()
     started = time.monotonic()

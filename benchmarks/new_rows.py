@@ -40,7 +40,8 @@ def run(name: str) -> dict[str, Any]:
     for share in SHARES:
         cells = [measure(task, bank, refits, share, draw) for draw in range(draws)]
         row[f"{share:.0%}"] = {
-            method: {way: mean_of([cell[method][way] for cell in cells]) for way in WAYS} for method in METHODS
+            method: {way: mean_of([cell[method][way] for cell in cells]) for way in WAYS}
+            for method in METHODS
         }
         print(name, f"{share:.0%}", row[f"{share:.0%}"], flush=True)
     return row
@@ -51,7 +52,9 @@ def load(name: str) -> Task:
     if name not in PAIRS:
         return task
     kept = np.random.default_rng(0).permutation(len(task.query))[: PAIRS[name]]
-    return task._replace(query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(len(kept)))
+    return task._replace(
+        query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(len(kept))
+    )
 
 
 def fits(bank: QueryBank, gallery: npt.NDArray[np.float32]) -> dict[str, FittedBias]:
@@ -73,7 +76,9 @@ def measure(
         parts = np.array_split(new, -(-len(new) // BATCH))
         biases[1, is_new] = fitted.new_bias(new)
         biases[2, is_new] = np.concatenate([fitted.new_bias(part) for part in parts])
-        hits = 100 * assess(task.query, task.gallery, list(biases), list(task.positives[:, None])).hits
+        hits = (
+            100 * assess(task.query, task.gallery, list(biases), list(task.positives[:, None])).hits
+        )
         of_new = is_new[task.positives]
         shift = biases - biases[-1]
         shift = (shift[:, is_new].mean(1) - shift[:, ~is_new].mean(1)) / tau_of(fitted.estimator)
@@ -101,7 +106,10 @@ def markdown(rows: dict[str, Any]) -> str:
             [
                 name,
                 share,
-                *(f"{cells[method][way]['new']:.1f} / {cells[method][way]['old']:.1f}" for way in WAYS),
+                *(
+                    f"{cells[method][way]['new']:.1f} / {cells[method][way]['old']:.1f}"
+                    for way in WAYS
+                ),
                 f"{cells[method]['before']['excess']:+.2f} → {cells[method]['after']['excess']:+.2f}",
             ]
             for name, row in rows.items()
@@ -115,12 +123,18 @@ def main() -> None:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given"
+    )
     tasks = parser.parse_args().tasks
     rows = {name: run(name) for name in tasks or EMBEDDING_TASKS}
     print(markdown(rows))
     if not tasks:
-        save("new_rows", {"environment": environment(started), "pairs": PAIRS, "tasks": rows}, markdown(rows))
+        save(
+            "new_rows",
+            {"environment": environment(started), "pairs": PAIRS, "tasks": rows},
+            markdown(rows),
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,12 @@ SPLITS, ITEMS, QUERIES = 5, 4_000, 10_000
 RESAMPLES, REPEATS = 40, 20
 TOPICS = 4
 DAY = 86_400
-OWN, TOPICS_BUT_ONE, TOPIC, FOREIGN = KINDS = ("own", "three topics of four", "one topic of four", "another data set")
+OWN, TOPICS_BUT_ONE, TOPIC, FOREIGN = KINDS = (
+    "own",
+    "three topics of four",
+    "one topic of four",
+    "another data set",
+)
 
 
 def halves(task: Task, seed: int) -> tuple[Task, Numbers, Vectors]:
@@ -57,7 +62,9 @@ def halves(task: Task, seed: int) -> tuple[Task, Numbers, Vectors]:
     is_asked = np.isin(task.positives, kept)
     query_vectors = np.flatnonzero(is_asked)
     positives = np.searchsorted(kept, task.positives[query_vectors])
-    half = task._replace(query=task.query[query_vectors], gallery=task.gallery[kept], positives=positives)
+    half = task._replace(
+        query=task.query[query_vectors], gallery=task.gallery[kept], positives=positives
+    )
     return half, query_vectors, task.query[~is_asked]
 
 
@@ -76,11 +83,21 @@ def static_banks(name: str, own: Vectors, size: int, seed: int) -> Iterator[tupl
         yield FOREIGN, as_long_as(own, some(load_task(OTHER_SET[name]).bank))
 
 
-def online_bank(bank: Vectors, samples_collection: Vectors, share: float, seed: int) -> tuple[Vectors, float]:
+def online_bank(
+    bank: Vectors, samples_collection: Vectors, share: float, seed: int
+) -> tuple[Vectors, float]:
     """The bank when traffic has taken that share of its places, and the share it really has."""
-    terms = Terms(size=len(bank), seed_share=1 - share, half_life_seconds=DAY, duplicate_cosine=0.99, seed=seed)
+    terms = Terms(
+        size=len(bank),
+        seed_share=1 - share,
+        half_life_seconds=DAY,
+        duplicate_cosine=0.99,
+        seed=seed,
+    )
     seeds = Origins.seeds(len(bank), 0)
-    sampled = Origins(np.arange(len(samples_collection)), np.full(len(samples_collection), 60 * DAY))
+    sampled = Origins(
+        np.arange(len(samples_collection)), np.full(len(samples_collection), 60 * DAY)
+    )
     merged = merge(QueryBank(bank), seeds, samples_collection, sampled, terms)
     if merged.bank is None or merged.bank.origins is None:
         raise RuntimeError("no traffic came in")
@@ -103,7 +120,10 @@ def run(name: str) -> dict[str, Any]:
             told[kind]["places"].append(len(bank))
             told[kind]["live"].append([share for _, share in grown])
             for method, estimator in METHODS.items():
-                biases = [estimator.fit(QueryBank(each), gallery=half.gallery).bias(half.gallery) for each in banks]
+                biases = [
+                    estimator.fit(QueryBank(each), gallery=half.gallery).bias(half.gallery)
+                    for each in banks
+                ]
                 hits = outcome_of(half, np.arange(len(half.query)), *biases).hits
                 of = means.setdefault((kind, method), Means(2 + len(SHARES), len(task.query)))
                 of.add(asked, *hits)
@@ -148,7 +168,9 @@ def hook_costs() -> dict[str, float]:
     rounds, as others may use the machine."""
     layout = Layout(768, "COSINE")
     reference = BankReference(collection="b", generation="01", fingerprint="", count=1)
-    state = initial_state(layout, NNN(16), reference, field="v", suffix="", dtype="float32", source="c")
+    state = initial_state(
+        layout, NNN(16), reference, field="v", suffix="", dtype="float32", source="c"
+    )
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((1, 768), np.float32)
     costs = {}
@@ -169,7 +191,9 @@ def hook_costs() -> dict[str, float]:
     return costs
 
 
-def markdown(results: dict[str, dict[str, Any]], alarms: dict[str, Any], costs: dict[str, float]) -> str:
+def markdown(
+    results: dict[str, dict[str, Any]], alarms: dict[str, Any], costs: dict[str, float]
+) -> str:
     parts = [
         "R@1 (%) with the static bank, and when live queries hold 25, 50 and 100% of its places; the gain of "
         "100% over the static bank with its 95% interval. Queries that are asked were never in a bank."
@@ -187,7 +211,15 @@ def markdown(results: dict[str, dict[str, Any]], alarms: dict[str, Any], costs: 
                 interval = f"{gain['estimate']:+.1f} ({gain['low']:+.1f} to {gain['high']:+.1f})"
                 drift = f"{cells[kind]['drift']:.2%}, {cells[kind]['fired']} of {SPLITS}"
                 rows.append([name, kind, places, *shown, interval, drift])
-        head = ["task", "bank it began with", "places", "raw", *STEPS, "gain of 100%", "drift, fired"]
+        head = [
+            "task",
+            "bank it began with",
+            "places",
+            "raw",
+            *STEPS,
+            "gain of 100%",
+            "drift, fired",
+        ]
         parts.append(f"**{method}**\n\n" + table(head, rows) + "\n\n" + means_of(results, method))
     fired = [
         f"{sum(each[kind]['fired'] for each in there)} of {SPLITS * len(there)} times for {kind}"
@@ -211,15 +243,21 @@ def means_of(results: dict[str, dict[str, Any]], method: str) -> str:
     for kind in KINDS:
         cells = [each[kind][method] for each in results.values() if kind in each]
         if cells:
-            shown = [f"{np.mean([cell['r1'][step] for cell in cells]):.1f}" for step in ("raw", *STEPS)]
+            shown = [
+                f"{np.mean([cell['r1'][step] for cell in cells]):.1f}" for step in ("raw", *STEPS)
+            ]
             gains = [cell["over_static"][STEPS[-1]]["estimate"] for cell in cells]
-            rows.append([kind, str(len(cells)), *shown, f"{np.mean(gains):+.1f}", f"{min(gains):+.1f}"])
+            rows.append(
+                [kind, str(len(cells)), *shown, f"{np.mean(gains):+.1f}", f"{min(gains):+.1f}"]
+            )
     head = ["mean over tasks", "tasks", "raw", *STEPS, "gain of 100%", "lowest"]
     return table(head, rows)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("tasks", nargs="*", metavar="task", help="only these")
     chosen = parser.parse_args().tasks or list(EMBEDDING_TASKS)
     one_thread()
@@ -230,7 +268,11 @@ def main() -> int:
     text = markdown(results, alarms, costs)
     print(text)
     if chosen == list(EMBEDDING_TASKS):
-        facts = {"environment": environment(started), "hook_microseconds": costs, "false_alarms": alarms}
+        facts = {
+            "environment": environment(started),
+            "hook_microseconds": costs,
+            "false_alarms": alarms,
+        }
         save("online_bank", {**facts, "tasks": results}, text)
     return 0
 

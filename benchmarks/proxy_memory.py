@@ -142,7 +142,9 @@ def send(address: str, scenario: Scenario, kind: str, collection: str) -> list[s
     def call(_: int) -> str:
         with grpc.insecure_channel(address, UNLIMITED) as channel:
             try:
-                answer = channel.unary_unary(SEARCH)(message, metadata=metadata, timeout=CALL_SECONDS)
+                answer = channel.unary_unary(SEARCH)(
+                    message, metadata=metadata, timeout=CALL_SECONDS
+                )
             except grpc.RpcError as error:
                 return str(error.code().name)
         status = milvus_pb2.SearchResults.FromString(answer).status
@@ -186,12 +188,26 @@ def memory_of(process: int, name: str) -> float:
 @contextmanager
 def proxy(folder: Path, upstream: str, max_message_mib: int | None) -> Iterator[tuple[str, int]]:
     """Yield the address and the process of the proxy of a checkout."""
-    command = [sys.executable, "-m", "milvus_hubness", "proxy", "--upstream", upstream, "--port", "0", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "milvus_hubness",
+        "proxy",
+        "--upstream",
+        upstream,
+        "--port",
+        "0",
+        "--json",
+    ]
     if max_message_mib:
         command += ["--max-message-mib", str(max_message_mib)]
     settings = {"GRPC_EXPERIMENTS": GRPC_THREADS, **os.environ, "PYTHONPATH": str(folder)}
     process = subprocess.Popen(
-        die_with_parent(command), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=settings, cwd=folder
+        die_with_parent(command),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=settings,
+        cwd=folder,
     )
     try:
         if process.stdout is None:
@@ -202,14 +218,23 @@ def proxy(folder: Path, upstream: str, max_message_mib: int | None) -> Iterator[
         process.wait()
 
 
-def measure(folder: Path, upstream: str, scenario: Scenario, kind: str, collection: str) -> dict[str, Any]:
+def measure(
+    folder: Path, upstream: str, scenario: Scenario, kind: str, collection: str
+) -> dict[str, Any]:
     query = np.random.default_rng(7).standard_normal((1, DIM), np.float32)
-    request = Prepare.search_requests_with_expr(collection, "vector", {}, LIMIT, data=list(query), output_fields=["id"])
+    request = Prepare.search_requests_with_expr(
+        collection, "vector", {}, LIMIT, data=list(query), output_fields=["id"]
+    )
     context = multiprocessing.get_context("spawn")
-    with proxy(folder, upstream, scenario.max_message_mib) as (address, process), context.Manager() as manager:
+    with (
+        proxy(folder, upstream, scenario.max_message_mib) as (address, process),
+        context.Manager() as manager,
+    ):
         ready, ended = manager.Event(), manager.Event()
         with context.Pool(2) as pool:
-            searches = pool.apply_async(search_on, (address, request.SerializeToString(), ready, ended))
+            searches = pool.apply_async(
+                search_on, (address, request.SerializeToString(), ready, ended)
+            )
             if not ready.wait(60):
                 raise RuntimeError("the other user's searches did not begin")
             at_rest = memory_of(process, "VmRSS")
@@ -294,7 +319,10 @@ def main() -> int:
         row
         for row in rows
         if row["checkout"] == "now"
-        and (row["longest_ms"] >= 1e3 * LONGEST_SECONDS or row["peak_mib"] - row["rest_mib"] > MOST_MIB)
+        and (
+            row["longest_ms"] >= 1e3 * LONGEST_SECONDS
+            or row["peak_mib"] - row["rest_mib"] > MOST_MIB
+        )
     ]
     return 1 if broken else 0
 

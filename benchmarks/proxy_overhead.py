@@ -58,7 +58,9 @@ def load(address: str, requests: list[bytes], connections: int, seconds: float) 
     return asyncio.run(_load(address, requests, connections, seconds))
 
 
-async def _load(address: str, requests: list[bytes], connections: int, seconds: float) -> dict[str, float]:
+async def _load(
+    address: str, requests: list[bytes], connections: int, seconds: float
+) -> dict[str, float]:
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(connections)]
     taken: list[float] = []
@@ -126,7 +128,9 @@ def proxy_command(upstream: str, workers: int) -> list[str]:
 def started_with(command: list[str]) -> Iterator[tuple[str, int]]:
     """Yield the address and the process of a proxy or a relay."""
     environment = {"GRPC_EXPERIMENTS": GRPC_THREADS, **os.environ}
-    process = subprocess.Popen(die_with_parent([sys.executable, *command]), stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        die_with_parent([sys.executable, *command]), stdout=subprocess.PIPE, env=environment
+    )
     try:
         if process.stdout is None:
             raise RuntimeError(f"{command} has no output")
@@ -152,20 +156,30 @@ def corrected(uri: str) -> tuple[list[bytes], list[bytes]]:
     plain.close()
     straight, through = (
         [
-            Prepare.search_requests_with_expr(name, "", {}, LIMIT, data=[query], output_fields=["id"])
+            Prepare.search_requests_with_expr(
+                name, "", {}, LIMIT, data=[query], output_fields=["id"]
+            )
             for query in vectors
         ]
         for vectors in (encoded, queries)
     )
-    return [request.SerializeToString() for request in straight], [request.SerializeToString() for request in through]
+    return [request.SerializeToString() for request in straight], [
+        request.SerializeToString() for request in through
+    ]
 
 
 def measure(ways: dict[str, Way], server: int, rounds: int, seconds: float) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as generator:
 
         def measured(way: Way, connections: int, seconds: float) -> dict[str, float]:
-            before = {name: cpu_seconds(pid) for name, pid in (("server", server), ("proxy", way.process)) if pid}
-            result = generator.submit(load, way.address, way.requests, connections, seconds).result()
+            before = {
+                name: cpu_seconds(pid)
+                for name, pid in (("server", server), ("proxy", way.process))
+                if pid
+            }
+            result = generator.submit(
+                load, way.address, way.requests, connections, seconds
+            ).result()
             for name, process in (("server", server), ("proxy", way.process)):
                 result[f"{name}_cpu"] = cpu_seconds(process) - before[name] if process else 0.0
             return result
@@ -186,7 +200,9 @@ def _row(connections: int, name: str, each: dict[str, list[dict[str, float]]]) -
     row: dict[str, Any] = {"connections": connections, "way": name, "rounds": each[name]}
     for figure in ("latency", "throughput"):
         row[figure] = statistics.median(result[figure] for result in each[name])
-        row[f"{figure}_ratio"] = row[figure] / statistics.median(result[figure] for result in each["straight"])
+        row[f"{figure}_ratio"] = row[figure] / statistics.median(
+            result[figure] for result in each["straight"]
+        )
     searches = sum(result["searches"] for result in each[name])
     for who in ("client", "server", "proxy"):
         row[f"{who}_cpu"] = sum(result[f"{who}_cpu"] for result in each[name]) / searches
@@ -202,7 +218,10 @@ def main() -> None:
     with MilvusServer() as server, ExitStack() as stack:
         straight, through = corrected(server.uri)
         upstream = server.uri.removeprefix("http://")
-        relaying = ["-c", f"import asyncio, {__spec__.name} as b; asyncio.run(b.relay({upstream!r}))"]
+        relaying = [
+            "-c",
+            f"import asyncio, {__spec__.name} as b; asyncio.run(b.relay({upstream!r}))",
+        ]
         ways = {"straight": Way(upstream, None, straight)}
         ways["relay"] = Way(*stack.enter_context(started_with(relaying)), straight)
         for workers in WORKERS:
@@ -210,7 +229,17 @@ def main() -> None:
             ways[f"proxy, {workers} worker{'s' if workers > 1 else ''}"] = Way(*proxied, through)
         rows = measure(ways, server.pid, options.rounds, options.seconds)
     shown = table(
-        ["connections", "way", "latency, ms", "ratio", "searches/s", "ratio", "CPU ms: client", "server", "between"],
+        [
+            "connections",
+            "way",
+            "latency, ms",
+            "ratio",
+            "searches/s",
+            "ratio",
+            "CPU ms: client",
+            "server",
+            "between",
+        ],
         [
             [
                 str(row["connections"]),
@@ -224,8 +253,17 @@ def main() -> None:
             for row in rows
         ],
     )
-    sizes = {"rows": ROWS, "dim": DIM, "bank": BANK, "limit": LIMIT, "index": "HNSW, M 16", **vars(options)}
-    save("proxy_overhead", {"environment": environment(started), "sizes": sizes, "rows": rows}, shown)
+    sizes = {
+        "rows": ROWS,
+        "dim": DIM,
+        "bank": BANK,
+        "limit": LIMIT,
+        "index": "HNSW, M 16",
+        **vars(options),
+    }
+    save(
+        "proxy_overhead", {"environment": environment(started), "sizes": sizes, "rows": rows}, shown
+    )
     print(shown)
 
 

@@ -99,7 +99,9 @@ def serve(address: Any) -> None:
 @contextmanager
 def server_of_tests() -> Iterator[str]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(theirs,), daemon=True
+    )
     process.start()
     try:
         yield ours.recv()
@@ -117,7 +119,9 @@ def cpu_seconds(work: Work) -> float:
     return time.process_time() - began
 
 
-def in_turns(works: dict[str, Work], rounds: int, prepare: Callable[[], object] = lambda: None) -> dict[str, float]:
+def in_turns(
+    works: dict[str, Work], rounds: int, prepare: Callable[[], object] = lambda: None
+) -> dict[str, float]:
     """Return the median CPU seconds of each work, after a round as warm-up.
 
     prepare: runs before each work, and does not count.
@@ -167,7 +171,9 @@ def fill(client: QdrantClient) -> None:
 
 def points_of(vectors: np.ndarray, start: int = 0) -> list[models.PointStruct]:
     return [
-        models.PointStruct(id=start + i, vector=vector, payload={"n": start + i, "title": f"item {start + i}"})
+        models.PointStruct(
+            id=start + i, vector=vector, payload={"n": start + i, "title": f"item {start + i}"}
+        )
         for i, vector in enumerate(vectors.tolist())
     ]
 
@@ -178,8 +184,13 @@ def plain_copy(client: QdrantClient) -> None:
     client.create_collection(PLAIN_COPY, vectors_config=config)
     offset: Any = None
     while True:
-        records, offset = client.scroll(SOURCE, limit=PAGE, offset=offset, with_payload=True, with_vectors=True)
-        points = [models.PointStruct(id=record.id, vector=record.vector, payload=record.payload) for record in records]
+        records, offset = client.scroll(
+            SOURCE, limit=PAGE, offset=offset, with_payload=True, with_vectors=True
+        )
+        points = [
+            models.PointStruct(id=record.id, vector=record.vector, payload=record.payload)
+            for record in records
+        ]
         client.upsert(PLAIN_COPY, points, wait=True)
         if offset is None:
             return
@@ -254,7 +265,9 @@ def searches(url: str, rounds: int, count: int) -> list[dict[str, Any]]:
             rounds,
         )
         return [compared("one search", medians["plain"], medians["ours"], 1)]
-    requests = [models.QueryRequest(query=query, limit=LIMIT, with_payload=True) for query in queries]
+    requests = [
+        models.QueryRequest(query=query, limit=LIMIT, with_payload=True) for query in queries
+    ]
     medians = in_turns(
         {
             "plain": lambda: plain.query_batch_points(SOURCE, requests),
@@ -278,9 +291,13 @@ the process which has started it, and the one of this benchmark is large."""
 
 def process_costs(arguments: tuple[str, ...]) -> tuple[float, float]:
     """Return CPU seconds and peak MiB of a Python process, which must succeed."""
-    process = subprocess.run([sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", MEASURED, *arguments], capture_output=True, text=True, check=False
+    )
     if process.returncode:
-        raise SystemExit(f"python {' '.join(arguments)} exited with {process.returncode}: {process.stderr}")
+        raise SystemExit(
+            f"python {' '.join(arguments)} exited with {process.returncode}: {process.stderr}"
+        )
     seconds, peak = process.stderr.splitlines()[-1].split()
     return float(seconds), float(peak)
 
@@ -360,13 +377,18 @@ def shown(results: dict[str, Any]) -> str:
     head = ["work", "qdrant-client, ms", "qdrant-hubness, ms", "per CPU second", "ratio", "at most"]
     texts = [table(head, lines)]
     if "start" in results:
-        rows = [[line["process"], f"{line['cpu_seconds']:.2f}", f"{line['peak_mib']:,}"] for line in results["start"]]
+        rows = [
+            [line["process"], f"{line['cpu_seconds']:.2f}", f"{line['peak_mib']:,}"]
+            for line in results["start"]
+        ]
         texts.append(table(["process", "CPU seconds", "peak MiB"], rows))
     return "\n\n".join(texts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", default=os.environ.get("QDRANT_URL"))
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))

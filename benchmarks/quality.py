@@ -33,7 +33,13 @@ from milvus_hubness.correction.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.correction.rerank import DynamicGate
-from milvus_hubness.quality.measures import assess, confidence_interval, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.measures import (
+    assess,
+    confidence_interval,
+    k_occurrence,
+    paired_difference,
+    skewness,
+)
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
@@ -63,7 +69,9 @@ METHODS: dict[str, Estimator | None] = {
 }
 GATES = {
     "DIS .05": lambda task: DynamicGate().activated(task.bank, task.gallery),
-    "DualDIS .05": lambda task: DynamicGate(1, 1).activated(task.bank, task.gallery, task.target_bank),
+    "DualDIS .05": lambda task: DynamicGate(1, 1).activated(
+        task.bank, task.gallery, task.target_bank
+    ),
 }
 GATES["DualDIS"] = GATES["DualDIS .05"]
 ALL = [*METHODS, *BASELINES]
@@ -131,7 +139,9 @@ def bias_of(task: Task, estimator: Estimator | None, bank_size: int | None) -> A
     if estimator is None:
         return np.zeros(len(task.gallery), np.float32)
     bank = QueryBank(task.bank[:bank_size])
-    return estimator.fit(bank, gallery=task.gallery, target_bank=task.target_bank).bias(task.gallery)
+    return estimator.fit(bank, gallery=task.gallery, target_bank=task.target_bank).bias(
+        task.gallery
+    )
 
 
 def differences(results: dict[str, dict[str, dict[str, Any]]]) -> tuple[int, list[str]]:
@@ -143,7 +153,10 @@ def differences(results: dict[str, dict[str, dict[str, Any]]]) -> tuple[int, lis
                 continue
             r1, skew = reference()[name][IN_REFERENCE[method]]
             compared += 1
-            if abs(cell["r1"] - r1) > RECALL_TOLERANCE or abs(cell["skewness"] - skew) > SKEWNESS_TOLERANCE:
+            if (
+                abs(cell["r1"] - r1) > RECALL_TOLERANCE
+                or abs(cell["skewness"] - skew) > SKEWNESS_TOLERANCE
+            ):
                 off.append(
                     f"{name}, {method}: R@1 {cell['r1']:.2f} and skewness {cell['skewness']:.2f}, not {r1} and {skew}"
                 )
@@ -166,7 +179,9 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]], means: dict[str, flo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given"
+    )
     names = parser.parse_args().tasks or list(TASKS)
     one_thread()
     started = time.monotonic()
@@ -175,16 +190,24 @@ def main() -> int:
     means = {
         method: float(np.mean([results[name][method]["r1"] for name in embeddings]))
         for method in ALL
-        if len(embeddings) == len(EMBEDDING_TASKS) and all(method in results[name] for name in embeddings)
+        if len(embeddings) == len(EMBEDDING_TASKS)
+        and all(method in results[name] for name in embeddings)
     }
     compared, off = differences(results)
     text = markdown(results, means)
     print(text)
     if means:
-        print(f"mean R@1 of Blend over the seven embedding tasks: {means['Blend']:.2f} (raw {means['raw']:.2f})")
+        print(
+            f"mean R@1 of Blend over the seven embedding tasks: {means['Blend']:.2f} (raw {means['raw']:.2f})"
+        )
     print("\n".join(off) or f"all {compared} cells equal the reference")
     if names == list(TASKS):
-        kept = {"environment": environment(started), "means": means, "compared": compared, "off": off}
+        kept = {
+            "environment": environment(started),
+            "means": means,
+            "compared": compared,
+            "off": off,
+        }
         save("quality", kept | {"tasks": results}, text)
     return 1 if off else 0
 

@@ -81,7 +81,9 @@ def loaded(name: str, rows: int, queries: int) -> Gallery:
     bank: Floats = task.bank[task.bank.any(axis=1)]
     if name == ROTATED:
         rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(1_536, items.shape[1])))[0]
-        items, asked, bank = (np.asarray(part @ rotation.T, np.float32) for part in (items, asked, bank))
+        items, asked, bank = (
+            np.asarray(part @ rotation.T, np.float32) for part in (items, asked, bank)
+        )
     fitted = Correction.fit(Layout(items.shape[1], "IP"), NNN(32, 0.75), QueryBank.of(bank))
     centred = replace(fitted, mean_bias=float(fitted.centred(items).mean()))
     return Gallery(items, asked, centred.centred(items))
@@ -116,7 +118,9 @@ def forms_of(gallery: Gallery, *, graph_hint: bool, multiple_of: int) -> dict[st
 def shares(form: Form, search: Search) -> npt.NDArray[np.float64]:
     """Return the recall of each query, (m,)."""
     found = search(form.stored, form.sent)
-    return np.array([np.isin(true, got).mean() for true, got in zip(form.exact, found, strict=True)])
+    return np.array(
+        [np.isin(true, got).mean() for true, got in zip(form.exact, found, strict=True)]
+    )
 
 
 def in_qdrant(quantization: Any, oversampling: float | None = None) -> Search:
@@ -129,7 +133,9 @@ def in_qdrant(quantization: Any, oversampling: float | None = None) -> Search:
             optimizers=edge.EdgeOptimizersConfig(indexing_threshold=1, default_segment_number=1),
             wal_enabled=False,
         )
-        rescoring = edge.QuantizationSearchParams(rescore=oversampling is not None, oversampling=oversampling)
+        rescoring = edge.QuantizationSearchParams(
+            rescore=oversampling is not None, oversampling=oversampling
+        )
         params = edge.SearchParams(quantization=rescoring)
         with tempfile.TemporaryDirectory() as folder:
             shard = edge.EdgeShard.create(folder, config)
@@ -140,7 +146,9 @@ def in_qdrant(quantization: Any, oversampling: float | None = None) -> Search:
             shard.optimize()
             found = np.full((len(sent), LIMIT), -1, np.int64)
             for row, query in enumerate(sent):
-                request = edge.QueryRequest(query=edge.Query.Nearest(query.tolist()), limit=LIMIT, params=params)
+                request = edge.QueryRequest(
+                    query=edge.Query.Nearest(query.tolist()), limit=LIMIT, params=params
+                )
                 found[row] = [point.id for point in shard.query(request)]
             shard.close()
         return found
@@ -222,7 +230,9 @@ def rescored(gallery: Gallery) -> dict[str, dict[str, float]]:
     forms = forms_of(gallery, graph_hint=False, multiple_of=16)
     bits = edge.TurboQuantBitSize.Bits2
     configs = {
-        "int8, quantile 0.99": edge.ScalarQuantizationConfig(type=edge.ScalarType.Int8, quantile=0.99),
+        "int8, quantile 0.99": edge.ScalarQuantizationConfig(
+            type=edge.ScalarType.Int8, quantile=0.99
+        ),
         "turbo, 2 bits": edge.TurboQuantQuantizationConfig(bits=bits),
         "binary, 1 bit": edge.BinaryQuantizationConfig(),
     }
@@ -230,7 +240,9 @@ def rescored(gallery: Gallery) -> dict[str, dict[str, float]]:
     for name, config in configs.items():
         form = forms["as it is" if name == "binary, 1 bit" else SPREAD]
         found[name] = {
-            f"{oversampling:g}": round(float(shares(form, in_qdrant(config, oversampling)).mean()), 4)
+            f"{oversampling:g}": round(
+                float(shares(form, in_qdrant(config, oversampling)).mean()), 4
+            )
             for oversampling in OVERSAMPLINGS
         }
         print("rescored", name, found[name], flush=True)
@@ -241,7 +253,10 @@ def shown(found: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
     texts = []
     for name, quantisers in found.items():
         heads = list(next(iter(quantisers.values())))
-        rows = [[quantiser, *(f"{cells[head][0]:.3f}" for head in heads)] for quantiser, cells in quantisers.items()]
+        rows = [
+            [quantiser, *(f"{cells[head][0]:.3f}" for head in heads)]
+            for quantiser, cells in quantisers.items()
+        ]
         about = facts[name]
         role = "reported only" if name.startswith(REPORTED) else "chosen on"
         texts.append(
@@ -268,7 +283,9 @@ def by_codes(rows: int, queries: int) -> tuple[dict[str, Any], dict[str, Any]]:
     for task in TASKS:
         gallery = loaded(task, rows, queries)
         dim = gallery.items.shape[1]
-        layout = with_bias_scale(Layout(dim, "IP", spread=spread_for(dim, "IP")), gallery.items, gallery.biases)
+        layout = with_bias_scale(
+            Layout(dim, "IP", spread=spread_for(dim, "IP")), gallery.items, gallery.biases
+        )
         about = {
             "rows": len(gallery.items),
             "dim": dim,
@@ -297,21 +314,30 @@ def main() -> int:
     started = time.monotonic()
     path = RESULTS / "quantised_recall.json"
     # A part is kept with the other one.
-    results: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and options.part else {}
+    results: dict[str, Any] = (
+        json.loads(path.read_text()) if path.is_file() and options.part else {}
+    )
     if options.part != "rescored":
         results["recall"], results["facts"] = by_codes(options.rows, options.queries)
     if options.part != "codes":
         tasks = [task for task in TASKS if task != ROTATED]
-        results["rescored"] = {task: rescored(loaded(task, options.rows, options.queries)) for task in tasks}
+        results["rescored"] = {
+            task: rescored(loaded(task, options.rows, options.queries)) for task in tasks
+        }
     text = "\n\n".join(
-        [shown(results.get("recall", {}), results.get("facts", {})), shown_rescored(results.get("rescored", {}))]
+        [
+            shown(results.get("recall", {}), results.get("facts", {})),
+            shown_rescored(results.get("rescored", {})),
+        ]
     )
     print(text)
     results["queries"] = options.queries
     results["versions"] = {"qdrant_edge": version("qdrant-edge-py"), "faiss": faiss.__version__}
     results["environment"] = environment(started)
     save("quantised_recall", results, text)
-    return int(any(_worse(key, quantisers) for key, quantisers in results.get("recall", {}).items()))
+    return int(
+        any(_worse(key, quantisers) for key, quantisers in results.get("recall", {}).items())
+    )
 
 
 def _worse(key: str, quantisers: dict[str, Any]) -> bool:

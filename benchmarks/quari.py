@@ -50,7 +50,12 @@ from milvus_hubness.extras.quari.curves import learning_curves
 from milvus_hubness.extras.quari.pairs import Pairs
 from milvus_hubness.extras.quari.settings import QuariConfig
 from milvus_hubness.extras.quari.train import train
-from milvus_hubness.quality.measures import PositiveRanks, hits, paired_difference, retrieval_summary
+from milvus_hubness.quality.measures import (
+    PositiveRanks,
+    hits,
+    paired_difference,
+    retrieval_summary,
+)
 from tests.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"
@@ -78,7 +83,13 @@ def standard_library() -> World:
     towers = build(collect())
     half = len(towers.queries) // 2
     learned, held = Pairs(towers.queries[:half], towers.gallery[:half]).split(0.1, 0)
-    return World("standard library", learned, held, Pairs(towers.queries[half:], towers.gallery[half:]), towers.bank)
+    return World(
+        "standard library",
+        learned,
+        held,
+        Pairs(towers.queries[half:], towers.gallery[half:]),
+        towers.bank,
+    )
 
 
 WORLDS = {"docstring_code": docstring_code, "standard_library": standard_library}
@@ -94,7 +105,9 @@ def trained(world: World, anew: bool) -> Checkpoint:
         world.learned.fingerprint,
         world.held.fingerprint,
     ]
-    digest = hashlib.sha256(json.dumps([*decisive, torch.__version__], sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(
+        json.dumps([*decisive, torch.__version__], sort_keys=True).encode()
+    ).hexdigest()
     path = CACHE / f"quari_{digest[:16]}.safetensors"
     started = time.monotonic()
     return train(
@@ -105,7 +118,9 @@ def trained(world: World, anew: bool) -> Checkpoint:
         path=path,
         resume=path.exists() and not anew,
         device="cpu",
-        on_epoch=lambda now: print(world.name, now, f"{time.monotonic() - started:.0f} s", flush=True),
+        on_epoch=lambda now: print(
+            world.name, now, f"{time.monotonic() - started:.0f} s", flush=True
+        ),
     )
 
 
@@ -120,11 +135,17 @@ def judged(world: World, kept: Checkpoint) -> dict[str, Any]:
     for name, each in found.items():
         rows[name] = {"measures": retrieval_summary(ranks[name])}
         if name != LEARNED:
-            rows[name][f"{LEARNED} over it, R@1"] = paired_difference(first[name], first[LEARNED])._asdict()
+            rows[name][f"{LEARNED} over it, R@1"] = paired_difference(
+                first[name], first[LEARNED]
+            )._asdict()
             reciprocal = paired_difference(1 / each, 1 / found[LEARNED])
             rows[name][f"{LEARNED} over it, MRR"] = reciprocal._asdict()
     return {
-        "pairs": {"learned": len(world.learned), "validation": len(world.held), "test": len(world.test)},
+        "pairs": {
+            "learned": len(world.learned),
+            "validation": len(world.held),
+            "test": len(world.test),
+        },
         "gallery": len(world.test.gallery),
         "network": {name: each for name, each in kept.facts().items() if name != "format"},
         "chosen on the validation pairs": rivals.chosen,
@@ -179,10 +200,14 @@ def faults(results: dict[str, Any]) -> list[str]:
     for rival in ("raw", "one map", "two maps") if "docstring_code" in results["worlds"] else ():
         gain = results["worlds"]["docstring_code"]["rows"][rival].get(f"{LEARNED} over it, R@1")
         if gain and gain["low"] <= 0:
-            found.append(f"the R@1 of {LEARNED} over {rival} is {_gain(gain)}: the interval does not exclude 0")
+            found.append(
+                f"the R@1 of {LEARNED} over {rival} is {_gain(gain)}: the interval does not exclude 0"
+            )
     threads = max((each["threads"] for each in results["speed"]), default=0)
     for each in results["speed"]:
-        if (each["sizes"], each["threads"]) == (WITH_MEMORY, threads) and each["median ms"] > MILLISECONDS:
+        if (each["sizes"], each["threads"]) == (WITH_MEMORY, threads) and each[
+            "median ms"
+        ] > MILLISECONDS:
             found.append(f"re-ranking takes {each['median ms']:.1f} ms a query")
     return found
 
@@ -193,13 +218,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="train anew")
     parser.add_argument("--speed", action="store_true", help="only time re-ranking")
-    parser.add_argument("--parts", action="store_true", help="only train the published network and two maps")
-    parser.add_argument("worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given")
+    parser.add_argument(
+        "--parts", action="store_true", help="only train the published network and two maps"
+    )
+    parser.add_argument(
+        "worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given"
+    )
     given = parser.parse_args()
     everything = not (given.speed or given.parts or given.worlds)
     kept = RESULTS / "quari.json"
     results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-    results = {"environment": {}, "speed": [], "worlds": {}, "parts": {}, **results, "test pairs": SEEN}
+    results = {
+        "environment": {},
+        "speed": [],
+        "worlds": {},
+        "parts": {},
+        **results,
+        "test pairs": SEEN,
+    }
     if given.speed or everything:
         results["speed"] = speed()
         results["environment"]["speed"] = environment(started)

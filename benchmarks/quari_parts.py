@@ -27,7 +27,13 @@ LEARNED, HELD, TEST = 2000, 500, 3000
 SEEDS = (0, 1, 2)
 SMALL = {"form": "published", "rank": 4, "layers": 1}
 RATE = TrainingSettings(
-    epochs=5, patience=5, batch=125, learning_rate=3e-4, least_rate=6e-6, temperature=0.04, noise=0.5
+    epochs=5,
+    patience=5,
+    batch=125,
+    learning_rate=3e-4,
+    least_rate=6e-6,
+    temperature=0.04,
+    noise=0.5,
 )
 MAPS = dataclasses.replace(RATE, epochs=16, patience=16, weight_decay=0.0)
 THEIRS = dataclasses.replace(RATE, learning_rate=5e-4, least_rate=1e-5, noise=1.0)
@@ -49,7 +55,10 @@ def pairs_of(task_name: str) -> tuple[Pairs, Pairs, Pairs]:
         rest, test = Pairs(task.bank, task.target_bank), Pairs(task.query, task.gallery)
     else:
         rest, test = Pairs(task.query, task.gallery, task.positives).split(0.3, 0)
-    return (*(part(rest, chosen) for chosen in _chosen(rest, rng)), part(test, rng.permutation(len(test))[:TEST]))
+    return (
+        *(part(rest, chosen) for chosen in _chosen(rest, rng)),
+        part(test, rng.permutation(len(test))[:TEST]),
+    )
 
 
 def _chosen(pairs: Pairs, rng: np.random.Generator) -> list[np.ndarray]:
@@ -76,7 +85,9 @@ def parts(task_name: str, results: dict[str, Any], finished: Callable[[], None])
     learned, held, test = pairs_of(task_name)
     raw = test.queries @ test.gallery.T
     own = raw[np.arange(len(test)), test.answers]
-    results.setdefault("pairs", {"learned": len(learned), "validation": len(held), "test": len(test)})
+    results.setdefault(
+        "pairs", {"learned": len(learned), "validation": len(held), "test": len(test)}
+    )
     results.setdefault("gallery", len(test.gallery))
     results.setdefault("raw", measured((raw >= own[:, None]).sum(1)))
     runs = results.setdefault("runs", {})
@@ -98,7 +109,9 @@ def parts(task_name: str, results: dict[str, Any], finished: Callable[[], None])
                 )
                 for rate in rates
             ]
-            trainings = [train(learned, config, one, validation=held, device="cpu") for one in tried]
+            trainings = [
+                train(learned, config, one, validation=held, device="cpu") for one in tried
+            ]
             trained = max(trainings, key=lambda one: one.history[one.best_epoch].mrr)
             ranks = validate(trained.network(), test)
             runs[f"{name}, seed {seed}"] = {
@@ -109,7 +122,14 @@ def parts(task_name: str, results: dict[str, Any], finished: Callable[[], None])
                 "seconds": round(time.monotonic() - started, 1),
                 "first": np.packbits(ranks == 1).tobytes().hex(),
             }
-            print(task_name, name, seed, measured(ranks), runs[f"{name}, seed {seed}"]["seconds"], flush=True)
+            print(
+                task_name,
+                name,
+                seed,
+                measured(ranks),
+                runs[f"{name}, seed {seed}"]["seconds"],
+                flush=True,
+            )
             finished()
 
 
@@ -141,8 +161,16 @@ def summary(task: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def parts_table(tasks: dict[str, Any]) -> str:
     """The table of all tasks: R@1 in %, mean and range of the seeds, and the gain over two maps with 95% intervals."""
-    head = ["R@1, mean (range of three seeds)", *(cell for task in tasks for cell in (task, "over two maps"))]
-    rows = [["raw", *(cell for task in tasks.values() for cell in (f"{100 * task['raw']['R@1']:.1f}", ""))]]
+    head = [
+        "R@1, mean (range of three seeds)",
+        *(cell for task in tasks for cell in (task, "over two maps")),
+    ]
+    rows = [
+        [
+            "raw",
+            *(cell for task in tasks.values() for cell in (f"{100 * task['raw']['R@1']:.1f}", "")),
+        ]
+    ]
     summaries = [summary(task) for task in tasks.values()]
     for name in PARTS:
         cells = []
@@ -155,4 +183,8 @@ def parts_table(tasks: dict[str, Any]) -> str:
 
 
 def _range(values: dict[str, float] | None, names: tuple[str, ...], form: str) -> str:
-    return "{} ({} … {})".format(*(format(100 * values[name], form) for name in names)) if values else ""
+    return (
+        "{} ({} … {})".format(*(format(100 * values[name], form) for name in names))
+        if values
+        else ""
+    )

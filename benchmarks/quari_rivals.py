@@ -84,7 +84,11 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        mrr = float((1 / places(map_scores(model, world.held.queries, world.held.gallery), world.held)).mean())
+        mrr = float(
+            (
+                1 / places(map_scores(model, world.held.queries, world.held.gallery), world.held)
+            ).mean()
+        )
         if mrr > best:
             best, kept = mrr, {name: each.clone() for name, each in model.state_dict().items()}
     model.load_state_dict(kept)
@@ -172,7 +176,10 @@ class Rivals:
         for name, count in (("one map", 1), ("two maps", 2)):
             tried = [(*train_maps(world, count, settings), settings) for settings in MAPS]
             model, best, settings = max(tried, key=lambda one: one[1])
-            share = max(SHARES, key=lambda one, model=model: mrr(map_corrected(model, held, known, one), held))
+            share = max(
+                SHARES,
+                key=lambda one, model=model: mrr(map_corrected(model, held, known, one), held),
+            )
             self.maps[name] = (model, share)
             self.chosen[name] = {
                 "validation MRR": best,
@@ -199,7 +206,9 @@ class Rivals:
             "composition": {
                 "where": self.place,
                 "share": self.share,
-                "validation MRR": {f"{place} {share:g}": each for (place, share), each in tried_shares.items()},
+                "validation MRR": {
+                    f"{place} {share:g}": each for (place, share), each in tried_shares.items()
+                },
             },
         }
 
@@ -216,7 +225,10 @@ class Rivals:
             "raw": cosine,
             "corrected": corrected,
             "αQE": expanded(pairs, bias, *self.expansion),
-            **{name: map_scores(model, pairs.queries, pairs.gallery) for name, (model, _) in self.maps.items()},
+            **{
+                name: map_scores(model, pairs.queries, pairs.gallery)
+                for name, (model, _) in self.maps.items()
+            },
             **{
                 f"{name}, corrected": map_corrected(model, pairs, bank, share)
                 for name, (model, share) in self.maps.items()
@@ -224,7 +236,9 @@ class Rivals:
         }
         found[f"{LEARNED}, all items"] = adapted
         found[f"{LEARNED}, corrected candidates"] = among(adapted, corrected, CANDIDATES)
-        found[f"{LEARNED}, bias before"] = among(adapted - self.before * bias, corrected, CANDIDATES)
+        found[f"{LEARNED}, bias before"] = among(
+            adapted - self.before * bias, corrected, CANDIDATES
+        )
         found[f"{LEARNED}, direct"] = direct @ pairs.gallery.T - bias
         found[LEARNED] = among(adapted - self.share * composed, corrected, CANDIDATES)
         return found

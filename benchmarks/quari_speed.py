@@ -23,7 +23,11 @@ WITH_MEMORY = "linear maps and memory"
 def products(config: QuariConfig) -> int:
     """Multiplications of one query and its candidates, of the matrix products alone."""
     recalled = 2 * config.memory * config.dim
-    return 2 * config.dim**2 + recalled + CANDIDATES * (1 + min(config.directions, config.dim)) * config.dim
+    return (
+        2 * config.dim**2
+        + recalled
+        + CANDIDATES * (1 + min(config.directions, config.dim)) * config.dim
+    )
 
 
 def speed() -> list[dict[str, Any]]:
@@ -53,7 +57,9 @@ def timed(threads: int) -> list[dict[str, Any]]:
 
         whole, of_queries, plain = [], [], []
         for _ in range(SPEED_REPEATS):
-            whole.append(_seconds(lambda reranker=reranker: reranker.scores(queries, items)) / len(queries))
+            whole.append(
+                _seconds(lambda reranker=reranker: reranker.scores(queries, items)) / len(queries)
+            )
             of_queries.append(_seconds(adapt) / len(queries))
             plain.append(_seconds(lambda: left @ right) / (1024 * 512 * 1024))
         found.append(
@@ -66,7 +72,9 @@ def timed(threads: int) -> list[dict[str, Any]]:
                 "multiplications": products(config),
                 "plain product, median ms": 1000 * products(config) * float(np.median(plain)),
                 "plain product, least ms": 1000 * products(config) * min(plain),
-                "times the plain product, median": float(np.median(np.array(whole) / np.array(plain)))
+                "times the plain product, median": float(
+                    np.median(np.array(whole) / np.array(plain))
+                )
                 / products(config),
             }
         )

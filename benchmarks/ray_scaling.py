@@ -96,7 +96,13 @@ def main() -> int:
         ratio = seconds[1] / seconds[2]
         cells[name] = {"seconds": seconds, "ratio": ratio, "off": off}
         lines.append([name, f"{seconds[1]:.1f}", f"{seconds[2]:.1f}", f"{ratio:.2f}", f"{off:.0e}"])
-    head = ["work", "one worker, seconds", "two workers, seconds", "ratio", "largest difference from one machine"]
+    head = [
+        "work",
+        "one worker, seconds",
+        "two workers, seconds",
+        "ratio",
+        "largest difference from one machine",
+    ]
     markdown = table(head, lines)
     print(markdown)
     if options.save:

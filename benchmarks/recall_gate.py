@@ -69,14 +69,19 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
     for metric in ("IP", "L2"):
         for direction in ("t2v", "v2t"):
             task = load_task(f"text_video_msrvtt {direction}")
-            yield f"text_video_msrvtt {direction}", Gallery(metric, task.gallery, task.query, task.bank)
+            yield (
+                f"text_video_msrvtt {direction}",
+                Gallery(metric, task.gallery, task.query, task.bank),
+            )
     task = load_task("caption_translation")
     yield "caption_translation", Gallery("L2", task.gallery, task.query, task.bank)
 
 
 def centred_biases(layout: Layout, gallery: Gallery, estimator: Estimator) -> Floats:
     """b − c, as a migration stores them."""
-    correction = Correction.fit(layout, estimator, QueryBank.of(gallery.bank), gallery=gallery.items)
+    correction = Correction.fit(
+        layout, estimator, QueryBank.of(gallery.bank), gallery=gallery.items
+    )
     biases = correction.centred(gallery.items)
     valid = ~layout.invalid(gallery.items)
     return np.where(valid, biases - biases[valid].mean(), 0).astype(np.float32)
@@ -90,7 +95,14 @@ def measured() -> Iterator[dict[str, Any]]:
             for index_type, params, value in INDEXES:
                 started = time.monotonic()
                 gate = measure_recall(
-                    layout, gallery.items, biases, gallery.queries, index_type, params, at_most=ROWS, value=value
+                    layout,
+                    gallery.items,
+                    biases,
+                    gallery.queries,
+                    index_type,
+                    params,
+                    at_most=ROWS,
+                    value=value,
                 )
                 yield {
                     "gallery": name,
@@ -110,7 +122,14 @@ def sampled() -> Iterator[dict[str, Any]]:
     for index_type, params, value in INDEXES:
         for rows in SAMPLES:
             gate = measure_recall(
-                layout, gallery.items, biases, gallery.queries, index_type, params, at_most=rows, value=value
+                layout,
+                gallery.items,
+                biases,
+                gallery.queries,
+                index_type,
+                params,
+                at_most=rows,
+                value=value,
             )
             yield {"gallery": SAMPLED, "metric": "COSINE", "estimator": "NNN 16", **gate.to_dict()}
 
@@ -131,7 +150,10 @@ def forms(gallery: Gallery, biases: Floats) -> dict[str, Served]:
     raw, query_vectors = layout.reduce_items(gallery.items), layout.reduce_queries(gallery.queries)
     stored, encoded = layout.augment(gallery.items, biases), layout.encode_queries(gallery.queries)
     scores = query_vectors.astype(np.float64) @ raw.astype(np.float64).T
-    return {"raw": Served(raw, query_vectors, _best(scores)), "stored": Served(stored, encoded, _best(scores - biases))}
+    return {
+        "raw": Served(raw, query_vectors, _best(scores)),
+        "stored": Served(stored, encoded, _best(scores - biases)),
+    }
 
 
 def _best(scores: Any) -> Any:
@@ -153,15 +175,24 @@ def serve(uri: str, served: dict[str, Served]) -> Iterator[dict[str, Any]]:
                 if kind == index_type:
                     found = ask(client, name, asked, {"ef" if kind == "HNSW" else "nprobe": value})
                     recall = float(np.take_along_axis(right, found, 1).mean())
-                    yield {"form": form, "index_type": kind, "value": value, "recall": round(recall, 4)}
+                    yield {
+                        "form": form,
+                        "index_type": kind,
+                        "value": value,
+                        "recall": round(recall, 4),
+                    }
             client.drop_collection(name)
 
 
-def fill(client: MilvusClient, name: str, items: Floats, index_type: str, params: dict[str, Any]) -> None:
+def fill(
+    client: MilvusClient, name: str, items: Floats, index_type: str, params: dict[str, Any]
+) -> None:
     schema = client.create_schema(enable_dynamic_field=False)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
-    index = client.prepare_index_params("vector", index_type=index_type, metric_type="IP", params=params)
+    index = client.prepare_index_params(
+        "vector", index_type=index_type, metric_type="IP", params=params
+    )
     client.create_collection(name, schema=schema, index_params=index, num_shards=1)
     for start in range(0, len(items), 1_000):
         part = items[start : start + 1_000]
@@ -195,10 +226,22 @@ def on_servers() -> dict[str, Any]:
     cells: dict[str, list[dict[str, Any]]] = {"gate": []}
     for index_type, params, value in INDEXES:
         gate = measure_recall(
-            layout, gallery.items, biases, query_vectors, index_type, params, at_most=ROWS, value=value
+            layout,
+            gallery.items,
+            biases,
+            query_vectors,
+            index_type,
+            params,
+            at_most=ROWS,
+            value=value,
         )
         cells["gate"] += [
-            {"form": form, "index_type": index_type, "value": value, "recall": round(getattr(gate, form).estimate, 4)}
+            {
+                "form": form,
+                "index_type": index_type,
+                "value": value,
+                "recall": round(getattr(gate, form).estimate, 4),
+            }
             for form in served
         ]
     with tempfile.TemporaryDirectory() as folder:
@@ -293,7 +336,10 @@ def conclusion(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {
         "measurements": len(rows),
         "nothing to change": sum(row["needed"] == row["value"] for row in rows),
-        "won back": sum(row["needed"] is not None and row["value"] < row["needed"] <= 4 * row["value"] for row in rows),
+        "won back": sum(
+            row["needed"] is not None and row["value"] < row["needed"] <= 4 * row["value"]
+            for row in rows
+        ),
     }
 
 

@@ -49,7 +49,9 @@ def measures(scores: Floats) -> list[float]:
     return [round(float(recall), 2), round(float(skewness), 2)]
 
 
-def reference_row(query: Floats, gallery: Floats, bank: Floats, target_bank: Floats) -> dict[str, list[float]]:
+def reference_row(
+    query: Floats, gallery: Floats, bank: Floats, target_bank: Floats
+) -> dict[str, list[float]]:
     """Return [R@1 in percent, skewness of N_10] by the names of reference.json. All arrays: (n, d)."""
     scores, by_bank, by_targets = query @ gallery.T, bank @ gallery.T, target_bank @ gallery.T
 
@@ -65,9 +67,13 @@ def reference_row(query: Floats, gallery: Floats, bank: Floats, target_bank: Flo
         "dn l=.5": lambda: 0.5 * by_bank.mean(0),
         "dualis t1=t2=.05": lambda: (softmax(by_bank, 0.05) + softmax(by_targets, 0.05)) / 2,
         "sn tau=.02 T=10": lambda: sinkhorn(by_bank, 0.02),
-        "dbsn tau=.02 T=10": lambda: sinkhorn(np.hstack([by_bank, bank @ target_bank.T]), 0.02)[: len(gallery)],
+        "dbsn tau=.02 T=10": lambda: sinkhorn(np.hstack([by_bank, bank @ target_bank.T]), 0.02)[
+            : len(gallery)
+        ],
     }
-    row = {"raw": measures(scores)} | {name: measures(scores - bias()) for name, bias in biases.items()}
+    row = {"raw": measures(scores)} | {
+        name: measures(scores - bias()) for name, bias in biases.items()
+    }
     activated = np.isin(np.arange(len(gallery)), by_bank.argmax(1))[scores.argmax(1)]
     gated = np.where(activated[:, None], scores - biases["is tau=.05"](), scores)
     return row | {"dis k=1 tau=.05": measures(gated)}

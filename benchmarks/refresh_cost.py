@@ -17,7 +17,15 @@ import time
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, MilvusStore, QueryBank, connect, refresh
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    connect,
+    refresh,
+)
 from tests.servers import MilvusServer
 
 ROWS, DIM, BANK, TURNS = 100_000, 768, 5_000, 3
@@ -50,7 +58,9 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         insert(client, 0, vectors(1, rows, dim))
         client.flush(NAME)
         for turn in range(TURNS):
-            done = refresh(store, NAME, bank=QueryBank(vectors(2 + turn, BANK, dim)), force=True, client_ttl=0)
+            done = refresh(
+                store, NAME, bank=QueryBank(vectors(2 + turn, BANK, dim)), force=True, client_ttl=0
+            )
             times["full"].append(done.seconds)
             print(done, flush=True)
             insert(client, rows + turn * new, vectors(100 + turn, new, dim), bias="pending")

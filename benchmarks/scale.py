@@ -48,7 +48,8 @@ CALCULATED, CORES = (10**6, 10**7, 10**8), 64
 SETTINGS = {
     10**6: "none, or `--engine ray` with the cores of one machine",
     10**7: "`--engine ray` and `$RAY_ADDRESS` of a cluster, 64 cores or more",
-    10**8: "`RayGallery` over functions that read shards of 10^6 items where they are; `gpus=1` where there are GPUs",
+    10
+    ** 8: "`RayGallery` over functions that read shards of 10^6 items where they are; `gpus=1` where there are GPUs",
 }
 SAMPLED = {10**6: 1, 10**7: 1, 10**8: 100}
 """The share of the items of a Sinkhorn fit on Ray, one in so many."""
@@ -61,8 +62,15 @@ def unit(rows: Any) -> Any:
 def with_hubs(items: int) -> tuple[Any, Any]:
     """A bank and a gallery: all queries are near one direction too, and so are some items by chance."""
     rng = np.random.default_rng(0)
-    common, gallery = rng.standard_normal(DIM, np.float32), rng.standard_normal((items, DIM), np.float32)
-    bank = gallery[rng.integers(items, size=BANK)] + rng.standard_normal((BANK, DIM), np.float32) + common
+    common, gallery = (
+        rng.standard_normal(DIM, np.float32),
+        rng.standard_normal((items, DIM), np.float32),
+    )
+    bank = (
+        gallery[rng.integers(items, size=BANK)]
+        + rng.standard_normal((BANK, DIM), np.float32)
+        + common
+    )
     return unit(bank), unit(gallery + np.float32(0.3) * rng.random((items, 1), np.float32) * common)
 
 
@@ -102,13 +110,22 @@ def sinkhorn(data: str, items: int) -> dict[str, Any]:
     bank, gallery = {"hubs": with_hubs, "captions": tiled}[data](items)
     skew = skewness(k_occurrence(nearest(bank[:2000], gallery, 10), items))  # It imports torch too.
     profile, estimator = cProfile.Profile(time.process_time), Sinkhorn(neighbors=NEIGHBORS)
-    whole = measured(lambda: profile.runcall(lambda: estimator.fit(QueryBank(bank), gallery=gallery).bias(gallery)))
+    whole = measured(
+        lambda: profile.runcall(
+            lambda: estimator.fit(QueryBank(bank), gallery=gallery).bias(gallery)
+        )
+    )
     rows = pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
     spent = {
         part: sum(row[3] for (file, _, name), row in rows if (Path(file).name, name) in functions)
         for part, functions in PARTS.items()
     }
-    return {**whole, "parts": spent, "inputs_mib": (bank.nbytes + gallery.nbytes) / MIB, "skewness": skew}
+    return {
+        **whole,
+        "parts": spent,
+        "inputs_mib": (bank.nbytes + gallery.nbytes) / MIB,
+        "skewness": skew,
+    }
 
 
 def tune_captions(labels: bool) -> dict[str, Any]:
@@ -118,7 +135,11 @@ def tune_captions(labels: bool) -> dict[str, Any]:
 
     task, results = load_task("caption_translation"), []
     labelled: Any = {"queries": task.query, "positives": task.positives} if labels else {}
-    cost = measured(lambda: results.append(tune(task.bank, task.gallery, target_bank=task.target_bank, **labelled)))
+    cost = measured(
+        lambda: results.append(
+            tune(task.bank, task.gallery, target_bank=task.target_bank, **labelled)
+        )
+    )
     return {**cost, "verdict": results[0].verdict, "choice": repr(results[0].choice)}
 
 
@@ -128,7 +149,10 @@ def tune_hubs(items: int) -> dict[str, Any]:
 
     bank, gallery = with_hubs(items)
     tune(bank[:100], gallery[:100])  # It imports torch.
-    return {**measured(lambda: tune(bank, gallery)), "inputs_mib": (bank.nbytes + gallery.nbytes) / MIB}
+    return {
+        **measured(lambda: tune(bank, gallery)),
+        "inputs_mib": (bank.nbytes + gallery.nbytes) / MIB,
+    }
 
 
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -141,11 +165,25 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
 def apart(job: str, *arguments: Any, package: Path = ROOT) -> dict[str, Any]:
     """The result of a job in a process of its own, with the package of a checkout."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    paths = {"PYTHONPATH": os.pathsep.join([str(package), str(ROOT)]), "MILVUS_HUBNESS_DATA": str(data_folder())}
-    run_file = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    command = [sys.executable, "-c", run_file, str(Path(__file__).resolve()), "--job", json.dumps([job, *arguments])]
+    paths = {
+        "PYTHONPATH": os.pathsep.join([str(package), str(ROOT)]),
+        "MILVUS_HUBNESS_DATA": str(data_folder()),
+    }
+    run_file = (
+        "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [
+        sys.executable,
+        "-c",
+        run_file,
+        str(Path(__file__).resolve()),
+        "--job",
+        json.dumps([job, *arguments]),
+    ]
     environ = {**os.environ, **threads, **paths}
-    done = subprocess.run(command, cwd=RESULTS, env=environ, check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, cwd=RESULTS, env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(package.name, job, *arguments, result, flush=True)
     return result
@@ -159,7 +197,9 @@ def tune_in_turns(before: Path | None) -> dict[str, dict[str, Any]]:
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in packages}
         for name in 2 * tuple(packages):
             runs[name].append(apart("tune_captions", form == "labels", package=packages[name]))
-        cells[form] = {name: min(done, key=lambda run: run["seconds"]) for name, done in runs.items()}
+        cells[form] = {
+            name: min(done, key=lambda run: run["seconds"]) for name, done in runs.items()
+        }
         if before:
             git = ["git", "-C", str(before), "rev-parse", "--short", "HEAD"]
             cells[form]["before"]["commit"] = subprocess.check_output(git, text=True).strip()
@@ -182,9 +222,18 @@ def calculated(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     line = np.polyfit([cell["items"] for cell in cells], mib, 1)
     for items in CALCULATED:
         hours = items / last["items"] / 3600
-        on_ray = hours * (11 * last["parts"]["passes"] / 2 / SAMPLED[items] + last["parts"]["biases"])
+        on_ray = hours * (
+            11 * last["parts"]["passes"] / 2 / SAMPLED[items] + last["parts"]["biases"]
+        )
         gib = float(np.polyval(line, items)) / 1024
-        rows.append({"items": items, "core_hours": hours * last["seconds"], "gib": gib, "ray_core_hours": on_ray})
+        rows.append(
+            {
+                "items": items,
+                "core_hours": hours * last["seconds"],
+                "gib": gib,
+                "ray_core_hours": on_ray,
+            }
+        )
     return rows
 
 
@@ -247,7 +296,9 @@ def faults(results: dict[str, Any]) -> list[str]:
     for form, cells in results["tune"].items():
         ratio = cells["now"]["seconds"] / cells["before"]["seconds"]
         if ratio > MOST_OF_BEFORE:
-            found.append(f"tune with {form} takes {ratio:.2f} of the time of {cells['before']['commit']}")
+            found.append(
+                f"tune with {form} takes {ratio:.2f} of the time of {cells['before']['commit']}"
+            )
     for name, cells in results["exponents"].items():
         if cells["seconds"] > MOST_EXPONENT:
             found.append(f"Sinkhorn on {name} grows as items^{cells['seconds']:.2f}")

@@ -81,14 +81,18 @@ Search = Callable[[Sequence[Vectors], int], Any]
 def cut(task: Task, items: int) -> Task:
     """A random part of a gallery whose items each have one query, and these."""
     kept = np.sort(np.random.default_rng(0).permutation(len(task.gallery))[:items])
-    return task._replace(query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(items))
+    return task._replace(
+        query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(items)
+    )
 
 
 def missed(task: Task) -> dict[str, Any]:
     """For each estimator what N candidates miss, and how many `enable`, asking the bank, would take."""
     cells = {}
     for name, estimator in ESTIMATORS.items():
-        fitted = estimator.fit(QueryBank(task.bank), gallery=task.gallery, target_bank=task.target_bank)
+        fitted = estimator.fit(
+            QueryBank(task.bank), gallery=task.gallery, target_bank=task.target_bank
+        )
         bias = fitted.bias(task.gallery)
         places = raw_places(task.query, task.gallery, bias)
         search_request = task.bank[:: max(1, len(task.bank) // MEASURED_QUERIES)]
@@ -99,7 +103,12 @@ def missed(task: Task) -> dict[str, Any]:
             "enough": enough_candidates(places, MAX_MISS_RATE),
             "taken": enough_candidates(of_bank, MAX_MISS_RATE),
         }
-    row = {"items": len(task.gallery), "queries": len(task.query), "bank": len(task.bank), "cells": cells}
+    row = {
+        "items": len(task.gallery),
+        "queries": len(task.query),
+        "bank": len(task.bank),
+        "cells": cells,
+    }
     print({name: cell["missed"] for name, cell in cells.items()}, row["items"], "items", flush=True)
     return row
 
@@ -109,7 +118,9 @@ def all_missed() -> list[dict[str, Any]]:
     for name in EMBEDDING_TASKS:
         task = load_task(name)
         sizes = GALLERIES if name == SERVED_TASK else (len(task.gallery),)
-        rows += [{"task": name} | missed(cut(task, n) if n < len(task.gallery) else task) for n in sizes]
+        rows += [
+            {"task": name} | missed(cut(task, n) if n < len(task.gallery) else task) for n in sizes
+        ]
     return rows
 
 
@@ -171,7 +182,9 @@ class System:
         return 1000 * took, [np.array(hits.ids[:LIMIT], np.int64) for hits in results]
 
     def round(self, queries: Vectors, ef: int) -> None:
-        self.single.append(statistics.median(self.ask(one[None], ef)[0] for one in queries[:SINGLE]))
+        self.single.append(
+            statistics.median(self.ask(one[None], ef)[0] for one in queries[:SINGLE])
+        )
         took, found = self.ask(queries, ef)
         self.batch.append(took)
         self.found += found
@@ -192,7 +205,9 @@ def fill(client: MilvusClient, name: str, items: Vectors, *, with_fields: bool) 
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(items), 1_000):
         part = items[start : start + 1_000]
-        client.insert(name, [{"id": start + i, "vector": vector, **room} for i, vector in enumerate(part)])
+        client.insert(
+            name, [{"id": start + i, "vector": vector, **room} for i, vector in enumerate(part)]
+        )
 
 
 def settle(store: MilvusStore, name: str) -> None:
@@ -214,7 +229,9 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     taken = 0
     for name, collection, where in ((SIDE, PLAIN, "side"), (FIELDS, WITH_FIELDS, "fields")):
         started = time.monotonic()
-        taken = enable(store, plan_enable(store, collection, bank, estimator=estimator, where=where)).candidates
+        taken = enable(
+            store, plan_enable(store, collection, bank, estimator=estimator, where=where)
+        ).candidates
         seconds[name] = time.monotonic() - started
     started = time.monotonic()
     target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
@@ -228,7 +245,11 @@ def correct(store: MilvusStore) -> dict[str, Any]:
 
 def searching(client: MilvusClient, collection: str, limit: int = LIMIT) -> Search:
     return lambda data, ef: client.search(
-        collection, data=data, limit=limit, output_fields=["id"], search_params={"params": {"ef": ef}}
+        collection,
+        data=data,
+        limit=limit,
+        output_fields=["id"],
+        search_params={"params": {"ef": ef}},
     )
 
 
@@ -291,7 +312,9 @@ def serve(uri: str, truth: Truth) -> dict[str, Any]:
 
 def measured(asked: Sequence[System], ef: int, truth: Truth) -> list[dict[str, Any]]:
     """A cell of each system, ratios as medians over the rounds; what was measured is then forgotten."""
-    base = {each.name: (each.single, each.batch) for each in asked if each.name in (RAW, IN_VECTORS)}
+    base = {
+        each.name: (each.single, each.batch) for each in asked if each.name in (RAW, IN_VECTORS)
+    }
     cells = [
         {
             "system": each.name,
@@ -327,20 +350,30 @@ class Found:
         self.taken = max(database["candidates"] for database in served.values())
 
     def cells(
-        self, *names: str, ef: int | None = None, candidates: int | None = None, databases: Sequence[str] | None = None
+        self,
+        *names: str,
+        ef: int | None = None,
+        candidates: int | None = None,
+        databases: Sequence[str] | None = None,
     ) -> list[dict[str, Any]]:
         return [
             cell
             for database in databases or self.served
             for cell in self.served[database]["cells"]
-            if cell["system"] in names and ef in (None, cell["ef_asked"]) and candidates == cell["candidates"]
+            if cell["system"] in names
+            and ef in (None, cell["ef_asked"])
+            and candidates == cell["candidates"]
         ]
 
     def slowdown(self, database: str, name: str, candidates: int | None) -> str:
         """Over the raw search: of one query / of a batch."""
         cells = self.cells(name, candidates=candidates, databases=[database])
         kinds = ("single_over", "batch_over")
-        return " / ".join(span([cell[kind][RAW] for cell in cells]) for kind in kinds) if cells else "–"
+        return (
+            " / ".join(span([cell[kind][RAW] for cell in cells]) for kind in kinds)
+            if cells
+            else "–"
+        )
 
     def reranking(self, *, ef: int | None = None) -> list[dict[str, Any]]:
         """Of the ways beside the vectors, as `enable` sets them up."""
@@ -353,15 +386,21 @@ def broken(rows: list[dict[str, Any]], found: Found) -> list[str]:
     for name in ESTIMATORS:
         shares = [row["cells"][name]["missed"][FEW] for row in rows if row["task"] == SERVED_TASK]
         if shares != sorted(shares) or shares[-1] * GALLERIES[0] >= shares[0] * GALLERIES[-1]:
-            faults.append(f"{name}: what {FEW} candidates miss does not grow more slowly than the gallery")
+            faults.append(
+                f"{name}: what {FEW} candidates miss does not grow more slowly than the gallery"
+            )
         for row in rows:
             cell = row["cells"][name]
             if cell["taken"] < cell["enough"]:
-                faults.append(f"{row['task']}, {name}: enable takes {cell['taken']}, not {cell['enough']}")
+                faults.append(
+                    f"{row['task']}, {name}: enable takes {cell['taken']}, not {cell['enough']}"
+                )
     for cell in found.reranking():
         for kind in ("single_over", "batch_over"):
             if cell[kind][IN_VECTORS] <= 1:
-                faults.append(f"{kind} of {cell['system']}, ef {cell['ef']}: as fast as in the vectors")
+                faults.append(
+                    f"{kind} of {cell['system']}, ef {cell['ef']}: as fast as in the vectors"
+                )
     for ef in EFS:
         for one in (*found.cells(IN_VECTORS, ef=ef), *found.reranking(ef=ef)):
             if one["recall"] < LEAST_RECALL:
@@ -378,7 +417,8 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
     inside, taken = found.cells(IN_VECTORS), found.taken
     ways = [(IN_VECTORS, None), *((name, n) for n in (FEW, taken) for name in BESIDE)]
     slowdowns = [
-        [name, str(n or "–"), *(found.slowdown(database, name, n) for database in found.served)] for name, n in ways
+        [name, str(n or "–"), *(found.slowdown(database, name, n) for database in found.served)]
+        for name, n in ways
     ]
     lines = [
         f"- **Latency: in the vectors.** Multiples of the raw search's time, one query / {BATCH} at once, at "
@@ -406,10 +446,12 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
         f"(exactly {exact['corrected_r1']:.1f}, raw {exact['raw_r1']:.1f})."
     )
     shares = {
-        n: [row["cells"][SERVED]["missed"][n] for row in rows if row["task"] == SERVED_TASK] for n in CANDIDATES[:2]
+        n: [row["cells"][SERVED]["missed"][n] for row in rows if row["task"] == SERVED_TASK]
+        for n in CANDIDATES[:2]
     }
     grown = " and ".join(
-        f"{' / '.join(f'{100 * share:.1f}' for share in each)}% beyond {n}" for n, each in shares.items()
+        f"{' / '.join(f'{100 * share:.1f}' for share in each)}% beyond {n}"
+        for n, each in shares.items()
     )
     sizes = " / ".join(f"{size:,}" for size in GALLERIES)
     lines.append(
@@ -420,7 +462,15 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
 
 
 def markdown(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]) -> str:
-    head = ["task", "items", "queries", "bank", "method", *(f"N = {n}" for n in CANDIDATES), "`enable` takes"]
+    head = [
+        "task",
+        "items",
+        "queries",
+        "bank",
+        "method",
+        *(f"N = {n}" for n in CANDIDATES),
+        "`enable` takes",
+    ]
     lines = [
         [
             row["task"],
@@ -449,7 +499,9 @@ def markdown(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]) 
         lines = [
             [
                 cell["system"],
-                str(cell["ef"]) if cell["ef"] == cell["ef_asked"] else f"{cell['ef']} for {cell['ef_asked']}",
+                str(cell["ef"])
+                if cell["ef"] == cell["ef_asked"]
+                else f"{cell['ef']} for {cell['ef_asked']}",
                 str(cell["candidates"] or "–"),
                 f"{cell['recall']:.3f}",
                 f"{cell['r1']:.1f}",
@@ -482,7 +534,9 @@ def main() -> int:
     faults = broken(rows, found)
     print("\n".join(faults) or "all bounds hold")
     kept = {"environment": environment(started), "rounds": ROUNDS, "batch": BATCH, "single": SINGLE}
-    save("serving", kept | {"hnsw": HNSW, "exact": exact, "missed": rows, "databases": served}, text)
+    save(
+        "serving", kept | {"hnsw": HNSW, "exact": exact, "missed": rows, "databases": served}, text
+    )
     return 1 if faults else 0
 
 

@@ -37,7 +37,9 @@ KEOPS_ROWS = 500
 def ours(bank: torch.Tensor, items: torch.Tensor, way: str) -> torch.Tensor:
     """(m,) potentials of the bank."""
     with kernel_policy(sinkhorn_limits=WAYS[way]):
-        fitted = Sinkhorn(TAU, iterations=ITERATIONS, tol=0).fit(bank.numpy(), gallery=items.numpy())
+        fitted = Sinkhorn(TAU, iterations=ITERATIONS, tol=0).fit(
+            bank.numpy(), gallery=items.numpy()
+        )
     return torch.from_numpy(fitted.potentials[:, 0])
 
 
@@ -47,7 +49,14 @@ def pot(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     m, n = len(bank), len(items)
     cost = -(bank @ items.T).numpy()
     _, log = ot.bregman.sinkhorn_log(
-        np.full(m, 1 / m), np.full(n, 1 / n), cost, TAU, numItermax=ITERATIONS, stopThr=0, log=True, warn=False
+        np.full(m, 1 / m),
+        np.full(n, 1 / n),
+        cost,
+        TAU,
+        numItermax=ITERATIONS,
+        stopThr=0,
+        log=True,
+        warn=False,
     )
     return TAU * torch.from_numpy(np.asarray(log["log_u"], np.float32))
 

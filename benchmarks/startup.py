@@ -92,8 +92,13 @@ def corrected_collection(folder: str) -> tuple[str, str]:
     """The address of a Milvus Lite server in this process, and the name of a corrected collection there."""
     uri = server_manager_instance.start_and_get_uri(str(Path(folder, "startup.db")))
     client, rng = connect(uri), np.random.default_rng(0)
-    client.create_collection("items", dimension=DIM, metric_type="COSINE", consistency_level="Strong")
-    client.insert("items", [{"id": i, "vector": row} for i, row in enumerate(rng.standard_normal((ROWS, DIM)))])
+    client.create_collection(
+        "items", dimension=DIM, metric_type="COSINE", consistency_level="Strong"
+    )
+    client.insert(
+        "items",
+        [{"id": i, "vector": row} for i, row in enumerate(rng.standard_normal((ROWS, DIM)))],
+    )
     bank = QueryBank(rng.standard_normal((BANK, DIM), np.float32))
     store = MilvusStore(client)
     enable(store, plan_enable(store, "items", bank, estimator=NNN(8), where="side", force=True))
@@ -124,7 +129,9 @@ def inserts(uri: str, rounds: int) -> dict[str, dict[str, Any]]:
         vectors = rng.standard_normal((count, WIDE), np.float32)
         rows = [{"vector": vector} for vector in vectors]
         found[str(count)] = {
-            "insert": both(lambda rows=rows: client.insert("new_rows", [dict(row) for row in rows]), rounds),
+            "insert": both(
+                lambda rows=rows: client.insert("new_rows", [dict(row) for row in rows]), rounds
+            ),
             "biases": both(lambda vectors=vectors: topk_mean(vectors, bank, K), rounds),
         }
         for seconds in found[str(count)].values():
@@ -135,7 +142,10 @@ def inserts(uri: str, rounds: int) -> dict[str, dict[str, Any]]:
 
 def main(rounds: int = ROUNDS) -> None:
     started = time.monotonic()
-    helps = {" ".join(("milvus-hubness", *words, "--help")): words for words in commands(get_command(app))}
+    helps = {
+        " ".join(("milvus-hubness", *words, "--help")): words
+        for words in commands(get_command(app))
+    }
     with tempfile.TemporaryDirectory() as folder:
         uri, name = corrected_collection(folder)
         described = f"{PYMILVUS}\nMilvusClient({uri!r}).describe_collection({name!r})"
@@ -162,18 +172,32 @@ def main(rounds: int = ROUNDS) -> None:
         *([HUBNESS] if ratios[HUBNESS] > MAX_IMPORT else []),
         *(title for title in helps if medians[title] > MAX_HELP),
         *(["milvus-hubness status"] if ratios["milvus-hubness status"] > MAX_STATUS else []),
-        *(f"{count} rows" for count, each in new_rows.items() if each["insert"]["ratio"] > MAX_INSERT),
+        *(
+            f"{count} rows"
+            for count, each in new_rows.items()
+            if each["insert"]["ratio"] > MAX_INSERT
+        ),
     ]
     shown = {title: f"{seconds:.3f}" for title, seconds in medians.items()}
     bounds = {HUBNESS: f"{MAX_IMPORT}", "milvus-hubness status": f"{MAX_STATUS}"} | dict.fromkeys(
         helps, f"{MAX_HELP} s"
     )
     rows = [
-        [title, shown[title], f"{ratios[title]:.2f}" if title in ratios else "", bounds.get(title, "")]
+        [
+            title,
+            shown[title],
+            f"{ratios[title]:.2f}" if title in ratios else "",
+            bounds.get(title, ""),
+        ]
         for title in medians
     ]
     lines = [
-        [f"{count} rows: {what}", f"{each['numpy'] * 1e3:.1f}", f"{each['torch'] * 1e3:.1f}", f"{each['ratio']:.2f}"]
+        [
+            f"{count} rows: {what}",
+            f"{each['numpy'] * 1e3:.1f}",
+            f"{each['torch'] * 1e3:.1f}",
+            f"{each['ratio']:.2f}",
+        ]
         for count, of in new_rows.items()
         for what, each in of.items()
     ]
@@ -193,6 +217,8 @@ def main(rounds: int = ROUNDS) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     main(parser.parse_args().rounds)

@@ -41,7 +41,9 @@ def load(name: str) -> Task:
     if name not in PAIRS:
         return task
     kept = np.random.default_rng(0).permutation(len(task.query))[: PAIRS[name]]
-    return task._replace(query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(len(kept)))
+    return task._replace(
+        query=task.query[kept], gallery=task.gallery[kept], positives=np.arange(len(kept))
+    )
 
 
 def split(n: int, seed: int) -> tuple[Any, Any]:
@@ -63,7 +65,9 @@ def run(name: str, splits: int) -> dict[str, Any]:
     best = int(fixed.argmax())
     swept = time.monotonic() - started
 
-    free = [label_free(task, bank, seed) for seed in range(LABEL_FREE_SEEDS if n <= FEW_QUERIES else 1)]
+    free = [
+        label_free(task, bank, seed) for seed in range(LABEL_FREE_SEEDS if n <= FEW_QUERIES else 1)
+    ]
     labelled, ungated, unlabelled, verdicts, intervals, agreed, gated = [], [], [], [], [], 0, 0
     for seed in range(splits):
         validation, test = split(n, seed)
@@ -74,8 +78,14 @@ def run(name: str, splits: int) -> dict[str, Any]:
             (trials, seen, labelled),
         ):
             chosen, judged = decide(tried, known, asked, task.gallery, wanted, seed=seed)
-            applied = chosen._replace(bias=np.float32(judged.strength / chosen.strength) * chosen.bias)
-            means.append(search([applied], task.query[test], task.gallery, list(positives[test])).hits[1].mean())
+            applied = chosen._replace(
+                bias=np.float32(judged.strength / chosen.strength) * chosen.bias
+            )
+            means.append(
+                search([applied], task.query[test], task.gallery, list(positives[test]))
+                .hits[1]
+                .mean()
+            )
         gated += chosen.gate is not None and judged.verdict != "leave it alone"
         verdicts.append(judged.verdict)
         intervals.append(judged.interval)
@@ -118,7 +128,9 @@ def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
     if result.choice is not None:
         fitted = result.choice.fit(bank, gallery=task.gallery, target_bank=task.target_bank)
         bias = np.float32(result.strength) * fitted.bias(task.gallery)
-    return result.verdict, assess(task.query, task.gallery, [bias], list(task.positives[:, None])).hits[0]
+    return result.verdict, assess(
+        task.query, task.gallery, [bias], list(task.positives[:, None])
+    ).hits[0]
 
 
 def broken(name: str, row: dict[str, Any]) -> list[str]:
@@ -127,9 +139,13 @@ def broken(name: str, row: dict[str, Any]) -> list[str]:
     if row["labelled"] < row["raw"] - BELOW_RAW:
         found.append(f"labelled is {row['raw'] - row['labelled']:.2f} below raw")
     if row["labelled"] < row["hindsight"] - BELOW_HINDSIGHT:
-        found.append(f"labelled is {row['hindsight'] - row['labelled']:.2f} below the best in hindsight")
+        found.append(
+            f"labelled is {row['hindsight'] - row['labelled']:.2f} below the best in hindsight"
+        )
     if row["labelled"] < row["without_gate"] - BELOW_NO_GATE:
-        found.append(f"labelled is {row['without_gate'] - row['labelled']:.2f} below what it is without a gate")
+        found.append(
+            f"labelled is {row['without_gate'] - row['labelled']:.2f} below what it is without a gate"
+        )
     if name in EMBEDDING_TASKS and row["label_free"] < row["raw"] - BELOW_RAW:
         found.append(f"label-free is {row['raw'] - row['label_free']:.2f} below raw")
     alone = row["verdicts"].get("leave it alone", 0) / sum(row["verdicts"].values())
@@ -139,12 +155,26 @@ def broken(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def markdown(rows: dict[str, dict[str, Any]]) -> str:
-    head = ["task", "raw", "Blend", "best fixed in hindsight", "tune, labels", "without a gate", "gated"]
+    head = [
+        "task",
+        "raw",
+        "Blend",
+        "best fixed in hindsight",
+        "tune, labels",
+        "without a gate",
+        "gated",
+    ]
     head += ["verdicts (labels)"]
     head += ["tune, no labels", "verdicts (no labels)", "agreement", "lost without labels"]
     lines = []
     for name, row in rows.items():
-        numbers = [row["raw"], row["default"], row["hindsight"], row["labelled"], row["without_gate"]]
+        numbers = [
+            row["raw"],
+            row["default"],
+            row["hindsight"],
+            row["labelled"],
+            row["without_gate"],
+        ]
         counts = ", ".join(f"{count} {verdict}" for verdict, count in row["verdicts"].items())
         lines.append(
             [
@@ -165,7 +195,9 @@ def main() -> int:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given"
+    )
     parser.add_argument("--splits", type=int, default=SPLITS, help="random splits per task")
     given = parser.parse_args()
     rows = {name: run(name, given.splits) for name in (given.tasks or TASKS)}
@@ -174,7 +206,12 @@ def main() -> int:
     faults = [f"{name}: {fault}" for name, row in rows.items() for fault in row["broken"]]
     print("\n".join(faults) or "all bounds hold")
     if not given.tasks and given.splits == SPLITS:
-        kept = {"environment": environment(started), "splits": SPLITS, "pairs": PAIRS, "tasks": rows}
+        kept = {
+            "environment": environment(started),
+            "splits": SPLITS,
+            "pairs": PAIRS,
+            "tasks": rows,
+        }
         save("tune", kept, text)
     return 1 if faults else 0
 

@@ -58,10 +58,15 @@ def fill(client: MilvusClient, name: str, rows: np.ndarray) -> None:
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params("vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100)
+    index = client.prepare_index_params(
+        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
+    )
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(rows), 1_000):
-        client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(rows[start : start + 1_000])])
+        client.insert(
+            name,
+            [{"id": start + i, "vector": row} for i, row in enumerate(rows[start : start + 1_000])],
+        )
 
 
 def timed(call: Call) -> float:
@@ -78,8 +83,12 @@ def in_turns(rounds: int, calls: Callable[[int], dict[str, Call]]) -> dict[str, 
         order.shuffle(clients)
         seconds.append({client: timed(call) for client, call in clients})
     kept = seconds[rounds // 10 + 1 :]
-    median = {name: statistics.median(row[name] for row in kept) for name in CLIENTS if name in kept[0]}
-    ratio = {name: statistics.median(row[name] / row["MilvusClient"] for row in kept) for name in median}
+    median = {
+        name: statistics.median(row[name] for row in kept) for name in CLIENTS if name in kept[0]
+    }
+    ratio = {
+        name: statistics.median(row[name] / row["MilvusClient"] for row in kept) for name in median
+    }
     return {"rounds": rounds, "seconds": median, "ratio": ratio}
 
 
@@ -89,7 +98,9 @@ def measure(uri: str, method: str, share: float) -> list[dict[str, Any]]:
         fill(plain, name, rows)
     store = MilvusStore(MilvusClient(uri))
     bank = QueryBank(vectors(BANK, 2))
-    target = migrate(store, plan_migration(store, "items", bank, estimator=ESTIMATORS[method])).target
+    target = migrate(
+        store, plan_migration(store, "items", bank, estimator=ESTIMATORS[method])
+    ).target
     store.drop("items")
     ours = HubnessClient(uri)
     state = ours.hubness_state(target)
@@ -105,7 +116,10 @@ def measure(uri: str, method: str, share: float) -> list[dict[str, Any]]:
             if kind == "upsert":
                 keys = numbers.sample(range(ROWS), count)
             start = numbers.randrange(len(pool) - count)
-            users = [{"id": key, "vector": row.tolist()} for key, row in zip(keys, pool[start:], strict=False)]
+            users = [
+                {"id": key, "vector": row.tolist()}
+                for key, row in zip(keys, pool[start:], strict=False)
+            ]
             # Keys of their own, as inserts do not deduplicate.
             further = [500_000_000 + key for key in keys] if kind == "insert" else keys
             stored = [
@@ -134,7 +148,9 @@ def measure(uri: str, method: str, share: float) -> list[dict[str, Any]]:
     return [{"server": version, "estimator": method, **row, "holds": holds(row)} for row in results]
 
 
-def reads(plain: MilvusClient, ours: HubnessClient, target: str) -> dict[str, Callable[[int], dict[str, Call]]]:
+def reads(
+    plain: MilvusClient, ours: HubnessClient, target: str
+) -> dict[str, Callable[[int], dict[str, Call]]]:
     keys, queries = list(range(READ_ROWS)), vectors(100, 5).tolist()
 
     def both(ask: Callable[[MilvusClient, str, int], Any]) -> Callable[[int], dict[str, Call]]:
@@ -147,14 +163,20 @@ def reads(plain: MilvusClient, ours: HubnessClient, target: str) -> dict[str, Ca
     return {
         "query": both(
             lambda client, name, turn: [
-                row["vector"] for row in client.query(name, f"id < {READ_ROWS}", limit=READ_ROWS, **fields)
+                row["vector"]
+                for row in client.query(name, f"id < {READ_ROWS}", limit=READ_ROWS, **fields)
             ]
         ),
-        "get": both(lambda client, name, turn: [row["vector"] for row in client.get(name, keys, **fields)]),
-        "get of one": both(lambda client, name, turn: client.get(name, [turn], **fields)[0]["vector"]),
+        "get": both(
+            lambda client, name, turn: [row["vector"] for row in client.get(name, keys, **fields)]
+        ),
+        "get of one": both(
+            lambda client, name, turn: client.get(name, [turn], **fields)[0]["vector"]
+        ),
         "search": both(
             lambda client, name, turn: [
-                hit["entity"]["vector"] for hit in client.search(name, [queries[turn]], limit=LIMIT, **fields)[0]
+                hit["entity"]["vector"]
+                for hit in client.search(name, [queries[turn]], limit=LIMIT, **fields)[0]
             ]
         ),
     }
@@ -165,7 +187,16 @@ def holds(row: dict[str, Any]) -> bool:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    head = ["server", "estimator", "call", "rows", *(f"{name}, ms" for name in CLIENTS), "ratio", "least", "bound"]
+    head = [
+        "server",
+        "estimator",
+        "call",
+        "rows",
+        *(f"{name}, ms" for name in CLIENTS),
+        "ratio",
+        "least",
+        "bound",
+    ]
     return table(
         head,
         [
@@ -174,9 +205,14 @@ def markdown(rows: list[dict[str, Any]]) -> str:
                 row["estimator"],
                 row["call"],
                 f"{row['rows']:,}",
-                *(f"{1e3 * row['seconds'][name]:.2f}" if name in row["seconds"] else "" for name in CLIENTS),
+                *(
+                    f"{1e3 * row['seconds'][name]:.2f}" if name in row["seconds"] else ""
+                    for name in CLIENTS
+                ),
                 f"{row['ratio']['HubnessClient']:.2f}",
-                f"{row['ratio']['same rows'] + row['ratio'][PRODUCT]:.2f}" if PRODUCT in row["ratio"] else "",
+                f"{row['ratio']['same rows'] + row['ratio'][PRODUCT]:.2f}"
+                if PRODUCT in row["ratio"]
+                else "",
                 f"{row['bound']}",
             ]
             for row in rows
@@ -188,9 +224,15 @@ def main() -> None:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--server", choices=("lite", "2.3.5"), help="both unless given; only a run of both is saved")
-    parser.add_argument("--rounds", type=float, default=1.0, metavar="SHARE", help="of the usual number of rounds")
-    parser.add_argument("--estimator", choices=ESTIMATORS, help="both unless given; only a run of both is saved")
+    parser.add_argument(
+        "--server", choices=("lite", "2.3.5"), help="both unless given; only a run of both is saved"
+    )
+    parser.add_argument(
+        "--rounds", type=float, default=1.0, metavar="SHARE", help="of the usual number of rounds"
+    )
+    parser.add_argument(
+        "--estimator", choices=ESTIMATORS, help="both unless given; only a run of both is saved"
+    )
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for method in ESTIMATORS:

@@ -82,8 +82,14 @@ def error_reference() -> str:
     """Return a table of all errors with their bases."""
     from milvus_hubness import errors
 
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HubnessError)]
-    rows = (f"| `{kind.__name__}` | `{kind.__bases__[0].__name__}` | {kind.__doc__} |" for kind in kinds)
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.HubnessError)
+    ]
+    rows = (
+        f"| `{kind.__name__}` | `{kind.__bases__[0].__name__}` | {kind.__doc__} |" for kind in kinds
+    )
     return "\n".join(["| error | is a | meaning |", "|---|---|---|", *rows])
 
 
@@ -99,7 +105,11 @@ def state_reference() -> str:
 
 def _state_section(name: str, definition: dict[str, Any]) -> str:
     required = definition.get("required", ())
-    lines = [f"## {name}", definition.get("description", ""), "| key | values | default |\n|---|---|---|"]
+    lines = [
+        f"## {name}",
+        definition.get("description", ""),
+        "| key | values | default |\n|---|---|---|",
+    ]
     for key, value in definition.get("properties", {}).items():
         default = "required" if key in required else f"`{json.dumps(value.get('default'))}`"
         lines[-1] += f"\n| `{key}` | {_type(value)} | {default} |"
@@ -135,7 +145,11 @@ def _bounds(value: dict[str, Any]) -> str:
         "exclusiveMaximum": "below",
     }.items():
         if key in value:
-            words.append(f"{word} {value[key]:,}" if isinstance(value[key], int) else f"{word} {value[key]:g}")
+            words.append(
+                f"{word} {value[key]:,}"
+                if isinstance(value[key], int)
+                else f"{word} {value[key]:g}"
+            )
     if "maxLength" in value:
         words.append(f"of at most {value['maxLength']} characters")
     return f" {' '.join(words)}" if words else ""
@@ -164,7 +178,9 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     pages = [file for file in files if file.is_documentation_page()]
-    named = {outside(page.src_uri, link) for page in pages for link in LINK.findall(page.content_string)}
+    named = {
+        outside(page.src_uri, link) for page in pages for link in LINK.findall(page.content_string)
+    }
     for place in sorted(filter(None, named)):
         text = (ROOT / place).read_text("utf-8")
         files.append(File.generated(config, f"{COPIES}/{place}.txt", content=text))

@@ -45,7 +45,9 @@ ITEMS, DIM, TOP = 400, 24, 10
 def svg(height: int, title: str, parts: list[str]) -> str:
     """Return a drawing. Its rules hold for itself alone, also where a page contains it."""
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{escape(title)}">'
+    )
     ground = f'<rect class="ground" width="{WIDTH}" height="{height}" rx="8"/>'
     title = f"<title>{escape(title)}</title>"
     return "\n".join([head, title, f"<style>{STYLE}</style>", ground, *parts, "</svg>"]) + "\n"
@@ -59,9 +61,13 @@ def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") 
 def box(x: float, y: float, width: float, kind: str, *lines: str, height: float = 36) -> list[str]:
     """Return a box with lines of text in its middle."""
     first = y + height / 2 + 5 - (len(lines) - 1) * LINE / 2
-    shape = f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>'
+    shape = (
+        f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="3"/>'
+    )
     middle = x + width / 2
-    texts = [text(middle, first + LINE * n, line, "inside", "middle") for n, line in enumerate(lines)]
+    texts = [
+        text(middle, first + LINE * n, line, "inside", "middle") for n, line in enumerate(lines)
+    ]
     return [shape, *texts]
 
 
@@ -85,14 +91,24 @@ def hubs() -> str:
     parts += [text(14, 44, "400 items, 400 queries of ten answers each")]
     for row, (kind, values) in enumerate((("raw", counts(raw)), ("corrected", counts(raw - bias)))):
         base = 170 + 125 * row
-        bars = "".join(f"M{14 + 1.08 * i:g} {base}v-{value * 0.65:g}" for i, value in enumerate(values) if value)
+        bars = "".join(
+            f"M{14 + 1.08 * i:g} {base}v-{value * 0.65:g}"
+            for i, value in enumerate(values)
+            if value
+        )
         parts.append(f'<path class="{kind}" d="{bars}" stroke-width="1"/>')
         parts.append(f'<line class="axis" x1="14" y1="{base}" x2="446" y2="{base}"/>')
 
         never = int((values == 0).sum())
-        parts.append(text(446, base - 66, f"{kind}: the first is in {values[0]} answers,", anchor="end"))
+        parts.append(
+            text(446, base - 66, f"{kind}: the first is in {values[0]} answers,", anchor="end")
+        )
         parts.append(text(446, base - 66 + LINE, f"{never} items are in none", anchor="end"))
-    return svg(310, "A few items take most answers in the raw ranking; the corrected ranking spreads them", parts)
+    return svg(
+        310,
+        "A few items take most answers in the raw ranking; the corrected ranking spreads them",
+        parts,
+    )
 
 
 def columns(y: float, cells: Sequence[tuple[str, int, str]]) -> list[str]:
@@ -123,7 +139,9 @@ def augmented() -> str:
     parts = [text(14, 39, "stored", "strong"), *columns(16, stored)]
     parts += [text(14, 99, "sent", "strong"), *columns(76, sent)]
     parts.append(text(66, 140, "inner product = s(q, r) − w · b(r)"))
-    return svg(156, "The stored vector carries the bias, the query carries minus the strength", parts)
+    return svg(
+        156, "The stored vector carries the bias, the query carries minus the strength", parts
+    )
 
 
 def slots() -> str:
@@ -139,7 +157,11 @@ def slots() -> str:
         for x, (name, kind) in ((14, first), (154, second)):
             parts += box(x, y + 20, 134, kind, name, height=30)
         parts.append(text(306, y + 40, f"query: {query}"))
-    return svg(212, "A refresh fills the standby slot, then one change of the state makes it the active one", parts)
+    return svg(
+        212,
+        "A refresh fills the standby slot, then one change of the state makes it the active one",
+        parts,
+    )
 
 
 def writes() -> str:
@@ -156,7 +178,11 @@ def writes() -> str:
         parts += box(14 + 87 * number, 36, 83, "vector", *lines, height=44)
     for number, lines in enumerate(client):
         parts += box(101 + 87 * number, 96, 83, "new", *lines, height=44)
-    return svg(156, "A client notes a write before it makes it; the job replays what its own write has undone", parts)
+    return svg(
+        156,
+        "A client notes a write before it makes it; the job replays what its own write has undone",
+        parts,
+    )
 
 
 def main() -> None:

@@ -19,7 +19,16 @@ from fastapi.testclient import TestClient
 
 from milvus_hubness import CorrectionConfig, HubnessClient
 
-MODULES = ("calendar", "fractions", "heapq", "inspect", "random", "shutil", "statistics", "textwrap")
+MODULES = (
+    "calendar",
+    "fractions",
+    "heapq",
+    "inspect",
+    "random",
+    "shutil",
+    "statistics",
+    "textwrap",
+)
 
 
 def embed(text):
@@ -31,13 +40,22 @@ def embed(text):
 @asynccontextmanager
 async def lifespan(app):
     """Open the client, and fill a corrected collection with functions of Python's standard library."""
-    functions = dict(pair for module in MODULES for pair in getmembers(import_module(module), isfunction))
-    rows = [{"id": i, "name": name, "vector": embed(getsource(functions[name]))} for i, name in enumerate(functions)]
-    bank = CorrectionConfig([embed(function.__doc__) for function in functions.values() if function.__doc__])
+    functions = dict(
+        pair for module in MODULES for pair in getmembers(import_module(module), isfunction)
+    )
+    rows = [
+        {"id": i, "name": name, "vector": embed(getsource(functions[name]))}
+        for i, name in enumerate(functions)
+    ]
+    bank = CorrectionConfig(
+        [embed(function.__doc__) for function in functions.values() if function.__doc__]
+    )
     with tempfile.TemporaryDirectory() as folder:
         client = HubnessClient(os.environ.get("MILVUS_URI", f"{folder}/search.db"))
         if not client.has_collection("functions"):
-            client.create_collection("functions", 256, metric_type="COSINE", hubness=bank, consistency_level="Strong")
+            client.create_collection(
+                "functions", 256, metric_type="COSINE", hubness=bank, consistency_level="Strong"
+            )
             client.insert("functions", rows)
         yield {"client": client}
 
@@ -46,7 +64,9 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.get("/search")
-def search(request: Request, text: str = Query(pattern="[A-Za-z]"), limit: int = 5, strength: float = 1):
+def search(
+    request: Request, text: str = Query(pattern="[A-Za-z]"), limit: int = 5, strength: float = 1
+):
     """Return the best functions: strength 1 takes the corrected ranking, 0 the raw one."""
     options = {"limit": limit, "output_fields": ["name"], "strength": strength}
     [hits] = request.state.client.search("functions", [embed(text)], **options)

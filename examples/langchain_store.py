@@ -24,7 +24,9 @@ class HashedWords(Embeddings):
     """Word counts hashed into 512 dimensions: replace it by your embeddings."""
 
     def embed_documents(self, texts):
-        vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
+        vectorizer = HashingVectorizer(
+            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        )
         return vectorizer.transform(texts).toarray().tolist()
 
     def embed_query(self, text):
@@ -50,7 +52,9 @@ def run(uri):
     after = right_answers(corrected, pairs[:150])
     print(f"right answers to 150 questions: {before} with Milvus, {after} with HubnessMilvus")
     corrected.add_documents(documents[-1:], ids=["499"])  # gets its bias from the bank
-    print(f"added afterwards, and found: {corrected.similarity_search(pairs[499].body, k=1)[0].metadata['name']}")
+    print(
+        f"added afterwards, and found: {corrected.similarity_search(pairs[499].body, k=1)[0].metadata['name']}"
+    )
     return before, after
 
 

@@ -9,7 +9,15 @@ import tempfile
 
 import numpy as np
 
-from milvus_hubness import HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration, rollback
+from milvus_hubness import (
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    connect,
+    migrate,
+    plan_migration,
+    rollback,
+)
 from milvus_hubness.jobs.common.progress import Events, Throttle
 
 ROWS, DIM = 3000, 64
@@ -19,7 +27,9 @@ def show(event):
     """Print an event; the table at the top of milvus_hubness.jobs.common.progress lists all events and their facts."""
     facts = event.facts
     if event.name == "copying":
-        print(f"  copied {facts['rows']:,} of {facts['rows_total']:,} rows, {facts['eta_seconds'] or 0:.0f} s left")
+        print(
+            f"  copied {facts['rows']:,} of {facts['rows_total']:,} rows, {facts['eta_seconds'] or 0:.0f} s left"
+        )
     elif event.name == "catching-up":
         print(f"  compared {facts['rows']:,} rows, {facts['differing']} differ")
     elif event.name == "verified":
@@ -32,22 +42,42 @@ def run(uri):
     # A plain collection, which an application reads by its alias "live".
     rng = np.random.default_rng(0)
     plain = connect(uri, create=True)
-    plain.create_collection("products", dimension=DIM, metric_type="COSINE", consistency_level="Strong")
+    plain.create_collection(
+        "products", dimension=DIM, metric_type="COSINE", consistency_level="Strong"
+    )
     vectors = rng.normal(size=(ROWS, DIM))
-    plain.insert("products", [{"id": i, "vector": vector, "price": i % 90} for i, vector in enumerate(vectors)])
+    plain.insert(
+        "products",
+        [{"id": i, "vector": vector, "price": i % 90} for i, vector in enumerate(vectors)],
+    )
     plain.create_alias("products", "live")
 
     # The plan only reads. `migrate` with the same plan also continues an interrupted run.
     store, bank = MilvusStore(plain), QueryBank(rng.normal(size=(1000, DIM)), source="past queries")
     plan = plan_migration(store, "products", bank, alias="live")
-    print("{source} -> {target}: {rows:,} rows, vectors of {dim} -> {width} numbers".format(**plan.to_dict()))
-    migrate(store, plan, events=Events([show]), throttle=Throttle(rows_per_second=20_000), no_writers=True)
+    print(
+        "{source} -> {target}: {rows:,} rows, vectors of {dim} -> {width} numbers".format(
+            **plan.to_dict()
+        )
+    )
+    migrate(
+        store,
+        plan,
+        events=Events([show]),
+        throttle=Throttle(rows_per_second=20_000),
+        no_writers=True,
+    )
 
     client = HubnessClient(uri)
-    rows = [client.query(name, output_fields=["count(*)"])[0]["count(*)"] for name in ("products", "live")]
+    rows = [
+        client.query(name, output_fields=["count(*)"])[0]["count(*)"]
+        for name in ("products", "live")
+    ]
     print(f"products has {rows[0]:,} rows; live, which is now {plan.target}, has {rows[1]:,}")
     back = rollback(store, "live")
-    print(f"rolled back: live is {back.source} again, {back.carried} rows written meanwhile were carried back")
+    print(
+        f"rolled back: live is {back.source} again, {back.carried} rows written meanwhile were carried back"
+    )
     return rows
 
 

@@ -14,20 +14,29 @@ from milvus_hubness.demo.run import build, collect
 def recall(client, collection, queries, limit):
     """Return the percentage of queries whose right answer is among the first `limit`; row i answers query i."""
     results = client.search(collection, data=list(queries), limit=limit)
-    return 100 * sum(i in [hit["id"] for hit in hits] for i, hits in enumerate(results)) / len(queries)
+    return (
+        100 * sum(i in [hit["id"] for hit in hits] for i, hits in enumerate(results)) / len(queries)
+    )
 
 
 def run(uri):
     # Vectors of functions of Python's standard library, and of the docstrings that ask for them. The bank holds
     # docstrings of other functions; in your application it holds vectors of past queries.
     data = build(collect())
-    print(f"{len(data.gallery):,} functions, {len(data.queries):,} queries, {len(data.bank):,} in the bank")
+    print(
+        f"{len(data.gallery):,} functions, {len(data.queries):,} queries, {len(data.bank):,} in the bank"
+    )
 
     # A plain collection, as you have one.
     plain = connect(uri, create=True)
-    plain.create_collection("functions", dimension=256, metric_type="COSINE", consistency_level="Strong")
+    plain.create_collection(
+        "functions", dimension=256, metric_type="COSINE", consistency_level="Strong"
+    )
     functions = zip(data.gallery, data.names, strict=True)
-    plain.insert("functions", [{"id": i, "vector": vector, "name": name} for i, (vector, name) in enumerate(functions)])
+    plain.insert(
+        "functions",
+        [{"id": i, "vector": vector, "name": name} for i, (vector, name) in enumerate(functions)],
+    )
     before = [recall(plain, "functions", data.queries, limit) for limit in (1, 10)]
 
     # Copy it into its corrected form; the name "live" leads to the copy once it is verified.
@@ -38,7 +47,9 @@ def run(uri):
     # HubnessClient has the methods of MilvusClient: in the application only the name of the class changes.
     client = HubnessClient(uri)
     after = [recall(client, "live", data.queries, limit) for limit in (1, 10)]
-    for name, plain_recall, corrected_recall in zip(("recall@1", "recall@10"), before, after, strict=True):
+    for name, plain_recall, corrected_recall in zip(
+        ("recall@1", "recall@10"), before, after, strict=True
+    ):
         print(f"{name:9}  {plain_recall:.1f}% plain, {corrected_recall:.1f}% corrected")
     return before, after
 

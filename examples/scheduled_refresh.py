@@ -12,32 +12,51 @@ import tempfile
 
 import numpy as np
 
-from milvus_hubness import CorrectionConfig, HubnessClient, MilvusStore, connect, errors, refresh, status
+from milvus_hubness import (
+    CorrectionConfig,
+    HubnessClient,
+    MilvusStore,
+    connect,
+    errors,
+    refresh,
+    status,
+)
 
 
 def refresh_once(uri, collection):
     """Refresh once, print one line of JSON, and return the exit code. If it is killed, the next call continues it."""
     try:
-        result = refresh(MilvusStore(connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))), collection)
+        result = refresh(
+            MilvusStore(connect(uri, os.environ.get("MILVUS_HUBNESS_TOKEN", ""))), collection
+        )
     except errors.LeaseHeld as error:  # another process refreshes the collection
         print(json.dumps({"collection": collection, "action": "none", "reason": str(error)}))
         return 0
     except errors.HubnessError as error:
         print(json.dumps({"collection": collection, "error": str(error)}))
         return 1
-    facts = {name: getattr(result, name) for name in ("collection", "action", "reason", "rows", "pending", "written")}
+    facts = {
+        name: getattr(result, name)
+        for name in ("collection", "action", "reason", "rows", "pending", "written")
+    }
     print(json.dumps(facts))
-    return 3 if result.action == "refused" else 0  # new biases that are worse than the old ones are not used
+    return (
+        3 if result.action == "refused" else 0
+    )  # new biases that are worse than the old ones are not used
 
 
 def run(uri):
     rng = np.random.default_rng(0)
     client, store = HubnessClient(uri), MilvusStore(connect(uri))
     bank = CorrectionConfig(rng.normal(size=(200, 32)))
-    client.create_collection("products", 32, metric_type="COSINE", hubness=bank, consistency_level="Strong")
+    client.create_collection(
+        "products", 32, metric_type="COSINE", hubness=bank, consistency_level="Strong"
+    )
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(rng.normal(size=(540, 32)))]
     client.insert("products", rows[:500])
-    client.insert("products", rows[500:], bias="pending")  # faster: leaves the biases to the next refresh
+    client.insert(
+        "products", rows[500:], bias="pending"
+    )  # faster: leaves the biases to the next refresh
 
     before = status(store, "products").pending
     code = refresh_once(uri, "products")

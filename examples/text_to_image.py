@@ -26,7 +26,9 @@ def clip_shaped_vectors():
     caption_side, image_side = 20 * np.eye(DIM)[:2]
     captions = meaning + 2 * rng.normal(size=meaning.shape) + caption_side
     lean = 0.1 * np.abs(rng.normal(size=(IMAGES, 1)))
-    images = meaning[:IMAGES] + 2 * rng.normal(size=(IMAGES, DIM)) + image_side + lean * caption_side
+    images = (
+        meaning[:IMAGES] + 2 * rng.normal(size=(IMAGES, DIM)) + image_side + lean * caption_side
+    )
     return captions, images
 
 
@@ -37,7 +39,9 @@ def run(uri):
     # A collection that is corrected from its first row on.
     client = HubnessClient(uri)
     correction = CorrectionConfig(past_queries, NNN(k=16, alpha=0.75))
-    client.create_collection("images", DIM, metric_type="COSINE", hubness=correction, consistency_level="Strong")
+    client.create_collection(
+        "images", DIM, metric_type="COSINE", hubness=correction, consistency_level="Strong"
+    )
     client.insert("images", [{"id": i, "vector": image} for i, image in enumerate(images)])
 
     recalls = []
@@ -46,7 +50,9 @@ def run(uri):
         first = [hits[0]["id"] for hits in results]
         recalls.append(sum(i == image for i, image in enumerate(first)) / IMAGES)
         [(_, most)] = Counter(first).most_common(1)
-        print(f"{name:9}  recall@1 {recalls[-1]:.1%}; one image is the first answer to {most} of {IMAGES} captions,")
+        print(
+            f"{name:9}  recall@1 {recalls[-1]:.1%}; one image is the first answer to {most} of {IMAGES} captions,"
+        )
         print(f"           {IMAGES - len(set(first))} images are the first answer to none")
     return recalls
 

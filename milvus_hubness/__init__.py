@@ -8,11 +8,17 @@ from typing import Any
 from milvus_hubness import errors as _errors
 from milvus_hubness.basics.requirements import naming_extras as _naming_extras
 
-_ERRORS = [name for name, kind in vars(_errors).items() if isinstance(kind, type) and issubclass(kind, Exception)]
+_ERRORS = [
+    name
+    for name, kind in vars(_errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+]
 globals().update({name: getattr(_errors, name) for name in _ERRORS})
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
-_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+_MODULES = {
+    name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)
+}
 """The modules of the names that are imported when they are first used."""
 
 

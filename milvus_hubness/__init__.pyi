@@ -5,7 +5,9 @@ from milvus_hubness.correction.codec.layout import Layout as Layout
 from milvus_hubness.correction.estimators import CSLS as CSLS
 from milvus_hubness.correction.estimators import NNN as NNN
 from milvus_hubness.correction.estimators import Blend as Blend
-from milvus_hubness.correction.estimators import DistributionNormalization as DistributionNormalization
+from milvus_hubness.correction.estimators import (
+    DistributionNormalization as DistributionNormalization,
+)
 from milvus_hubness.correction.estimators import DualBankSinkhorn as DualBankSinkhorn
 from milvus_hubness.correction.estimators import DualInvertedSoftmax as DualInvertedSoftmax
 from milvus_hubness.correction.estimators import Estimator as Estimator

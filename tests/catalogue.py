@@ -55,8 +55,12 @@ class Catalogue:
         schema.add_field("tags", DataType.ARRAY, element_type=DataType.INT64, max_capacity=4)
         schema.add_field("document", DataType.JSON)
         schema.add_field("flag", DataType.BOOL)
-        index = self.plain.prepare_index_params("vector", index_type="FLAT", metric_type=self.metric)
-        self.plain.create_collection(self.name, schema=schema, index_params=index, consistency_level="Strong")
+        index = self.plain.prepare_index_params(
+            "vector", index_type="FLAT", metric_type=self.metric
+        )
+        self.plain.create_collection(
+            self.name, schema=schema, index_params=index, consistency_level="Strong"
+        )
         for partition, numbers in PARTITIONS.items():
             if partition != "_default":
                 self.plain.create_partition(self.name, partition)
@@ -92,7 +96,11 @@ class Catalogue:
     def new_without(self, field, group=None):
         """The same without this field, or only those of this group without it."""
         return [
-            {name: value for name, value in row.items() if name != field or group not in (None, row["group"])}
+            {
+                name: value
+                for name, value in row.items()
+                if name != field or group not in (None, row["group"])
+            }
             for row in self.new()
         ]
 
@@ -104,7 +112,9 @@ class Catalogue:
         """(m, n) scores by the definition, as Milvus reports this metric's."""
         mean_bias = self.client.hubness_state(self.corrected).profile.mean_bias
         biases = nnn(self.bank, self.items, self.metric, K, ALPHA) - mean_bias
-        return as_distance(similarity(queries, self.items, self.metric) - strength * biases, self.metric)
+        return as_distance(
+            similarity(queries, self.items, self.metric) - strength * biases, self.metric
+        )
 
     def best_first(self, scores):
         return np.argsort(scores if self.metric == "L2" else -scores)
@@ -162,7 +172,9 @@ def assert_refused_alike(catalogue, expected, got):
 
 def rows_there(c, n, g):
     """The rows that a test put there."""
-    return sorted(c.query(n, filter=g.is_new, output_fields=["*"]), key=lambda row: row[g.key_field])
+    return sorted(
+        c.query(n, filter=g.is_new, output_fields=["*"]), key=lambda row: row[g.key_field]
+    )
 
 
 def assert_lives_alike(catalogue, steps):

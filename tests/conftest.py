@@ -35,7 +35,9 @@ logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
 
 # pymilvus asks twice a second whether an index is built or a flush is over.
 Config.WaitTimeDurationWhenLoad = 0.05
-grpc_handler.time = SimpleNamespace(time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05)))
+grpc_handler.time = SimpleNamespace(
+    time=time.time, sleep=lambda seconds: time.sleep(min(seconds, 0.05))
+)
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
@@ -80,7 +82,9 @@ class Backend:
         that moment fails: these send none."""
         quiet = {"grpc_options": {"grpc.keepalive_time_ms": AN_HOUR_MS}} if self.is_lite else {}
         again = retry_if_exception_type(MilvusException)
-        retrying = Retrying(retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True)
+        retrying = Retrying(
+            retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True
+        )
         return retrying(cls, self.uri, **quiet, **options)
 
     def hubness_client(self, below=None, policy=None, **options):

@@ -86,12 +86,16 @@ class Held(ABC):
         """A new client of ours."""
 
     @abstractmethod
-    def scores(self, name: str, query: np.ndarray, limit: int, client: Any = None) -> dict[Key, float]:
+    def scores(
+        self, name: str, query: np.ndarray, limit: int, client: Any = None
+    ) -> dict[Key, float]:
         """Of the best, by key, as Milvus reports them: under L2 squared distances. client: that is asked, in
         place of a new one of ours."""
 
     @abstractmethod
-    def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
+    def begin_copy(
+        self, store: Any, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
         """What an interrupted `create_copy` leaves."""
 
     @abstractmethod
@@ -109,7 +113,13 @@ class Held(ABC):
         kind = "int" if all(isinstance(each, int) for each in ids) else "other"
         self.make(name, items.shape[1], metric, kind)
         rows = zip(ids, items, strict=True)
-        self.put(name, [{"id": key, "vector": v, "group": i % 5, "note": f"n{i}"} for i, (key, v) in enumerate(rows)])
+        self.put(
+            name,
+            [
+                {"id": key, "vector": v, "group": i % 5, "note": f"n{i}"}
+                for i, (key, v) in enumerate(rows)
+            ],
+        )
         return name
 
     def clean(self) -> None:
@@ -139,7 +149,11 @@ class OnMilvus(Held):
 
     def keys_of(self, kind: str) -> list[Key]:
         numbers = range(-20, 480)
-        return list(numbers) if kind == "int" else [*filter(None, AWKWARD), *(f"k{i}" for i in numbers)]
+        return (
+            list(numbers)
+            if kind == "int"
+            else [*filter(None, AWKWARD), *(f"k{i}" for i in numbers)]
+        )
 
     def is_in(self, key: Key, partition: str | None) -> bool:
         return partition is None
@@ -147,12 +161,16 @@ class OnMilvus(Held):
     def make(self, name: str, dim: int, metric: str, keys: str = "int") -> None:
         client = self.database.client
         schema = client.create_schema(enable_dynamic_field=True)
-        kind, length = (DataType.INT64, {}) if keys == "int" else (DataType.VARCHAR, {"max_length": 64})
+        kind, length = (
+            (DataType.INT64, {}) if keys == "int" else (DataType.VARCHAR, {"max_length": 64})
+        )
         schema.add_field("id", kind, is_primary=True, **length)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
         schema.add_field("group", DataType.INT64)
         index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
-        client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+        client.create_collection(
+            name, schema=schema, index_params=index, consistency_level="Strong"
+        )
 
     def put(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
         for start in range(0, len(rows), 1_000):
@@ -164,11 +182,15 @@ class OnMilvus(Held):
     def application(self, state_ttl: float = 0.0) -> Application:
         return self.database.application(state_ttl, plain=True)
 
-    def scores(self, name: str, query: np.ndarray, limit: int, client: Any = None) -> dict[Key, float]:
+    def scores(
+        self, name: str, query: np.ndarray, limit: int, client: Any = None
+    ) -> dict[Key, float]:
         [hits] = (client or self.application()).search(name, data=[query], limit=limit)
         return {hit["id"]: hit["distance"] for hit in hits}
 
-    def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
+    def begin_copy(
+        self, store: Any, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
         schema, properties = (
             milvus_schema.copy_schema(source, state),
             milvus_schema.copy_properties(source, state, OnlineBanks()),
@@ -217,16 +239,23 @@ class OnQdrant(Held):
         client._operations._in_metadata = self.kind != "qdrant-states"
         return AsMilvus(client)
 
-    def scores(self, name: str, query: np.ndarray, limit: int, client: Any = None) -> dict[Key, float]:
+    def scores(
+        self, name: str, query: np.ndarray, limit: int, client: Any = None
+    ) -> dict[Key, float]:
         """As Held.scores. Qdrant reports roots, with the sign of what they are of."""
         [points] = (client or self.application()).search(name, data=[query], limit=limit)
         info = self.store().info(name)
         metric = info.state.metric if info.state else info.vector_fields[self.field].metric
         return {p.id: p.score * abs(p.score) if metric == "L2" else p.score for p in points}
 
-    def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
+    def begin_copy(
+        self, store: Any, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
         """As Held.begin_copy: without the indexes of payloads."""
-        schema = {**source.schema, "described": source.schema["described"].model_copy(update={"payload_schema": {}})}
+        schema = {
+            **source.schema,
+            "described": source.schema["described"].model_copy(update={"payload_schema": {}}),
+        }
         store.create_copy(replace(source, schema=schema), target, state)
 
     def served(self, name: str) -> Any:

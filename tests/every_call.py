@@ -25,10 +25,19 @@ from tests.galleries import vectors
 
 MADE = {
     "either": {"catalogue": KINDS[:2]},
-    "test_an_index_is_dropped_and_built_as_there": {"catalogue": [("IP", "int")], "running": ["lite"]},
+    "test_an_index_is_dropped_and_built_as_there": {
+        "catalogue": [("IP", "int")],
+        "running": ["lite"],
+    },
 }
 """Of a suite: see tests.tiers."""
-OF_THE_COLLECTION = {"collection_name", "collection_id", "created_timestamp", "update_timestamp", "schema_version"}
+OF_THE_COLLECTION = {
+    "collection_name",
+    "collection_id",
+    "created_timestamp",
+    "update_timestamp",
+    "schema_version",
+}
 
 SEARCHES = {
     "one query": lambda g: {"data": [g.queries[0]]},
@@ -38,12 +47,17 @@ SEARCHES = {
     "integers": lambda g: {"data": [[1, 2, 3] * 6]},
     "a filter": lambda g: {"filter": "group in [1, 3] and price < 20"},
     "a filter that nothing passes": lambda g: {"filter": "group == 99"},
-    "a filter on a dynamic field": lambda g: {"filter": 'note like "n1%"', "output_fields": ["note"]},
+    "a filter on a dynamic field": lambda g: {
+        "filter": 'note like "n1%"',
+        "output_fields": ["note"],
+    },
     "a filter on json": lambda g: {"filter": 'document["n"] < 50 and flag == true'},
     "no filter": lambda g: {"filter": None},
     "no fields": lambda g: {"output_fields": []},
     "all fields": lambda g: {"output_fields": ["*"]},
-    "some fields": lambda g: {"output_fields": ["group", "price", "weight", "tags", "document", "flag"]},
+    "some fields": lambda g: {
+        "output_fields": ["group", "price", "weight", "tags", "document", "flag"]
+    },
     "the vector": lambda g: {"output_fields": ["vector"]},
     "the key": lambda g: {"output_fields": [g.key_field]},
     "dynamic fields": lambda g: {"output_fields": ["note", "rare"]},
@@ -52,7 +66,11 @@ SEARCHES = {
     "all dynamic fields": lambda g: {"output_fields": ["$meta"]},
     "a field that no row has": lambda g: {"output_fields": ["nowhere"]},
     "a partition": lambda g: {"partition_names": ["spring"]},
-    "two partitions": lambda g: {"data": [g.queries[0]], "partition_names": ["autumn", "_default"], "limit": 90},
+    "two partitions": lambda g: {
+        "data": [g.queries[0]],
+        "partition_names": ["autumn", "_default"],
+        "limit": 90,
+    },
     "no partitions named": lambda g: {"partition_names": []},
     "an offset": lambda g: {"offset": 5, "limit": 4},
     "no offset": lambda g: {"offset": None},
@@ -63,8 +81,16 @@ SEARCHES = {
         "search_params": {"params": {"radius": g.ring()["radius"]}},
         "limit": 100,
     },
-    "a ring": lambda g: {"data": [g.queries[0]], "search_params": {"params": g.ring()}, "limit": 100},
-    "a ring without params": lambda g: {"data": [g.queries[0]], "search_params": g.ring(), "limit": 100},
+    "a ring": lambda g: {
+        "data": [g.queries[0]],
+        "search_params": {"params": g.ring()},
+        "limit": 100,
+    },
+    "a ring without params": lambda g: {
+        "data": [g.queries[0]],
+        "search_params": g.ring(),
+        "limit": 100,
+    },
     "a ring and a filter": lambda g: {
         "data": [g.queries[1]],
         "search_params": {"params": g.ring(1)},
@@ -73,7 +99,11 @@ SEARCHES = {
     },
     "groups": lambda g: {"group_by_field": "group", "output_fields": ["group"]},
     "groups by text": lambda g: {"group_by_field": "title"},
-    "groups of three": lambda g: {"group_by_field": "group", "group_size": 3, "strict_group_size": True},
+    "groups of three": lambda g: {
+        "group_by_field": "group",
+        "group_size": 3,
+        "strict_group_size": True,
+    },
     "Strong": lambda g: {"consistency_level": "Strong"},
     "Bounded": lambda g: {"consistency_level": "Bounded"},
     "Session": lambda g: {"consistency_level": "Session"},
@@ -97,7 +127,10 @@ RANKED = {
     "fields": (lambda g: {"output_fields": ["*"]}, lambda i: True),
     "an offset": (lambda g: {"offset": 7, "limit": 5}, lambda i: True),
     "an offset among the parameters": (lambda g: {"search_params": {"offset": 7}}, lambda i: True),
-    "an offset and a filter": (lambda g: {"offset": 3, "filter": "flag == true"}, lambda i: i % 2 == 0),
+    "an offset and a filter": (
+        lambda g: {"offset": 3, "filter": "flag == true"},
+        lambda i: i % 2 == 0,
+    ),
     "parameters of the index": (lambda g: {"search_params": {"nprobe": 4}}, lambda i: True),
     "rounded": (lambda g: {"round_decimal": 5}, lambda i: True),
 }
@@ -106,26 +139,40 @@ READS = {
     "a filter": lambda c, n, g: c.query(n, filter="group == 2"),
     "some fields": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["title", "price"]),
     "all fields": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["*"]),
-    "all fields and the vector": lambda c, n, g: c.query(n, "price < 2", output_fields=["*", "vector"]),
+    "all fields and the vector": lambda c, n, g: c.query(
+        n, "price < 2", output_fields=["*", "vector"]
+    ),
     "the vector": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["vector"]),
-    "dynamic fields": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["rare", "note"]),
-    "json and arrays": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["document", "tags"]),
+    "dynamic fields": lambda c, n, g: c.query(
+        n, filter="price < 2", output_fields=["rare", "note"]
+    ),
+    "json and arrays": lambda c, n, g: c.query(
+        n, filter="price < 2", output_fields=["document", "tags"]
+    ),
     "all dynamic fields": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["$meta"]),
     "the key": lambda c, n, g: c.query(n, filter="price < 2", output_fields=[g.key_field]),
     "no fields": lambda c, n, g: c.query(n, filter="price < 2", output_fields=[]),
-    "a field that no row has": lambda c, n, g: c.query(n, filter="price < 2", output_fields=["nowhere"]),
+    "a field that no row has": lambda c, n, g: c.query(
+        n, filter="price < 2", output_fields=["nowhere"]
+    ),
     "a limit": lambda c, n, g: c.query(n, filter="group == 2", limit=3),
     "a limit and an offset": lambda c, n, g: c.query(n, filter="group == 2", limit=3, offset=4),
     "a limit and no filter": lambda c, n, g: c.query(n, limit=3),
     "no row": lambda c, n, g: c.query(n, filter="group == 99"),
-    "partitions": lambda c, n, g: c.query(n, filter="group == 2", partition_names=["spring", "autumn"]),
+    "partitions": lambda c, n, g: c.query(
+        n, filter="group == 2", partition_names=["spring", "autumn"]
+    ),
     "ids": lambda c, n, g: c.query(n, ids=g.keys(3, 4)),
     "one id": lambda c, n, g: c.query(n, ids=g.key(3), output_fields=["vector"]),
-    "a level and a timeout": lambda c, n, g: c.query(n, "group == 2", consistency_level=0, timeout=20),
+    "a level and a timeout": lambda c, n, g: c.query(
+        n, "group == 2", consistency_level=0, timeout=20
+    ),
     "a count": lambda c, n, g: c.query(n, output_fields=["count(*)"]),
     "a count of some": lambda c, n, g: c.query(n, filter="group == 2", output_fields=["count(*)"]),
     "a count of none": lambda c, n, g: c.query(n, filter="group == 99", output_fields=["count(*)"]),
-    "a count in a partition": lambda c, n, g: c.query(n, partition_names=["spring"], output_fields=["count(*)"]),
+    "a count in a partition": lambda c, n, g: c.query(
+        n, partition_names=["spring"], output_fields=["count(*)"]
+    ),
     "get one": lambda c, n, g: c.get(n, g.key(3)),
     "get some": lambda c, n, g: c.get(n, g.keys(3, 7, 150)),
     "get the same twice": lambda c, n, g: c.get(n, g.keys(3, 3)),
@@ -139,18 +186,27 @@ READS = {
         c.query_iterator(n, batch_size=50, partition_names=["spring"], output_fields=["*"]).next()
     ),
     "pages of hits": lambda c, n, g: list(
-        c.search_iterator(n, data=[g.queries[0]], batch_size=9, partition_names=["spring"], output_fields=["*"]).next()
+        c.search_iterator(
+            n, data=[g.queries[0]], batch_size=9, partition_names=["spring"], output_fields=["*"]
+        ).next()
     ),
     "the collection": lambda c, n, g: {
-        name: value for name, value in c.describe_collection(n).items() if name not in OF_THE_COLLECTION
+        name: value
+        for name, value in c.describe_collection(n).items()
+        if name not in OF_THE_COLLECTION
     },
     "names of indexes": lambda c, n, g: [c.list_indexes(n), c.list_indexes(n, "vector")],
     "the index": lambda c, n, g: c.describe_index(n, "vector"),
     "no index": lambda c, n, g: c.describe_index(n, "nowhere"),
-    "numbers of rows": lambda c, n, g: [c.get_collection_stats(n), c.get_partition_stats(n, "spring")],
+    "numbers of rows": lambda c, n, g: [
+        c.get_collection_stats(n),
+        c.get_partition_stats(n, "spring"),
+    ],
     "whether it is there": lambda c, n, g: [c.has_collection(n), c.has_collection("nowhere")],
     "names of partitions": lambda c, n, g: c.list_partitions(n),
-    "whether partitions are there": lambda c, n, g: [c.has_partition(n, each) for each in ("spring", "no")],
+    "whether partitions are there": lambda c, n, g: [
+        c.has_partition(n, each) for each in ("spring", "no")
+    ],
     "whether it is loaded": lambda c, n, g: [c.get_load_state(n), c.get_load_state(n, "spring")],
     # In another database than the default one, Milvus 2.3.5 finds no collection whose aliases it could list.
     "aliases": lambda c, n, g: outcome(lambda c, n, g: c.list_aliases(n)["aliases"], c, n, g),
@@ -173,22 +229,33 @@ WRITES = {
     "insert none": [lambda c, n, g: c.insert(n, [])],
     "insert twice": [insert, insert],
     "insert lists": [lambda c, n, g: c.insert(n, g.new(vector=g.fresh[4].tolist()))],
-    "insert in double precision": [lambda c, n, g: c.insert(n, g.new(vector=g.fresh[4].astype(float)))],
+    "insert in double precision": [
+        lambda c, n, g: c.insert(n, g.new(vector=g.fresh[4].astype(float)))
+    ],
     "insert integers": [lambda c, n, g: c.insert(n, g.new(vector=[1, 2, 3] * 6))],
     "insert tuples": [lambda c, n, g: c.insert(n, g.new(vector=tuple(g.fresh[4].tolist())))],
-    "insert numpy's numbers": [lambda c, n, g: c.insert(n, g.new(group=np.int64(3), price=np.float32(0.5)))],
+    "insert numpy's numbers": [
+        lambda c, n, g: c.insert(n, g.new(group=np.int64(3), price=np.float32(0.5)))
+    ],
     "insert further dynamic fields": [lambda c, n, g: c.insert(n, g.new(brand={"new": [1]}))],
     "insert without dynamic fields": [lambda c, n, g: c.insert(n, g.new_without("note"))],
-    "insert in another order": [lambda c, n, g: c.insert(n, [dict(reversed(row.items())) for row in g.new()])],
+    "insert in another order": [
+        lambda c, n, g: c.insert(n, [dict(reversed(row.items())) for row in g.new()])
+    ],
     "insert in time": [lambda c, n, g: c.insert(n, g.new(), timeout=20)],
     "insert into a partition": [
         lambda c, n, g: c.insert(n, g.new(), partition_name="spring"),
-        lambda c, n, g: c.query(n, g.is_new, partition_names=["spring"], output_fields=["count(*)"]),
+        lambda c, n, g: c.query(
+            n, g.is_new, partition_names=["spring"], output_fields=["count(*)"]
+        ),
     ],
     "insert into no partition": [lambda c, n, g: c.insert(n, g.new(), partition_name=None)],
     "upsert": [lambda c, n, g: c.upsert(n, g.new())],
     "upsert none": [lambda c, n, g: c.upsert(n, [])],
-    "upsert what is there": [insert, lambda c, n, g: c.upsert(n, g.row(g.first, g.fresh[5], title="again"))],
+    "upsert what is there": [
+        insert,
+        lambda c, n, g: c.upsert(n, g.row(g.first, g.fresh[5], title="again")),
+    ],
     "upsert into a partition": [lambda c, n, g: c.upsert(n, g.new(), partition_name="spring")],
     "delete one": [insert, lambda c, n, g: c.delete(n, g.key(g.first))],
     "delete some": [insert, lambda c, n, g: c.delete(n, ids=g.keys(g.first, g.first + 1))],
@@ -204,13 +271,26 @@ WRITES = {
 }
 
 PARTIAL = {
-    "a field": [insert, lambda c, n, g: c.upsert(n, changed(g, title="changed"), partial_update=True)],
-    "a vector": [insert, lambda c, n, g: c.upsert(n, [changed(g, vector=g.fresh[6])], partial_update=True)],
-    "a dynamic field": [insert, lambda c, n, g: c.upsert(n, changed(g, note="changed"), partial_update=True)],
-    "a row that is missing": [lambda c, n, g: c.upsert(n, changed(g, title="new"), partial_update=True)],
+    "a field": [
+        insert,
+        lambda c, n, g: c.upsert(n, changed(g, title="changed"), partial_update=True),
+    ],
+    "a vector": [
+        insert,
+        lambda c, n, g: c.upsert(n, [changed(g, vector=g.fresh[6])], partial_update=True),
+    ],
+    "a dynamic field": [
+        insert,
+        lambda c, n, g: c.upsert(n, changed(g, note="changed"), partial_update=True),
+    ],
+    "a row that is missing": [
+        lambda c, n, g: c.upsert(n, changed(g, title="new"), partial_update=True)
+    ],
     "different fields": [
         insert,
-        lambda c, n, g: c.upsert(n, [changed(g, title="changed"), g.new_without("title")[2]], partial_update=True),
+        lambda c, n, g: c.upsert(
+            n, [changed(g, title="changed"), g.new_without("title")[2]], partial_update=True
+        ),
     ],
 }
 
@@ -221,7 +301,9 @@ LIVES = {
         lambda c, n, g: [c.has_partition(n, "winter"), sorted(c.list_partitions(n))],
         lambda c, n, g: c.insert(n, g.new(), partition_name="winter"),
         lambda c, n, g: c.load_partitions(n, ["winter"]),
-        lambda c, n, g: c.search(n, data=[g.queries[0]], partition_names=["winter"], output_fields=["*"]),
+        lambda c, n, g: c.search(
+            n, data=[g.queries[0]], partition_names=["winter"], output_fields=["*"]
+        ),
         lambda c, n, g: c.release_partitions(n, ["winter"]),
         lambda c, n, g: c.drop_partition(n, "winter"),
         lambda c, n, g: c.has_partition(n, "winter"),
@@ -322,7 +404,9 @@ REFUSED_FIRST = {
 
 REFUSED_HERE = {
     "nan": lambda g: {"data": [[float("nan")] * DIM]},
-    "another metric": lambda g: {"search_params": {"metric_type": "L2" if g.metric != "L2" else "IP"}},
+    "another metric": lambda g: {
+        "search_params": {"metric_type": "L2" if g.metric != "L2" else "IP"}
+    },
 }
 
 WRONG = {
@@ -332,16 +416,22 @@ WRONG = {
     "query by ids and filter": lambda c, n, g: c.query(n, ids=g.keys(3), filter="group == 3"),
     "query by a filter that is none": lambda c, n, g: c.query(n, filter="no such thing"),
     "query by a number": lambda c, n, g: c.query(n, filter=3),
-    "query fields as a word": lambda c, n, g: c.query(n, filter="price < 2", output_fields="vector"),
+    "query fields as a word": lambda c, n, g: c.query(
+        n, filter="price < 2", output_fields="vector"
+    ),
     "query fields as numbers": lambda c, n, g: c.query(n, filter="price < 2", output_fields=[3]),
     "get fields as a word": lambda c, n, g: c.get(n, g.keys(3), output_fields="vector"),
     "query a negative number of rows": lambda c, n, g: c.query(n, filter="price < 2", limit=-1),
     "query too many rows": lambda c, n, g: c.query(n, filter="price < 2", limit=20_000),
     "query rows by a word": lambda c, n, g: c.query(n, filter="price < 2", limit="a"),
-    "query no such partition": lambda c, n, g: c.query(n, filter="price < 2", partition_names=["nowhere"]),
+    "query no such partition": lambda c, n, g: c.query(
+        n, filter="price < 2", partition_names=["nowhere"]
+    ),
     "count with another field": lambda c, n, g: c.query(n, output_fields=["count(*)", "vector"]),
     "page fields as a word": lambda c, n, g: c.query_iterator(n, output_fields="vector").next(),
-    "page hits with many decimals": lambda c, n, g: c.search_iterator(n, [g.queries[0]], round_decimal=10),
+    "page hits with many decimals": lambda c, n, g: c.search_iterator(
+        n, [g.queries[0]], round_decimal=10
+    ),
     "query no such collection": lambda c, n, g: c.query("nowhere", filter="price < 2"),
     "get from no such collection": lambda c, n, g: c.get("nowhere", g.keys(3)),
     "search no such collection": lambda c, n, g: c.search("nowhere", data=[g.queries[0]]),
@@ -351,12 +441,16 @@ WRONG = {
     "describe no such collection": lambda c, n, g: c.describe_collection("nowhere"),
     "describe nothing": lambda c, n, g: c.describe_collection(None),
     "drop no such partition": lambda c, n, g: c.drop_partition(n, "nowhere"),
-    "delete by ids and filter": lambda c, n, g: c.delete(n, ids=g.keys(9_999), filter="group == 77"),
+    "delete by ids and filter": lambda c, n, g: c.delete(
+        n, ids=g.keys(9_999), filter="group == 77"
+    ),
     "delete by nothing": lambda c, n, g: c.delete(n),
     "delete by a fraction": lambda c, n, g: c.delete(n, ids=[3.5]),
     "delete by a filter that is none": lambda c, n, g: c.delete(n, filter="no such thing"),
     "delete by an empty filter": lambda c, n, g: c.delete(n, filter=""),
-    "delete from no such partition": lambda c, n, g: c.delete(n, ids=g.keys(9_999), partition_name="nowhere"),
+    "delete from no such partition": lambda c, n, g: c.delete(
+        n, ids=g.keys(9_999), partition_name="nowhere"
+    ),
     "insert into no such partition": lambda c, n, g: c.insert(n, g.new(), partition_name="nowhere"),
 }
 
@@ -436,22 +530,32 @@ class EveryCall:
 
     def test_a_query_without_direction_finds_what_it_finds_there(self, catalogue):
         """All rows are as far from it under IP and COSINE, so that any may come."""
-        expected, got = (client.search(name, data=[[0.0] * DIM]) for client, name in catalogue.sides)
+        expected, got = (
+            client.search(name, data=[[0.0] * DIM]) for client, name in catalogue.sides
+        )
         np.testing.assert_allclose(got[0].distances, expected[0].distances, atol=ACCURACY)
 
     def test_a_ring_is_drawn_around_each_of_several_queries(self, catalogue):
         """Under L2 the augmented form has another bound for each."""
-        asked = {"data": list(catalogue.queries), "search_params": {"params": catalogue.ring()}, "limit": 50}
+        asked = {
+            "data": list(catalogue.queries),
+            "search_params": {"params": catalogue.ring()},
+            "limit": 50,
+        }
         expected, got = (outcome(lambda c=c, n=n: c.search(n, **asked)) for c, n in catalogue.sides)
         assert_same(catalogue, expected, got)
 
     @pytest.mark.parametrize("question", RANKED)
     def test_at_full_strength_every_search_ranks_by_the_corrected_score(self, catalogue, question):
         asked, passes = RANKED[question][0](catalogue), RANKED[question][1]
-        found = catalogue.client.search(catalogue.corrected, data=list(catalogue.queries), strength=1, **asked)
+        found = catalogue.client.search(
+            catalogue.corrected, data=list(catalogue.queries), strength=1, **asked
+        )
         candidates = np.array([i for i in range(ITEMS) if passes(i)])
         first = asked.get("offset") or asked.get("search_params", {}).get("offset", 0)
-        for hits, scores in zip(found, catalogue.scores(catalogue.queries, 1.0)[:, candidates], strict=True):
+        for hits, scores in zip(
+            found, catalogue.scores(catalogue.queries, 1.0)[:, candidates], strict=True
+        ):
             page = catalogue.best_first(scores)[first : first + asked.get("limit", 10)]
             assert hits.ids == catalogue.keys(*candidates[page].tolist())
             np.testing.assert_allclose(hits.distances, scores[page], atol=3 * ACCURACY)
@@ -482,7 +586,9 @@ class EveryCall:
 
     def test_at_full_strength_rows_are_searched_by_their_keys(self, catalogue):
         found = catalogue.client.search(catalogue.corrected, ids=catalogue.keys(3, 170), strength=1)
-        for hits, scores in zip(found, catalogue.scores(catalogue.items[[3, 170]], 1.0), strict=True):
+        for hits, scores in zip(
+            found, catalogue.scores(catalogue.items[[3, 170]], 1.0), strict=True
+        ):
             assert hits.ids == catalogue.keys(*catalogue.best_first(scores)[:10].tolist())
 
     @pytest.mark.parametrize("read", READS)
@@ -508,7 +614,9 @@ class EveryCall:
         assert_lives_alike(
             catalogue,
             [
-                lambda c, n, g: c.create_index(n, c.prepare_index_params("group", index_type="INVERTED")),
+                lambda c, n, g: c.create_index(
+                    n, c.prepare_index_params("group", index_type="INVERTED")
+                ),
                 lambda c, n, g: sorted(c.list_indexes(n)),
                 lambda c, n, g: c.release_collection(n),
                 lambda c, n, g: c.drop_index(n, "group"),
@@ -545,13 +653,19 @@ class EveryCall:
             name = lite.name("auto")
             each.create_collection(name, **form, **further)
             sides.append((each, name))
-        told = [c.insert(n, [{"vector": row, "note": i} for i, row in enumerate(items)]) for c, n in sides]
+        told = [
+            c.insert(n, [{"vector": row, "note": i} for i, row in enumerate(items)])
+            for c, n in sides
+        ]
         assert [type(each) for each in told] == [type(told[0])] * 2
         assert [(each.keys(), each["insert_count"], type(each["ids"])) for each in told] == [
             (told[0].keys(), 20, type(told[0]["ids"]))
         ] * 2
         found = [
-            [[hit["entity"]["note"] for hit in hits] for hits in c.search(n, data=items[:3], output_fields=["note"])]
+            [
+                [hit["entity"]["note"] for hit in hits]
+                for hits in c.search(n, data=items[:3], output_fields=["note"])
+            ]
             for c, n in sides
         ]
         assert found[1] == found[0]
@@ -566,13 +680,19 @@ class EveryCall:
 
         def move(c, n, g):
             c.use_database(other)
-            there = [c.list_collections(), outcome(c.search, n, [g.queries[0]]), outcome(c.get, n, g.keys(1))]
+            there = [
+                c.list_collections(),
+                outcome(c.search, n, [g.queries[0]]),
+                outcome(c.get, n, g.keys(1)),
+            ]
             c.use_database(own)
             return [*there, c.get(n, g.keys(1))]
 
         refused = outcome(catalogue.plain.create_database, other)
         try:
-            assert_lives_alike(catalogue, [lambda c, n, g: c.use_database("nowhere"), *([] if refused else [move])])
+            assert_lives_alike(
+                catalogue, [lambda c, n, g: c.use_database("nowhere"), *([] if refused else [move])]
+            )
         finally:
             if not refused:
                 catalogue.plain.drop_database(other)
@@ -587,7 +707,9 @@ class EveryCall:
             assert_same(either, expected, got)
 
     @pytest.mark.parametrize("question", REFUSED_FIRST)
-    def test_wrong_vectors_and_metrics_are_caught_where_they_are_caught_there(self, either, question):
+    def test_wrong_vectors_and_metrics_are_caught_where_they_are_caught_there(
+        self, either, question
+    ):
         """The augmented form would take or misread them, so the client refuses before the database does."""
         asked = {"data": [either.queries[0]], **REFUSED_FIRST[question](either)}
         expected, got = (outcome(lambda c=c, n=n: c.search(n, **asked)) for c, n in either.sides)
@@ -597,7 +719,9 @@ class EveryCall:
 
     @pytest.mark.parametrize("call", WRONG)
     def test_wrong_calls_raise_what_they_raise_there(self, either, call):
-        expected, got = (outcome(WRONG[call], client, name, either) for client, name in either.sides)
+        expected, got = (
+            outcome(WRONG[call], client, name, either) for client, name in either.sides
+        )
         assert_same(either, expected, got)
 
     @pytest.mark.parametrize("method", ["insert", "upsert"])
@@ -607,7 +731,9 @@ class EveryCall:
         assert_lives_alike(changing, [lambda c, n, g: getattr(c, method)(n, data), rows_there])
 
     @pytest.mark.parametrize("method", ["insert", "upsert"])
-    def test_wrong_vectors_in_rows_are_caught_where_they_are_caught_there(self, either, changing, method):
+    def test_wrong_vectors_in_rows_are_caught_where_they_are_caught_there(
+        self, either, changing, method
+    ):
         for vector in WRONG_VECTORS.values():
             for client, name in changing.sides:
                 with pytest.raises(MilvusException):

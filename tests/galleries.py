@@ -30,7 +30,9 @@ def products_of(queries, items, metric):
     """As `similarity`, without an array of all differences under L2."""
     queries, items = queries.astype(float), items.astype(float)
     if metric == "COSINE":
-        queries, items = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, items))
+        queries, items = (
+            part / np.linalg.norm(part, axis=1, keepdims=True) for part in (queries, items)
+        )
     products = queries @ items.T
     if metric != "L2":
         return products
@@ -44,14 +46,23 @@ def embedding_like(dim, metric, rows=1_000):
     # Few directions carry the content, as in an embedding.
     basis = rng.normal(size=(24, dim)) / np.sqrt(24 * dim)
     common = rng.normal(size=24)
-    drawn = [rng.normal(size=(n, 24)) + 0.7 * np.outer(rng.gamma(1.0, 1.0, n), common) for n in (rows, 80, 200)]
+    drawn = [
+        rng.normal(size=(n, 24)) + 0.7 * np.outer(rng.gamma(1.0, 1.0, n), common)
+        for n in (rows, 80, 200)
+    ]
     items, queries, bank = (part @ basis for part in drawn)
-    items, queries, bank = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (items, queries, bank))
+    items, queries, bank = (
+        part / np.linalg.norm(part, axis=1, keepdims=True) for part in (items, queries, bank)
+    )
     if metric != "COSINE":
         items *= np.exp(0.1 * rng.normal(size=rows))[:, None]
     biases = np.sort(products_of(bank, items, metric), axis=0)[-16:].mean(axis=0)
     biases *= 0.05 / biases.std()
-    return items.astype(np.float32), queries.astype(np.float32), (biases - biases.mean()).astype(np.float32)
+    return (
+        items.astype(np.float32),
+        queries.astype(np.float32),
+        (biases - biases.mean()).astype(np.float32),
+    )
 
 
 def nnn(bank, items, metric, k, alpha):
@@ -108,7 +119,9 @@ def rich_schema(client, key="int", dim=32):
     schema.add_field("tenant", DataType.VARCHAR, max_length=40, is_partition_key=True)
     schema.add_field("document", DataType.JSON)
     schema.add_field("numbers", DataType.ARRAY, element_type=DataType.INT64, max_capacity=8)
-    schema.add_field("words", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=8, max_length=40)
+    schema.add_field(
+        "words", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=8, max_length=40
+    )
     schema.add_field("flag", DataType.BOOL)
     schema.add_field("small", DataType.INT8)
     schema.add_field("medium", DataType.INT16)
@@ -119,7 +132,17 @@ def rich_schema(client, key="int", dim=32):
     return schema
 
 
-AWKWARD = ["o'hara", 'say "hi"', "back\\slash", "tab\there", "line\nbreak", "é😀", "%s {x}", "\x01", ""]
+AWKWARD = [
+    "o'hara",
+    'say "hi"',
+    "back\\slash",
+    "tab\there",
+    "line\nbreak",
+    "é😀",
+    "%s {x}",
+    "\x01",
+    "",
+]
 
 
 def rich_rows(rng, count, key="int", dim=32):
@@ -152,9 +175,14 @@ def plain_collection(client, name, items, metric, *, index_type="FLAT", params=N
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
     schema.add_field("group", DataType.INT64)
-    index = client.prepare_index_params("vector", index_type=index_type, metric_type=metric, params=params or {})
+    index = client.prepare_index_params(
+        "vector", index_type=index_type, metric_type=metric, params=params or {}
+    )
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-    rows = [{"id": i, "vector": vector, "group": i % 5, "note": f"n{i}"} for i, vector in enumerate(items)]
+    rows = [
+        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}"}
+        for i, vector in enumerate(items)
+    ]
     for start in range(0, len(rows), 1_000):
         client.insert(name, rows[start : start + 1_000])
     return rows
@@ -168,4 +196,6 @@ def not_called(*arguments, **options):
 def all_keys(store, collection, partition=None):
     """The keys of a partition, or of all partitions, in ascending order in each."""
     partitions = [partition] if partition else store.info(collection, counted=False).partitions
-    return [key for part in partitions for page in key_pages(store, collection, part) for key in page]
+    return [
+        key for part in partitions for page in key_pages(store, collection, part) for key in page
+    ]

@@ -50,7 +50,16 @@ SECONDS = 10
 """Time limit of one call."""
 LONGEST_MESSAGE = 1_000
 NAMES_ALL = re.compile(r"the collection property 'hubness\S*' of 'hostile_\d+\S*'")
-PLACES = ("vector", "vector of L2", "second_vector", "fields", "side_collection", "profiles", "refreshing", "records")
+PLACES = (
+    "vector",
+    "vector of L2",
+    "second_vector",
+    "fields",
+    "side_collection",
+    "profiles",
+    "refreshing",
+    "records",
+)
 
 Path = tuple[str | int, ...]
 Json = Any
@@ -122,7 +131,13 @@ def dumped(value: Json) -> str:
 
 def paths(value: Json, path: Path = ()) -> Iterator[Path]:
     """Yield the places of all values within a JSON value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, item in items:
         yield (*path, name)
         yield from paths(item, (*path, name))
@@ -202,25 +217,39 @@ def crossed(text: str) -> Iterator[Mutation]:
         "with alpha = NaN": {"name": "NNN", "alpha": Raw("NaN")},
         "with alpha = 1e308": {"name": "NNN", "alpha": Raw("1e308")},
         "with tau = 1e-320": {"name": "InvertedSoftmax", "tau": Raw("1e-320")},
-        "with a billion iterations": {"name": "Sinkhorn", "tau": 0.1, "iterations": 10**9, "tol": 0.0},
+        "with a billion iterations": {
+            "name": "Sinkhorn",
+            "tau": 0.1,
+            "iterations": 10**9,
+            "tol": 0.0,
+        },
         "with finds = 10^9": {"name": "RelativeNNN", "finds": 10**9, "discount": Raw("1e308")},
         "of another kind": {"name": "DualInvertedSoftmax"},
         "of no parts": {"name": "Blend", "estimators": [], "weights": []},
         "of itself": nested,
         "of parts that are none": {"name": "Blend", "estimators": [3], "weights": [1.0]},
         "with strength NaN": {"name": "NNN", "strength": Raw("NaN")},
-        "with agreement = 1e308": {"name": "NNN", "strength": "agreement", "agreement": Raw("1e308")},
+        "with agreement = 1e308": {
+            "name": "NNN",
+            "strength": "agreement",
+            "agreement": Raw("1e308"),
+        },
         "with lam = 1e308": {"name": "DistributionNormalization", "lam": Raw("1e308")},
     }
     for which, estimator in estimators.items():
         yield Mutation(f"an estimator {which}", dumped(with_profile(estimator=estimator)))
-    yield Mutation("swapped slots", dumped(with_profile(slot=profile["standby"], standby=profile["slot"])))
+    yield Mutation(
+        "swapped slots", dumped(with_profile(slot=profile["standby"], standby=profile["slot"]))
+    )
     yield Mutation("one slot twice", dumped(with_profile(standby=profile["slot"])))
     yield Mutation("a slot that is none", dumped(with_profile(slot=value["layout"]["slots"])))
     yield Mutation("an active profile that is none", dumped({**value, "active": "nobody"}))
     yield Mutation("no profiles", dumped({**value, "profiles": {}}))
     many = {f"p{i}": profile for i in range(2_000)}
-    yield Mutation("2,000 profiles of the same slots", dumped({**value, "profiles": {**value["profiles"], **many}}))
+    yield Mutation(
+        "2,000 profiles of the same slots",
+        dumped({**value, "profiles": {**value["profiles"], **many}}),
+    )
     yield Mutation("another field", dumped({**value, "field": "group"}))
     yield Mutation("a field that is not there", dumped({**value, "field": "nowhere"}))
     yield Mutation("a suffix of another field", dumped({**value, "suffix": "_other"}))
@@ -232,11 +261,18 @@ def crossed(text: str) -> Iterator[Mutation]:
         yield Mutation(f"{slots} slots", dumped(changed(value, ("layout", "slots"), slots)))
     for base64 in ("AAAA", "é", "====", "A" * 400_000):
         yield Mutation(f"a mean {base64[:9]}", dumped(changed(value, ("layout", "mean"), base64)))
-        hints = changed(changed(value, ("layout", "locality_hints"), base64), ("layout", "reach"), 1.0)
+        hints = changed(
+            changed(value, ("layout", "locality_hints"), base64), ("layout", "reach"), 1.0
+        )
         yield Mutation(f"hints {base64[:9]}", dumped(hints))
-    nans = "AADAfwAAwH8AAMB/AADAfwAAwH8AAMB/AADAfwAAwH8A"  # Eight NaN in float32, and a byte of bits.
+    nans = (
+        "AADAfwAAwH8AAMB/AADAfwAAwH8AAMB/AADAfwAAwH8A"  # Eight NaN in float32, and a byte of bits.
+    )
     as_l2 = changed(changed(value, ("layout", "metric"), "L2"), ("layout", "anchor"), 0.0)
-    yield Mutation("a mean of NaN", dumped(changed(changed(as_l2, ("layout", "pull"), 0.0), ("layout", "mean"), nans)))
+    yield Mutation(
+        "a mean of NaN",
+        dumped(changed(changed(as_l2, ("layout", "pull"), 0.0), ("layout", "mean"), nans)),
+    )
     for dtype in ("float16", "bfloat16"):
         yield Mutation(f"dtype {dtype}", dumped({**value, "dtype": dtype}))
     reranked = {"side": None, "candidates": 10**9, "missed": 0.0, "allowed": 0.5, "queries": 1}
@@ -244,9 +280,14 @@ def crossed(text: str) -> Iterator[Mutation]:
     yield Mutation("reranking and a second vector", dumped({**value, "reranking": {**reranked, "candidates": 9},
                                                             "second_vector": "hubness_vector"}))  # fmt: skip
     yield Mutation("a second vector", dumped({**value, "second_vector": "vector"}))
-    yield Mutation("a bank that is not there", dumped(with_profile(bank={**profile["bank"], "collection": "nowhere"})))
+    yield Mutation(
+        "a bank that is not there",
+        dumped(with_profile(bank={**profile["bank"], "collection": "nowhere"})),
+    )
     yield Mutation("a bank of 10^9", dumped(with_profile(bank={**profile["bank"], "count": 10**9})))
-    yield Mutation("another generation", dumped(with_profile(bank={**profile["bank"], "generation": "00ff"})))
+    yield Mutation(
+        "another generation", dumped(with_profile(bank={**profile["bank"], "generation": "00ff"}))
+    )
     for change in ("incoming", "outgoing"):
         for whose in (name, "nobody"):
             for slot, standby in (
@@ -256,11 +297,18 @@ def crossed(text: str) -> Iterator[Mutation]:
             ):
                 moved = {"name": whose, "profile": {**profile, "slot": slot, "standby": standby}}
                 yield Mutation(f"{change} of {whose} in {slot}", dumped({**value, change: moved}))
-    former = {key: profile[key] for key in ("estimator", "mean_bias", "strength", "gate", "gate_targets", "bank")}
+    former = {
+        key: profile[key]
+        for key in ("estimator", "mean_bias", "strength", "gate", "gate_targets", "bank")
+    }
     yield Mutation(
-        "a former estimator that is none", dumped(with_profile(former={**former, "estimator": {"name": "X"}}))
+        "a former estimator that is none",
+        dumped(with_profile(former={**former, "estimator": {"name": "X"}})),
     )
-    yield Mutation("a former mean bias of NaN", dumped(with_profile(former={**former, "mean_bias": Raw("NaN")})))
+    yield Mutation(
+        "a former mean bias of NaN",
+        dumped(with_profile(former={**former, "mean_bias": Raw("NaN")})),
+    )
     yield Mutation("a gate of 10^9", dumped(with_profile(gate=10**9, gate_targets=10**9)))
     yield Mutation("mean bias 3e38", dumped(with_profile(mean_bias=Raw("3e38"))))
     yield Mutation("strength 1e38", dumped(with_profile(strength=Raw("1e38"))))
@@ -297,13 +345,19 @@ class World:
         else:
             plain_collection(self.plain, name, self.items + 50.0 * (metric == "L2"), metric)
         if self.place in ("second_vector", "fields", "side_collection"):
-            where = {"second_vector": "vectors", "fields": "fields", "side_collection": "side"}[self.place]
-            plan = plan_enable(self.store, name, self.bank, estimator=InvertedSoftmax(), where=where, force=True)
+            where = {"second_vector": "vectors", "fields": "fields", "side_collection": "side"}[
+                self.place
+            ]
+            plan = plan_enable(
+                self.store, name, self.bank, estimator=InvertedSoftmax(), where=where, force=True
+            )
             enable(self.store, plan, client_ttl=0.0)
         else:
             estimator = Blend() if self.place == "vector" else NNN(4)
             options = {"profiles": 2} if self.place in ("profiles", "refreshing") else {}
-            plan = plan_migration(self.store, name, self.bank, estimator=estimator, force=True, **options)
+            plan = plan_migration(
+                self.store, name, self.bank, estimator=estimator, force=True, **options
+            )
             name = migrate(self.store, plan, no_writers=True).target
         self.name = name
         self._complete()
@@ -326,14 +380,25 @@ class World:
         schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
         schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
         index = self.plain.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-        self.plain.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-        rows = [{"id": i, "vector": row, "group": i % 5, **hidden} for i, row in enumerate(self.items)]
+        self.plain.create_collection(
+            name, schema=schema, index_params=index, consistency_level="Strong"
+        )
+        rows = [
+            {"id": i, "vector": row, "group": i % 5, **hidden} for i, row in enumerate(self.items)
+        ]
         self.plain.insert(name, rows)
 
     def _complete(self) -> None:
         """Add what the place asks for beyond a first correction."""
         if self.place in ("profiles", "refreshing"):
-            refresh(self.store, self.name, bank=self.bank, profile="text", estimator=InvertedSoftmax(), force=True)
+            refresh(
+                self.store,
+                self.name,
+                bank=self.bank,
+                profile="text",
+                estimator=InvertedSoftmax(),
+                force=True,
+            )
         if self.place == "refreshing":
             refresh(self.store, self.name, estimator=NNN(5), force=True)
             state = self.state
@@ -354,7 +419,9 @@ class World:
                 bank_fingerprint=self.bank.fingerprint,
                 tuned_at=self.state.profile.refreshed_at,
             )
-            self.store.write_property(self.name, Verdicts.property_name, Verdicts(records=(tuning,)))
+            self.store.write_property(
+                self.name, Verdicts.property_name, Verdicts(records=(tuning,))
+            )
 
     @property
     def state(self) -> CollectionState:
@@ -363,7 +430,10 @@ class World:
     def mutations(self) -> Iterator[tuple[str, Mutation]]:
         """Yield (property, mutation) of all that is mutated here."""
         if self.place != "records":
-            for mutation in (*mutations(self.properties["hubness"]), *crossed(self.properties["hubness"])):
+            for mutation in (
+                *mutations(self.properties["hubness"]),
+                *crossed(self.properties["hubness"]),
+            ):
                 yield "hubness", mutation
             return
         # No collection of these names exists: whether a property may name another one is not tested here.
@@ -393,7 +463,9 @@ class World:
             return
         self.write(name, self.properties.get(name))
         texts = self.plain.describe_collection(self.name)["properties"]
-        is_same = {key: text for key, text in texts.items() if key.startswith("hubness")} == self.properties
+        is_same = {
+            key: text for key, text in texts.items() if key.startswith("hubness")
+        } == self.properties
         if not is_same or not self.plain.has_collection(self.state.profile.bank.collection):
             self.make()
 
@@ -402,7 +474,9 @@ class World:
         found: list[Any] = []
         for name in (self.name, f"{self.name}__bias"):
             if self.plain.has_collection(name):
-                rows = self.plain.query(name, filter="id >= 0", output_fields=["*", "biases", "vector"])
+                rows = self.plain.query(
+                    name, filter="id >= 0", output_fields=["*", "biases", "vector"]
+                )
                 found += [row["id"] for row in rows if not _are_finite(row)]
         return found
 
@@ -420,7 +494,9 @@ class World:
             "refresh plan": lambda: refresh(s, n, bank=self.bank, plan=True, client_ttl=0.0),
             "query": lambda: c.query(n, filter="id < 5", output_fields=["*"]),
             "status": lambda: status(s, n),
-            "search with raw scores": lambda: c.search(n, data=self.query, limit=5, with_raw_score=True),
+            "search with raw scores": lambda: c.search(
+                n, data=self.query, limit=5, with_raw_score=True
+            ),
             "upsert": lambda: c.upsert(n, [self.row(3)]),
             "explain": lambda: explain_row(read_biased(s, n), 3),
             "get": lambda: c.get(n, [1, 2]),
@@ -452,13 +528,22 @@ def _turned(profile: Profile) -> Profile:
     return profile.model_copy(update={"slot": profile.standby, "standby": profile.slot})
 
 
-WRITES = {"insert", "upsert", "upsert of a part", "refresh", "refresh pending", "refresh with samples"}
+WRITES = {
+    "insert",
+    "upsert",
+    "upsert of a part",
+    "refresh",
+    "refresh pending",
+    "refresh with samples",
+}
 
 
 def _are_finite(row: dict[str, Any]) -> bool:
     numbers = [value for value in row.values() if isinstance(value, float)]
     vectors_of_row = [value for value in row.values() if isinstance(value, list)]
-    return all(np.isfinite(np.array(values, np.float64)).all() for values in (numbers, *vectors_of_row))
+    return all(
+        np.isfinite(np.array(values, np.float64)).all() for values in (numbers, *vectors_of_row)
+    )
 
 
 class TooLong(BaseException):
@@ -547,7 +632,11 @@ def run(world: World, share: float = 1.0, seed: int = 0, per_mutation: int = 1) 
             call = list(calls)[number % len(calls)]
             number += 1
             where = f"{world.place}, {call}, {mutation.name}"
-            if outcomes.take(where, calls[call]) and call in WRITES and (keys := world.non_finite()):
+            if (
+                outcomes.take(where, calls[call])
+                and call in WRITES
+                and (keys := world.non_finite())
+            ):
                 outcomes.fault(where, f"stored NaN: in rows {keys[:5]}")
             world.client.close()
             world.client = world.backend.hubness_client(policy={"cut_over_seconds": 0.2})

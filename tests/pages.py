@@ -26,7 +26,9 @@ def assert_accessible(source):
     """Landmarks, headings in order, tables with captions and scopes, names of charts and images, a visible focus."""
     page = _Outline(source)
     assert page.all("html")[0]["lang"] == "en"
-    top = re.sub("<(header|main|footer)[ >].*?</\\1>", "", source.split("<body>")[1], flags=re.DOTALL)
+    top = re.sub(
+        "<(header|main|footer)[ >].*?</\\1>", "", source.split("<body>")[1], flags=re.DOTALL
+    )
     assert re.sub(r"</?(body|html)>|\s", "", top) == "", "everything is in a landmark"
     assert [tag for tag, _ in page.elements if tag in LANDMARKS] == list(LANDMARKS)
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
@@ -38,7 +40,9 @@ def assert_accessible(source):
     for attributes in page.all("section"):
         assert attributes.get("aria-label") or attributes["aria-labelledby"] in ids
     assert source.count("<table>") == source.count("<table><caption")
-    assert page.all("th") == [attributes for attributes in page.all("th") if attributes["scope"] in ("col", "row")]
+    assert page.all("th") == [
+        attributes for attributes in page.all("th") if attributes["scope"] in ("col", "row")
+    ]
     for attributes in page.all("svg"):
         assert attributes["role"] == "img"
         assert attributes["aria-label"]
@@ -48,5 +52,10 @@ def assert_accessible(source):
             assert attributes["tabindex"] == "0"
             assert attributes["role"] == "region"
             assert attributes["aria-labelledby"] in ids
-    for rule in ("a:focus-visible", ".scroll:focus-visible", "@media print", "@media screen and (prefers-color-scheme"):
+    for rule in (
+        "a:focus-visible",
+        ".scroll:focus-visible",
+        "@media print",
+        "@media screen and (prefers-color-scheme",
+    ):
         assert rule in source

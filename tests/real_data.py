@@ -29,7 +29,10 @@ TASKS = (
 )
 EMBEDDING_TASKS = TASKS[:-1]
 LARGEST = "caption_translation"
-LARGEST_APART = [*(task for task in TASKS if task != LARGEST), pytest.param(LARGEST, marks=pytest.mark.long)]
+LARGEST_APART = [
+    *(task for task in TASKS if task != LARGEST),
+    pytest.param(LARGEST, marks=pytest.mark.long),
+]
 
 needs_real_data = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"no real data in {DATA}: python -m benchmarks.data docstring_code"
@@ -68,8 +71,15 @@ class Rows(dict[str, dict[str, tuple[float, float]]]):
 def reference() -> Rows:
     """Return the figures that plain formulas give."""
     path = DATA / "reference.json"
-    cells: dict[str, dict[str, list[float]]] = json.loads(path.read_text()) if path.is_file() else {}
-    return Rows({task: {method: (r1, skew) for method, (r1, skew) in row.items()} for task, row in cells.items()})
+    cells: dict[str, dict[str, list[float]]] = (
+        json.loads(path.read_text()) if path.is_file() else {}
+    )
+    return Rows(
+        {
+            task: {method: (r1, skew) for method, (r1, skew) in row.items()}
+            for task, row in cells.items()
+        }
+    )
 
 
 def folder_of(task: str) -> str:

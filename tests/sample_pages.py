@@ -100,7 +100,9 @@ def service_view(*collections, waiting_for=""):
     return ServiceView("0.1.0", "http://milvus:19530", started, AT, waiting_for, collections)
 
 
-def collection_view(name="products", kept=(), last=None, running=None, failing=None, failures=0, **facts):
+def collection_view(
+    name="products", kept=(), last=None, running=None, failing=None, failures=0, **facts
+):
     standing = Standing(
         running=running,
         last=last or (kept[-1] if kept else None),
@@ -108,13 +110,17 @@ def collection_view(name="products", kept=(), last=None, running=None, failing=N
         failing=failing,
         failures=failures,
     )
-    return CollectionView(CollectionTable(name=name, **facts), standing, AT + timedelta(seconds=40), kept)
+    return CollectionView(
+        CollectionTable(name=name, **facts), standing, AT + timedelta(seconds=40), kept
+    )
 
 
 def full_service_view():
     """A service with a collection in each condition: well, at work, failing, and never looked at."""
     trouble = Reconciliation(
-        at=AT, result="failed", message="no Milvus answers at http://milvus:19530: " + "deadline " * 9
+        at=AT,
+        result="failed",
+        message="no Milvus answers at http://milvus:19530: " + "deadline " * 9,
     )
     long_name = "a_collection_with_a_name_that_is_as_long_as_names_of_collections_get_in_the_wild_"
     running = Course(AT, "computing biases", 40_000, 1_200_000)

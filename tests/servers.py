@@ -77,7 +77,9 @@ def made_for(names: Iterable[str], existing: Iterable[str]) -> list[str]:
 def aliases_of(client: MilvusClient, name: str) -> list[str]:
     """The aliases of a collection. Milvus Lite describes none; Milvus 2.3 lists those of the default database."""
     is_lite = client.get_server_version().startswith("milvus_lite")
-    return list((client.list_aliases(name) if is_lite else client.describe_collection(name))["aliases"])
+    return list(
+        (client.list_aliases(name) if is_lite else client.describe_collection(name))["aliases"]
+    )
 
 
 def die_with_parent(command: list[str]) -> list[str]:
@@ -226,7 +228,9 @@ class MilvusServer:
             if self._process is None or self._process.poll() is not None:
                 raise RuntimeError(f"the Milvus server ended while starting:\n{self._log_tail()}")
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no Milvus server after {STARTUP_SECONDS} s:\n{self._log_tail()}")
+                raise TimeoutError(
+                    f"no Milvus server after {STARTUP_SECONDS} s:\n{self._log_tail()}"
+                )
             time.sleep(0.1)
 
     def _is_healthy(self) -> bool:
@@ -384,13 +388,18 @@ class QdrantServer:
     @staticmethod
     def client(uri: str) -> QdrantClient:
         """Return a client of a server of any version."""
-        return QdrantClient(url=uri, api_key=os.environ.get("QDRANT_API_KEY"), check_compatibility=False)
+        return QdrantClient(
+            url=uri, api_key=os.environ.get("QDRANT_API_KEY"), check_compatibility=False
+        )
 
     @property
     def uri(self) -> str:
         if self._address:
             return self._address
-        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(self.PORT)
+        host, port = (
+            self._container.get_container_host_ip(),
+            self._container.get_exposed_port(self.PORT),
+        )
         return f"http://{host}:{port}"
 
     def start(self) -> None:
@@ -432,7 +441,9 @@ def no_docker() -> str | None:
         Path.home() / ".docker/run",
         Path.home() / ".docker/desktop",
     )
-    if "DOCKER_HOST" not in os.environ and not any((folder / "docker.sock").exists() for folder in folders):
+    if "DOCKER_HOST" not in os.environ and not any(
+        (folder / "docker.sock").exists() for folder in folders
+    ):
         return "no Docker engine answers: there is no docker.sock, and $DOCKER_HOST is not set"
     if importlib.util.find_spec("testcontainers") is None:
         return "the package testcontainers is not installed"

@@ -104,7 +104,16 @@ class TestInMemory:
             QueryBank(rows)
 
     @pytest.mark.parametrize(
-        "given", [np.ones(3), np.ones((2, 2, 2)), [1.0, 2.0], [[[1.0]]], np.float32(1), np.ones((2, 0)), [[], []]]
+        "given",
+        [
+            np.ones(3),
+            np.ones((2, 2, 2)),
+            [1.0, 2.0],
+            [[[1.0]]],
+            np.float32(1),
+            np.ones((2, 0)),
+            [[], []],
+        ],
     )
     def test_wrong_shape(self, given):
         with pytest.raises(InvalidInput, match=r"2-D|without a single number"):
@@ -132,7 +141,16 @@ def test_fingerprint_is_of_shape_and_values():
     bank = QueryBank(ROWS)
     assert bank.fingerprint == f"sha256:{expected}"
     assert bank.fingerprint == QueryBank(ROWS.astype(np.float64), source="elsewhere").fingerprint
-    assert len({bank.fingerprint, QueryBank(ROWS.reshape(3, 4)).fingerprint, QueryBank(-ROWS).fingerprint}) == 3
+    assert (
+        len(
+            {
+                bank.fingerprint,
+                QueryBank(ROWS.reshape(3, 4)).fingerprint,
+                QueryBank(-ROWS).fingerprint,
+            }
+        )
+        == 3
+    )
 
 
 def test_requirements():
@@ -165,7 +183,9 @@ class TestArrays:
         assert len(QueryBank.load(path)) == 4
         np.savez_compressed(path, a=ROWS, b=ROWS[:2])
         assert len(QueryBank.load(path, "b")) == 2
-        with pytest.raises(InvalidInput, match="several arrays: choose one of 'a', 'b' with --bank-column"):
+        with pytest.raises(
+            InvalidInput, match="several arrays: choose one of 'a', 'b' with --bank-column"
+        ):
             QueryBank.load(path)
         with pytest.raises(InvalidInput, match="no array 'c': choose one of 'a', 'b'"):
             QueryBank.load(path, "c")
@@ -196,7 +216,13 @@ class TestArrays:
 class TestTables:
     @TABLES
     @pytest.mark.parametrize(
-        "kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 3)]
+        "kind",
+        [
+            pa.list_(pa.float32()),
+            pa.list_(pa.float64()),
+            pa.large_list(pa.float32()),
+            pa.list_(pa.float32(), 3),
+        ],
     )
     def test_the_only_column_of_vectors_needs_no_name(self, tmp_path, name, kind):
         WRITERS[name](lists(kind=kind), tmp_path / name)
@@ -207,21 +233,27 @@ class TestTables:
         write_ipc(lists(ROWS.astype(np.float16), pa.list_(pa.float16())), tmp_path / "b.arrow")
         np.testing.assert_allclose(QueryBank.load(tmp_path / "b.arrow").vectors, ROWS, rtol=1e-3)
         write_ipc(lists([[1, 2], [3, 4]], pa.list_(pa.int8())), tmp_path / "b.arrow")
-        np.testing.assert_array_equal(QueryBank.load(tmp_path / "b.arrow").vectors, [[1, 2], [3, 4]])
+        np.testing.assert_array_equal(
+            QueryBank.load(tmp_path / "b.arrow").vectors, [[1, 2], [3, 4]]
+        )
 
     @TABLES
     def test_several_columns_need_a_name(self, tmp_path, name):
         table = lists().append_column("other", lists(ROWS[:, :2]).column("vector"))
         WRITERS[name](table, tmp_path / name)
         assert QueryBank.load(tmp_path / name, "other").dim == 2
-        with pytest.raises(InvalidInput, match="several vector columns: choose one of 'vector', 'other'"):
+        with pytest.raises(
+            InvalidInput, match="several vector columns: choose one of 'vector', 'other'"
+        ):
             QueryBank.load(tmp_path / name)
 
     @TABLES
     def test_wrong_column(self, tmp_path, name):
         WRITERS[name](lists(), tmp_path / name)
         for column in ("vectors", "id"):
-            with pytest.raises(InvalidInput, match=f"no vector column '{column}': choose one of 'vector'"):
+            with pytest.raises(
+                InvalidInput, match=f"no vector column '{column}': choose one of 'vector'"
+            ):
                 QueryBank.load(tmp_path / name, column)
         WRITERS[name](lists().drop(["vector"]), tmp_path / name)
         with pytest.raises(InvalidInput, match="no vector column: add one"):
@@ -283,7 +315,9 @@ class TestUnreadableFiles:
             WRITERS[path.name](lists(rows), path)
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        with pytest.raises(UnreadableFile, match=r"cannot be read|cut off or damaged; create it again"):
+        with pytest.raises(
+            UnreadableFile, match=r"cannot be read|cut off or damaged; create it again"
+        ):
             QueryBank.load(path)
 
     def test_a_damaged_archive(self, tmp_path):
@@ -309,5 +343,7 @@ class TestUnreadableFiles:
 
     @pytest.mark.parametrize("name", ["b.csv", "b", "b.pkl"])
     def test_unknown_kind(self, tmp_path, name):
-        with pytest.raises(UnreadableFile, match=r"unknown kind; a bank is a \.npy, \.npz, \.parquet"):
+        with pytest.raises(
+            UnreadableFile, match=r"unknown kind; a bank is a \.npy, \.npz, \.parquet"
+        ):
             QueryBank.load(tmp_path / name)

@@ -8,7 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = [ROOT / "milvus_hubness", *ROOT.glob("integrations/*/*_hubness")]
-TESTS = sorted(path for folder in ("tests", "integrations/*/tests") for path in ROOT.glob(f"{folder}/**/*.py"))
+TESTS = sorted(
+    path for folder in ("tests", "integrations/*/tests") for path in ROOT.glob(f"{folder}/**/*.py")
+)
 SETTERS = {"setattr", "delattr", "setitem", "delitem", "patch", "object", "dict"}
 
 
@@ -17,9 +19,14 @@ def imported(tree):
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
         elif isinstance(node, ast.Import):
-            names |= {alias.asname or alias.name.split(".")[0]: alias.asname and alias.name for alias in node.names}
+            names |= {
+                alias.asname or alias.name.split(".")[0]: alias.asname and alias.name
+                for alias in node.names
+            }
     return {name: full or name for name, full in names.items()}
 
 
@@ -46,14 +53,23 @@ def constants_set(source):
         return names.get(node.id, "") if isinstance(node, ast.Name) else ""
 
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(
+            node.ctx, ast.Store | ast.Del
+        ):
             found.append(full(node.value if isinstance(node, ast.Subscript) else node))
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in SETTERS:
+        elif (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", "")) in SETTERS
+        ):
             texts = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
             [target] = node.args[:1] or [None]
             either = [target.body, target.orelse] if isinstance(target, ast.IfExp) else [target]
             targets = [full(each) for each in either]
-            found += targets + [f"{owner}.{text}" if owner else str(text) for owner in ["", *targets] for text in texts]
+            found += targets + [
+                f"{owner}.{text}" if owner else str(text)
+                for owner in ["", *targets]
+                for text in texts
+            ]
     return sorted({name for name in found if is_fixed(name)})
 
 
@@ -66,7 +82,10 @@ def test_no_constant_of_the_product_is_set():
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ('monkeypatch.setattr(screened, "MOST_SELECTED", 1)', "correction.kernels.screened.MOST_SELECTED"),
+        (
+            'monkeypatch.setattr(screened, "MOST_SELECTED", 1)',
+            "correction.kernels.screened.MOST_SELECTED",
+        ),
         ('monkeypatch.setattr("milvus_hubness.errors._remembered", set())', "errors._remembered"),
         ('patch.setattr(milvus_hubness.errors, "_remembered", set())', "errors._remembered"),
         (
@@ -75,7 +94,10 @@ def test_no_constant_of_the_product_is_set():
         ),
         ('with mock.patch.object(screened, "GROUP", 1): ...', "correction.kernels.screened.GROUP"),
         ('setattr(screened, "GROUP", 1)', "correction.kernels.screened.GROUP"),
-        ('monkeypatch.setitem(TILE_SIZES, "cpu", None)', "correction.kernels.primitives.TILE_SIZES"),
+        (
+            'monkeypatch.setitem(TILE_SIZES, "cpu", None)',
+            "correction.kernels.primitives.TILE_SIZES",
+        ),
         (
             'monkeypatch.setitem(TILE_SIZES if TILE_SIZES else {}, "cpu", None)',
             "correction.kernels.primitives.TILE_SIZES",
@@ -87,7 +109,9 @@ def test_no_constant_of_the_product_is_set():
     ],
 )
 def test_a_constant_that_is_set_is_found(line, name):
-    imports = "import milvus_hubness.errors\nfrom milvus_hubness.correction.kernels import screened\n"
+    imports = (
+        "import milvus_hubness.errors\nfrom milvus_hubness.correction.kernels import screened\n"
+    )
     imports += "from milvus_hubness.correction.kernels.primitives import TILE_SIZES\n"
     source = f"{imports}def test(monkeypatch):\n    {line}\n"
     assert constants_set(source) == [f"milvus_hubness.{name}"]

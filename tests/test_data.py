@@ -27,21 +27,26 @@ def {name}(values):
 
 def pairs(count, prefix="f"):
     return [
-        Pair(f"{prefix}.f{i}", f"Docstring {prefix} number {i} of all.", f"return {prefix} + {i}") for i in range(count)
+        Pair(f"{prefix}.f{i}", f"Docstring {prefix} number {i} of all.", f"return {prefix} + {i}")
+        for i in range(count)
     ]
 
 
 def wheel(folder, name, functions):
     path = folder / f"{name}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(f"{name}/code.py", "".join(SOURCE.format(name=function) for function in functions))
+        archive.writestr(
+            f"{name}/code.py", "".join(SOURCE.format(name=function) for function in functions)
+        )
         archive.writestr(f"{name}/tests/test_code.py", SOURCE.format(name="in_a_test"))
         archive.writestr(f"{name}-1.0.dist-info/METADATA", "Name: x")
     return path
 
 
 def test_functions_are_read_from_a_wheel_without_installing_it(tmp_path):
-    found = docstring_code.read_wheel(wheel(tmp_path, "adders", ["add", "plus"]), tmp_path / "sources")
+    found = docstring_code.read_wheel(
+        wheel(tmp_path, "adders", ["add", "plus"]), tmp_path / "sources"
+    )
     assert [pair.name for pair in found] == ["adders.code.add", "adders.code.plus"]
     assert found[0].docstring == "Return the sum of the values, add of all."
     assert found[0].body.startswith("total = add_start")
@@ -50,23 +55,31 @@ def test_functions_are_read_from_a_wheel_without_installing_it(tmp_path):
 
 def test_equal_texts_are_taken_once_whatever_their_case_and_white_space():
     [one, two] = pairs(2)
-    same_docstring = Pair("other.a", one.docstring.upper().replace(" ", "\n  "), "return another(body)")
+    same_docstring = Pair(
+        "other.a", one.docstring.upper().replace(" ", "\n  "), "return another(body)"
+    )
     same_body = Pair("other.b", "Another docstring, of some length.", two.body.replace(" ", "\t"))
-    through_a_duplicate = Pair("other.c", "A third docstring, of some length.", "RETURN another(BODY)")
+    through_a_duplicate = Pair(
+        "other.c", "A third docstring, of some length.", "RETURN another(BODY)"
+    )
     assert docstring_code.without_duplicates([one, same_docstring, two, same_body]) == [one, two]
     assert docstring_code.without_duplicates([one, same_docstring, through_a_duplicate]) == [one]
 
 
 def test_no_text_is_in_two_parts_of_the_split():
     originals = pairs(40)
-    copies = [Pair(f"copy.{i}", pair.docstring, f"other {pair.body}") for i, pair in enumerate(originals)]
+    copies = [
+        Pair(f"copy.{i}", pair.docstring, f"other {pair.body}") for i, pair in enumerate(originals)
+    ]
     split = docstring_code.split_pairs([*originals, *copies], (10, 20, 5))
     assert [len(part) for part in split] == [10, 20, 5]
     chosen = [pair for part in split for pair in part]
     for texts in zip(*chosen, strict=True):
         assert len(set(texts)) == 35
     assert docstring_code.split_pairs([*originals, *copies], (10, 20, 5)) == split
-    assert [pair.name for pair in split.test] != [pair.name for pair in originals[:10]], "in random order"
+    assert [pair.name for pair in split.test] != [pair.name for pair in originals[:10]], (
+        "in random order"
+    )
 
 
 def test_too_few_different_pairs_are_refused():
@@ -85,7 +98,9 @@ def test_the_checksum_depends_on_every_text_and_its_place():
 
 def test_docstrings_and_bodies_become_the_arrays_of_the_protocol():
     split = docstring_code.split_pairs(pairs(6), (2, 3, 1))
-    arrays = docstring_code.embed(split, lambda texts: np.array([[len(text), "return" in text] for text in texts]))
+    arrays = docstring_code.embed(
+        split, lambda texts: np.array([[len(text), "return" in text] for text in texts])
+    )
     assert {name: len(array) for name, array in arrays.items()} == {
         "query": 2,
         "gallery": 2,
@@ -95,7 +110,11 @@ def test_docstrings_and_bodies_become_the_arrays_of_the_protocol():
         "val_gallery": 1,
     }
     assert all(array.dtype == np.float16 for array in arrays.values())
-    for questions, items in (("query", "gallery"), ("bank", "target_bank"), ("val_query", "val_gallery")):
+    for questions, items in (
+        ("query", "gallery"),
+        ("bank", "target_bank"),
+        ("val_query", "val_gallery"),
+    ):
         assert not arrays[questions][:, 1].any()
         assert arrays[items][:, 1].all()
 
@@ -113,7 +132,14 @@ def test_every_package_is_pinned_by_its_hash():
 def made(tmp_path):
     """A folder with a small set that was made in it."""
     rng = np.random.default_rng(0)
-    sizes = {"query": 40, "gallery": 40, "bank": 150, "target_bank": 150, "val_query": 5, "val_gallery": 5}
+    sizes = {
+        "query": 40,
+        "gallery": 40,
+        "bank": 150,
+        "target_bank": 150,
+        "val_query": 5,
+        "val_gallery": 5,
+    }
     arrays = {name: rng.normal(size=(size, 8)).astype(np.float16) for name, size in sizes.items()}
     row = data.write_set("docstring_code", arrays, tmp_path, {"texts": "abc"})
     assert json.loads((tmp_path / "reference.json").read_text()) == {"docstring_code": row}
@@ -167,10 +193,29 @@ def test_a_test_of_a_missing_set_is_skipped_with_the_command(tmp_path):
         "@needs_real_data\ndef test_task(): load_task('clip_products t2i')\n"
         "@needs_real_data\ndef test_reference(): reference()['docstring_code']\n"
     )
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-rs", "-p", "no:cacheprovider", "--noconftest", "-c"]
-    environment = {"PATH": "", "PYTHONPATH": str(ROOT), "MILVUS_HUBNESS_DATA": str(tmp_path / "data")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "--noconftest",
+        "-c",
+    ]
+    environment = {
+        "PATH": "",
+        "PYTHONPATH": str(ROOT),
+        "MILVUS_HUBNESS_DATA": str(tmp_path / "data"),
+    }
     done = subprocess.run(
-        [*command, "/dev/null", str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+        [*command, "/dev/null", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert "2 skipped" in done.stdout
     for name in ("clip_products", "docstring_code"):
@@ -180,9 +225,14 @@ def test_a_test_of_a_missing_set_is_skipped_with_the_command(tmp_path):
 def test_a_benchmark_of_a_missing_set_ends_with_the_command(tmp_path):
     code = "from tests.real_data import load_task; load_task('text_video_msrvtt t2v')"
     environment = {"PYTHONPATH": str(ROOT), "MILVUS_HUBNESS_DATA": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
-    assert done.stderr == f"no text_video_msrvtt in {tmp_path}: python -m benchmarks.data text_video_msrvtt\n"
+    assert (
+        done.stderr
+        == f"no text_video_msrvtt in {tmp_path}: python -m benchmarks.data text_video_msrvtt\n"
+    )
 
 
 def test_measures_by_hand():
@@ -215,4 +265,6 @@ def test_the_data_here_have_the_hashes_that_are_listed():
     here = data.data_folder()
     present = [name for name in data.SETS if data.missing(name, here) is None]
     assert present
-    assert {name: set(data.check(name, here).values()) for name in present} == {name: {"equal"} for name in present}
+    assert {name: set(data.check(name, here).values()) for name in present} == {
+        name: {"equal"} for name in present
+    }

@@ -47,7 +47,9 @@ def fewer_functions(monkeypatch, pairs):
 
 
 def numbers(line):
-    return [float(number.replace(",", "")) for number in re.findall(r"(?<![\w@.])\d[\d,]*\.?\d*", line)]
+    return [
+        float(number.replace(",", "")) for number in re.findall(r"(?<![\w@.])\d[\d,]*\.?\d*", line)
+    ]
 
 
 def test_every_example_is_short_and_tested_here():
@@ -121,7 +123,9 @@ with TestClient(app) as service:
 loaded = sorted({{name.split(".")[0] for name in sys.modules}})
 print(json.dumps([raw, refused, loaded]))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     [*printed, last] = done.stdout.splitlines()
     assert [line.split()[1] for line in printed][:1] == ["wrap"]

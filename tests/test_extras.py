@@ -31,7 +31,9 @@ def test_other_missing_modules_stay_as_they_are():
 
 def test_a_file_without_milvus_lite(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "milvus_lite", None)
-    with pytest.raises(MissingExtra, match=r'^milvus_lite is not installed: pip install "milvus-hubness\[lite\]"$'):
+    with pytest.raises(
+        MissingExtra, match=r'^milvus_lite is not installed: pip install "milvus-hubness\[lite\]"$'
+    ):
         connect(str(tmp_path / "shop.db"))
 
 
@@ -47,7 +49,10 @@ def test_a_command_names_the_extra_in_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as raised:
         run(app)
     assert raised.value.code == 1
-    assert capsys.readouterr().err == 'milvus-hubness: ray is not installed: pip install "milvus-hubness[ray]"\n'
+    assert (
+        capsys.readouterr().err
+        == 'milvus-hubness: ray is not installed: pip install "milvus-hubness[ray]"\n'
+    )
 
 
 JOBS = "faiss, jinja2, prometheus_client, pyarrow, safetensors, sklearn, tenacity, torch"
@@ -61,12 +66,19 @@ SERVE = "cronsim, faiss, jinja2, prometheus_client, pyarrow, safetensors, sklear
         ("serve --config hubness.toml", "shop.db", SERVE, "lite,serve"),
         ("tune products --bank b.npy", "http://localhost:19530", JOBS, "jobs"),
         ("migrate plan products --bank b.npy --uri shop.db", "", JOBS, "jobs,lite"),
-        ("migrate run products --bank b.npy --http :8089", "http://localhost:19530", SERVE, "serve"),
+        (
+            "migrate run products --bank b.npy --http :8089",
+            "http://localhost:19530",
+            SERVE,
+            "serve",
+        ),
         ("demo", "http://localhost:19530", JOBS, "jobs,lite"),
         ("quari train --pairs p.npz --out x", "http://localhost:19530", JOBS, "jobs"),
     ],
 )
-def test_a_base_install_is_told_of_all_extras_of_a_command_at_once(monkeypatch, line, uri, modules, extras):
+def test_a_base_install_is_told_of_all_extras_of_a_command_at_once(
+    monkeypatch, line, uri, modules, extras
+):
     """serve sent its users to [jobs] first, and then to [serve]; a .db file to [lite] last."""
     for module in EXTRAS:
         monkeypatch.setitem(sys.modules, module, None)
@@ -77,7 +89,9 @@ def test_a_base_install_is_told_of_all_extras_of_a_command_at_once(monkeypatch, 
     names = sorted([*modules.split(", "), *(["milvus_lite"] if "lite" in extras else [])])
     if sys.version_info < (3, 11) and "serve" in extras:
         names = sorted([*names, "tomli"])
-    assert str(told) == f'{", ".join(names)} are not installed: pip install "milvus-hubness[{extras}]"'
+    assert (
+        str(told) == f'{", ".join(names)} are not installed: pip install "milvus-hubness[{extras}]"'
+    )
 
 
 def test_the_command_itself_names_all_of_them(monkeypatch, capsys):

@@ -26,7 +26,9 @@ from tests.galleries import METRICS, decoded
 
 HALVES = ["float16", "bfloat16"]
 NUMBERS = st.floats(-60_000, 60_000, width=32)
-ROWS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40), elements=NUMBERS)
+ROWS = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=2, max_dims=2, max_side=40), elements=NUMBERS
+)
 BITS = {"float16": 22, "bfloat16": 16}
 """What two halves keep of a number."""
 
@@ -65,7 +67,8 @@ def test_vectors_are_taken_in_every_shape_that_pymilvus_gives_or_takes(dtype):
 
 
 @pytest.mark.parametrize(
-    ("given_as", "said"), [([b"123"], "3 bytes"), ([b"12", b"1234"], "one length"), (["ab"], "numbers")]
+    ("given_as", "said"),
+    [([b"123"], "3 bytes"), ([b"12", b"1234"], "one length"), (["ab"], "numbers")],
 )
 def test_what_is_no_vector_is_refused(given_as, said):
     with pytest.raises(InvalidInput, match=said):
@@ -83,7 +86,9 @@ def test_what_does_not_fit_is_refused_and_infinity_stays(dtype, size):
 @given(numbers=hnp.arrays(np.float32, 50, elements=st.floats(-60_000, 60_000, width=32)))
 def test_two_halves_keep_twice_the_bits(dtype, numbers):
     found = rounded_to_sums(numbers, dtype)
-    assert np.all(np.abs(found - numbers) <= 2.0 ** -BITS[dtype] * np.abs(numbers) + SMALLEST[dtype] / 2)
+    assert np.all(
+        np.abs(found - numbers) <= 2.0 ** -BITS[dtype] * np.abs(numbers) + SMALLEST[dtype] / 2
+    )
     assert np.array_equal(rounded_to_sums(found, dtype), found)
 
 
@@ -108,7 +113,10 @@ def test_products_in_the_field_are_those_of_the_rows(case, seed, strength):
     layout = measured_on(layout, items)
     stored = layout.augment(items, rng.standard_normal((6, layout.slots)).astype(np.float32))
     asked = layout.encode_queries(queries, strength, slot=layout.slots - 1)
-    sent = [decode(form.encode_queries(asked), form.dtype), decode(form.encode_rows(stored), form.dtype)]
+    sent = [
+        decode(form.encode_queries(asked), form.dtype),
+        decode(form.encode_rows(stored), form.dtype),
+    ]
     assert all(each.shape[1] == form.width for each in sent)
     assert form.width % layout.multiple_of == 0
     found = sent[0].astype(float) @ sent[1].T.astype(float)
@@ -116,7 +124,9 @@ def test_products_in_the_field_are_those_of_the_rows(case, seed, strength):
         stored[:, : layout.dim], form.dtype
     ).T.astype(float)
     ours = asked[:, layout.dim :].astype(float) @ stored[:, layout.dim :].T.astype(float)
-    size = np.abs(asked[:, layout.dim :]).astype(float) @ np.abs(stored[:, layout.dim :]).T.astype(float)
+    size = np.abs(asked[:, layout.dim :]).astype(float) @ np.abs(stored[:, layout.dim :]).T.astype(
+        float
+    )
     bits = BITS.get(form.dtype, 24) - 2
     assert np.all(np.abs(found - wanted - ours) <= 2.0**-bits * size + 1e-6)
 
@@ -130,7 +140,9 @@ def test_rows_are_joined_to_what_was_split(case, seed):
     revert = form.joined(decode(form.encode_rows(stored), form.dtype))
     assert revert.shape == stored.shape
     assert np.array_equal(revert[:, : layout.dim], rounded(stored[:, : layout.dim], form.dtype))
-    assert np.array_equal(revert[:, layout.dim :], rounded_to_sums(stored[:, layout.dim :], form.dtype))
+    assert np.array_equal(
+        revert[:, layout.dim :], rounded_to_sums(stored[:, layout.dim :], form.dtype)
+    )
     assert np.array_equal(form.joined(form.split(revert)), revert)
 
 
@@ -145,7 +157,10 @@ def test_room_for_more_numbers_in_the_same_width_changes_nothing(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@given(rows=hnp.arrays(np.float32, (4, 6), elements=st.floats(-200, 200, width=32)), norm=st.floats(1e-2, 1e3))
+@given(
+    rows=hnp.arrays(np.float32, (4, 6), elements=st.floats(-200, 200, width=32)),
+    norm=st.floats(1e-2, 1e3),
+)
 def test_cosine_rows_come_back_within_one_unit_in_the_last_place(dtype, rows, norm):
     layout, form = Layout(6, "COSINE"), form_of(Layout(6, "COSINE"), dtype)
     given_rows = rounded(rows * np.float32(norm / 200), dtype)
@@ -153,7 +168,9 @@ def test_cosine_rows_come_back_within_one_unit_in_the_last_place(dtype, rows, no
     stored = form.encode_rows(layout.augment(given_rows, np.zeros(4, np.float32)))
     revert = decoded(layout, form.joined(decode(stored, dtype)), norms, dtype)
     floor = SMALLEST[dtype] * np.maximum(norms, 1)[:, None]
-    assert np.all(np.abs(revert - given_rows) <= np.maximum(SPACING[dtype] * np.abs(given_rows), floor))
+    assert np.all(
+        np.abs(revert - given_rows) <= np.maximum(SPACING[dtype] * np.abs(given_rows), floor)
+    )
 
 
 def test_vectors_alone_are_stored_as_they_are():

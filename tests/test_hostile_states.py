@@ -31,7 +31,14 @@ from milvus_hubness.jobs.common.row_writer import BATCHES, open_batches
 from milvus_hubness.jobs.refresh.plan import SPARE_BANKS
 from milvus_hubness.jobs.store.generations import fitted_bank
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.jobs.store.records import MOST_VERDICTS, DualWrite, OnlineBanks, Record, Verdicts, WriteIntentLog
+from milvus_hubness.jobs.store.records import (
+    MOST_VERDICTS,
+    DualWrite,
+    OnlineBanks,
+    Record,
+    Verdicts,
+    WriteIntentLog,
+)
 from tests import hostile_states
 from tests.galleries import plain_collection, vectors
 from tests.hostile_states import PLACES, World
@@ -45,7 +52,9 @@ MANY = 0.16
 
 
 def memory():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def assert_no_faults(lite, place, share, record_property, per_mutation=1):
@@ -95,7 +104,9 @@ RERANKING = {"side": None, "candidates": 50, "missed": 0.0, "allowed": 0.1, "que
 
 
 def read(state):
-    return read_states({"hubness": state if isinstance(state, str) else json.dumps(state)}, "products")["vector"]
+    return read_states(
+        {"hubness": state if isinstance(state, str) else json.dumps(state)}, "products"
+    )["vector"]
 
 
 def with_profile(**fields):
@@ -109,7 +120,10 @@ def with_layout(**fields):
 BROKEN = {
     "an active profile that is none": ({**STATE, "active": "nobody"}, "active is 'nobody'"),
     "no profile": ({**STATE, "profiles": {}}, "active is 'default'"),
-    "a slot beyond the layout": (with_profile(standby=4), "profiles.default.standby is 4: the layout has the slots 0"),
+    "a slot beyond the layout": (
+        with_profile(standby=4),
+        "profiles.default.standby is 4: the layout has the slots 0",
+    ),
     "one slot for both": (with_profile(standby=0), "profiles.default: slot and standby are both 0"),
     "a slot of another profile": (
         {**STATE, "profiles": {"default": PROFILE, "text": {**OTHER, "standby": 1}}},
@@ -127,21 +141,42 @@ BROKEN = {
         {**STATE, "outgoing": {"name": "text", "profile": OTHER}},
         "outgoing.name is 'text'",
     ),
-    "10^9 candidates": ({**STATE, "reranking": {**RERANKING, "candidates": 10**9}}, "reranking.candidates"),
+    "10^9 candidates": (
+        {**STATE, "reranking": {**RERANKING, "candidates": 10**9}},
+        "reranking.candidates",
+    ),
     "candidates and more than two slots": ({**STATE, "reranking": RERANKING}, "layout.slots is 4"),
     "two bias locations": (
         {**STATE, "reranking": RERANKING, "second_vector": "hubness_vector"},
         "second_vector and reranking are both set",
     ),
-    "another second field": ({**STATE, "second_vector": "price"}, "second_vector is 'price', not 'hubness_vector'"),
+    "another second field": (
+        {**STATE, "second_vector": "price"},
+        "second_vector is 'price', not 'hubness_vector'",
+    ),
     "a foreign suffix": ({**STATE, "suffix": "_image"}, "suffix is '_image'"),
-    "a mean bias of NaN": (json.dumps(with_profile(mean_bias=math.nan)), "profiles.default.mean_bias"),
+    "a mean bias of NaN": (
+        json.dumps(with_profile(mean_bias=math.nan)),
+        "profiles.default.mean_bias",
+    ),
     "a mean bias beyond float32": (with_profile(mean_bias=1e300), "profiles.default.mean_bias"),
-    "an infinite strength": (json.dumps(with_profile(strength=math.inf)), "profiles.default.strength"),
+    "an infinite strength": (
+        json.dumps(with_profile(strength=math.inf)),
+        "profiles.default.strength",
+    ),
     "a gate of 10^9": (with_profile(gate=10**9), "profiles.default.gate"),
-    "an estimator without a name": (with_profile(estimator={"k": 3}), "an estimator has a name, not None"),
-    "an estimator with an odd name": (with_profile(estimator={"name": "No\nbody"}), "an estimator has a name, not"),
-    "an unknown parameter": (with_profile(estimator={"name": "NNN", "x": 1}), "NNN has no parameter 'x'"),
+    "an estimator without a name": (
+        with_profile(estimator={"k": 3}),
+        "an estimator has a name, not None",
+    ),
+    "an estimator with an odd name": (
+        with_profile(estimator={"name": "No\nbody"}),
+        "an estimator has a name, not",
+    ),
+    "an unknown parameter": (
+        with_profile(estimator={"name": "NNN", "x": 1}),
+        "NNN has no parameter 'x'",
+    ),
     "a parameter beyond float32": (
         with_profile(estimator={"name": "NNN", "alpha": 1e300}),
         "profiles.default.estimator",
@@ -153,15 +188,27 @@ BROKEN = {
     "a deep estimator": ('{"version": 1, "profiles": ' + "[" * 10_000, "recursion limit"),
     "a dimension beyond Milvus": (with_layout(dim=10**9), "layout: dim is from 1 to 32768"),
     "an endless dimension": (with_layout(dim=10**400), "layout: dim is from 1 to 32768"),
-    "a mean that is none": (with_layout(metric="L2", mean="AAAA"), "3 bytes are no mean of 8 dimensions"),
+    "a mean that is none": (
+        with_layout(metric="L2", mean="AAAA"),
+        "3 bytes are no mean of 8 dimensions",
+    ),
     "a scale of 2^1000": (with_layout(metric="L2", scale=2.0**1000), "a power of two"),
     "a bias scale of 2^1000": (with_layout(bias_scale=2.0**1000), "bias_scale is a power of two"),
     "a bias scale that rounds": (with_layout(bias_scale=0.3), "bias_scale is a power of two"),
     "a spread of a billion": (with_layout(spread=2**30), "spread is a power of two up to 64"),
     "a spread of 0": (with_layout(spread=0), "spread is a power of two up to 64"),
-    "an offset beyond its scale": (with_layout(metric="L2", offset=1e30), "too large for a scale of 1"),
-    "a date without a zone": (with_profile(refreshed_at="2026-01-02T00:00:00"), "profiles.default.refreshed_at"),
-    "the last date": (with_profile(refreshed_at="9999-12-31T23:59:59Z"), "profiles.default.refreshed_at"),
+    "an offset beyond its scale": (
+        with_layout(metric="L2", offset=1e30),
+        "too large for a scale of 1",
+    ),
+    "a date without a zone": (
+        with_profile(refreshed_at="2026-01-02T00:00:00"),
+        "profiles.default.refreshed_at",
+    ),
+    "the last date": (
+        with_profile(refreshed_at="9999-12-31T23:59:59Z"),
+        "profiles.default.refreshed_at",
+    ),
     "a long name": ({**STATE, "source": "x" * 256}, "at source"),
     "a name with control characters": ({**STATE, "field": "a\x1b[31m"}, "at field"),
     "a huge text": (json.dumps(STATE) + " " * MOST_CHARACTERS, "characters, at most"),
@@ -172,7 +219,9 @@ BROKEN = {
 @pytest.mark.parametrize("problem", BROKEN)
 def test_a_broken_state_is_refused_in_one_line_that_names_the_place(problem):
     text, place = BROKEN[problem]
-    with pytest.raises(StateError, match="the collection property 'hubness' of 'products' ") as refusal:
+    with pytest.raises(
+        StateError, match="the collection property 'hubness' of 'products' "
+    ) as refusal:
         read(text)
     message = str(refusal.value)
     assert place in message
@@ -201,7 +250,9 @@ def test_an_estimator_of_another_package_is_no_reason_to_refuse_a_search():
 
 
 def test_a_state_in_the_property_of_another_field_is_refused():
-    with pytest.raises(StateError, match=r"'hubness.image' of 'products' is the state of 'hubness'"):
+    with pytest.raises(
+        StateError, match=r"'hubness.image' of 'products' is the state of 'hubness'"
+    ):
         read_states({"hubness.image": json.dumps(STATE)}, "products")
 
 
@@ -214,10 +265,30 @@ ONLINE = {
     "profile": "default", "samples_collection": "s", "rate": 0.5,
 }  # fmt: skip
 RECORDS = [
-    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "choice": {"name": "NNN", "k": 0}}]}, "records.0.choice"),
-    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "strength": math.nan}]}, "records.0.strength"),
-    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "tuned_at": "2026-01-02"}]}, "records.0.tuned_at"),
-    (Verdicts, {"records": [TUNED]}, {"records": [{**TUNED, "gate_targets": 2**31}]}, "records.0.gate_targets"),
+    (
+        Verdicts,
+        {"records": [TUNED]},
+        {"records": [{**TUNED, "choice": {"name": "NNN", "k": 0}}]},
+        "records.0.choice",
+    ),
+    (
+        Verdicts,
+        {"records": [TUNED]},
+        {"records": [{**TUNED, "strength": math.nan}]},
+        "records.0.strength",
+    ),
+    (
+        Verdicts,
+        {"records": [TUNED]},
+        {"records": [{**TUNED, "tuned_at": "2026-01-02"}]},
+        "records.0.tuned_at",
+    ),
+    (
+        Verdicts,
+        {"records": [TUNED]},
+        {"records": [{**TUNED, "gate_targets": 2**31}]},
+        "records.0.gate_targets",
+    ),
     (Verdicts, {"records": [TUNED]}, {"records": [TUNED] * (MOST_VERDICTS + 1)}, "records"),
     (DualWrite, {"collection": "c"}, {"collection": "x" * 300}, "collection"),
     (DualWrite, {"collection": "c"}, {"collection": ""}, "collection"),
@@ -238,7 +309,9 @@ RECORDS = [
 def test_the_other_properties_are_validated_alike(model, valid, change, place):
     name = model.property_name
     assert model.read({name: json.dumps(valid)}, "products") is not None
-    with pytest.raises(StateError, match=rf"property '{name}' of 'products' is broken at {place}: "):
+    with pytest.raises(
+        StateError, match=rf"property '{name}' of 'products' is broken at {place}: "
+    ):
         model.read({name: json.dumps({**valid, **change})}, "products")
 
 
@@ -262,10 +335,16 @@ def test_no_state_is_written_that_could_not_be_read():
     """`model_copy` checks nothing."""
     state = read(STATE)
     broken = state.with_profile(state.profile.model_copy(update={"mean_bias": math.nan}))
-    with pytest.raises(StateError, match=r"the new CollectionState is broken at profiles\.default\.mean_bias"):
+    with pytest.raises(
+        StateError, match=r"the new CollectionState is broken at profiles\.default\.mean_bias"
+    ):
         broken.to_json()
-    with pytest.raises(InvalidInput, match=r"these values at estimator: the numbers of an estimator are finite"):
-        initial_state(state.layout, NNN(3, alpha=1e300), state.profile.bank, field="vector", source="products")
+    with pytest.raises(
+        InvalidInput, match=r"these values at estimator: the numbers of an estimator are finite"
+    ):
+        initial_state(
+            state.layout, NNN(3, alpha=1e300), state.profile.bank, field="vector", source="products"
+        )
 
 
 def test_an_estimator_that_would_iterate_for_years_is_refused():
@@ -280,7 +359,9 @@ def test_jobs_refuse_a_state_of_a_field_that_is_not_there(lite):
     plain_collection(client, name, vectors(np.random.default_rng(1), 9, 8), "IP")
     client.alter_collection_properties(name, {"hubness": json.dumps({**STATE, "field": "image"})})
     for call in (status, refresh):
-        with pytest.raises(StateError, match=rf"'hubness' of '{name}' is about the vector field 'image'"):
+        with pytest.raises(
+            StateError, match=rf"'hubness' of '{name}' is about the vector field 'image'"
+        ):
             call(lite.store(), name)
 
 
@@ -300,7 +381,9 @@ def test_rows_that_are_none_of_a_bank_are_refused(change):
     rows = [ROW, {**ROW, "number": 1, **change}]
     if change == {"part": None}:
         del rows[1]["part"]
-    with pytest.raises(StateError, match="bank 'b' has rows that no version of milvus-hubness writes"):
+    with pytest.raises(
+        StateError, match="bank 'b' has rows that no version of milvus-hubness writes"
+    ):
         fitted_bank(bank, "milvus", np.ones((2, 8), np.float32), rows)
 
 
@@ -314,12 +397,17 @@ def test_a_broken_record_of_a_job_is_named(lite, group):
     rng = np.random.default_rng(1)
     client, store, name = lite.client(), lite.store(), lite.name()
     plain_collection(client, name, vectors(rng, 30, 8), "COSINE")
-    plan = plan_enable(store, name, QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), where="side", force=True)
+    plan = plan_enable(
+        store, name, QueryBank(vectors(rng, 20, 8)), estimator=NNN(3), where="side", force=True
+    )
     enable(store, plan, client_ttl=0.0)
     key = f"{group}/{name}"
     for body in BODIES:
         store.put_records(LEDGER, [Record(key, SPARE_BANKS if group == SPARE_BANKS else key, body)])
-        with pytest.raises(StateError, match=f"the ledger record '{key}' is broken.*: delete it from 'hubness_ledger'"):
+        with pytest.raises(
+            StateError,
+            match=f"the ledger record '{key}' is broken.*: delete it from 'hubness_ledger'",
+        ):
             open_batches(store, name) if group == BATCHES else refresh(store, name, client_ttl=0.0)
     store.drop_records(LEDGER, SPARE_BANKS if group == SPARE_BANKS else key, [key])
     assert refresh(store, name, client_ttl=0.0).action == "none"

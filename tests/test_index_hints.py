@@ -38,7 +38,9 @@ def sets(seed=0, items=50, queries=200, dim=DIM):
 def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200):
     items, bank = sets(dim=dim, queries=queries)
     items *= np.float32(factor)
-    layout = measured_on(Layout(dim, metric), items, bank, graph_hint=graph_hint, locality_hints=True)
+    layout = measured_on(
+        Layout(dim, metric), items, bank, graph_hint=graph_hint, locality_hints=True
+    )
     return Correction.fit(layout, NNN(4), QueryBank(bank)), items, bank
 
 
@@ -50,7 +52,9 @@ def unit(rows):
 @pytest.mark.parametrize("queries", [200, LANDMARKS + 777])
 def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank(metric, queries):
     correction, items, bank = fitted(metric, 3.0, queries=queries)
-    some = unit(bank[np.linspace(0, queries - 1, min(queries, LANDMARKS)).astype(int)].astype(float))
+    some = unit(
+        bank[np.linspace(0, queries - 1, min(queries, LANDMARKS)).astype(int)].astype(float)
+    )
     _, directions = np.linalg.eigh(np.cov(some.T))
     found = correction.locality_hints(items)
     assert found.shape == (len(items), correction.layout.locality_hint_count)
@@ -75,10 +79,14 @@ class Multiplied(np.ndarray):
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
 @pytest.mark.parametrize(
-    "estimator", [NNN(4), Sinkhorn(0.1), Blend([RelativeNNN(3), Sinkhorn(0.2)], strength=0.7)], ids=repr
+    "estimator",
+    [NNN(4), Sinkhorn(0.1), Blend([RelativeNNN(3), Sinkhorn(0.2)], strength=0.7)],
+    ids=repr,
 )
 @pytest.mark.parametrize("are_new", [True, False])
-def test_one_product_of_new_rows_with_the_bank_gives_their_biases_and_hints(metric, estimator, are_new):
+def test_one_product_of_new_rows_with_the_bank_gives_their_biases_and_hints(
+    metric, estimator, are_new
+):
     correction, items, bank = fitted(metric, queries=LANDMARKS + 777)
     correction = Correction.fit(correction.layout, estimator, bank, gallery=items)
     rows = np.concatenate([items, 3 * items[:9] + 1, np.full((1, DIM), np.nan, np.float32)])
@@ -104,7 +112,10 @@ def test_rows_without_a_bias_have_nothing_there_and_lack_nothing():
     np.testing.assert_array_equal(np.flatnonzero(~layout.lacks_locality_hints(stored)), [3, 7])
     without = Layout(DIM, "COSINE")
     assert not without.lacks_locality_hints(without.augment(items, np.zeros(len(items)))).any()
-    assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (len(items), 0)
+    assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (
+        len(items),
+        0,
+    )
 
 
 @given(st.sampled_from(["IP", "COSINE"]), st.booleans(), st.integers(0, 2**31), st.floats(-2, 2))
@@ -117,7 +128,10 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
     )
     queries = rng.normal(size=(3, DIM)).astype(np.float32)
     bare, stored = layout.augment(items, biases), layout.augment(items, biases, locality_hints)
-    for asked in (layout.encode_queries(queries, strength), layout.encode_queries(queries, 0.0, slot=1)):
+    for asked in (
+        layout.encode_queries(queries, strength),
+        layout.encode_queries(queries, 0.0, slot=1),
+    ):
         np.testing.assert_array_equal(asked.astype(float) @ stored.T, asked.astype(float) @ bare.T)
     norms = layout.norms(items)
     np.testing.assert_array_equal(decoded(layout, stored, norms), decoded(layout, bare, norms))
@@ -133,19 +147,28 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
 def test_they_take_what_the_width_has_to_spare():
     def count(dim, metric="COSINE", queries=FEWEST_QUERIES, **options):
         items, bank = sets(dim=dim, queries=queries)
-        return measured_on(Layout(dim, metric, **options), items, bank, locality_hints=True).locality_hint_count
+        return measured_on(
+            Layout(dim, metric, **options), items, bank, locality_hints=True
+        ).locality_hint_count
 
     assert count(32) == COLUMNS
     assert count(DIM) == 9
     assert count(32, slots=6) == 9
     assert count(38) == count(5) == 0
     assert (count(1_536), count(1_920), count(2_048)) == (10, 8, 0)
-    assert 2 * len(hint_directions(next(sets(items=40, dim=1_920)), 8)) < 45_000, "a record holds as much"
+    assert 2 * len(hint_directions(next(sets(items=40, dim=1_920)), 8)) < 45_000, (
+        "a record holds as much"
+    )
     assert count(32, "L2") == 0
     assert count(32, queries=FEWEST_QUERIES - 1) == 0
     items, bank = sets()
     assert measured_on(Layout(DIM, "IP"), items, locality_hints=True).locality_hint_count == 0
-    assert measured_on(Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True).locality_hint_count == 10
+    assert (
+        measured_on(
+            Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True
+        ).locality_hint_count
+        == 10
+    )
 
 
 def test_fewer_of_them_hold_what_they_held():
@@ -175,7 +198,10 @@ def test_what_is_no_layout_is_refused():
         ({"locality_hints": directions, "reach": float("nan")}, "got nan"),
         ({"locality_hints": directions, "reach": 0.5, "metric": "L2"}, "not for L2"),
         ({"locality_hints": directions, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),
-        ({"locality_hints": directions, "reach": 0.5, "dim": 19}, "180 numbers are no directions of dimension 19"),
+        (
+            {"locality_hints": directions, "reach": 0.5, "dim": 19},
+            "180 numbers are no directions of dimension 19",
+        ),
         ({"locality_hints": "?", "reach": 0.5}, "not base64"),
     ]:
         with pytest.raises(InvalidParameter, match=match):
@@ -190,13 +216,17 @@ def test_vectors_without_structure_get_none(metric):
     drawn = measured_on(Layout(512, metric), items, bank, locality_hints=True)
     alike = (topics[rng.integers(0, 40, len(rows))] + 0.7 * rows for rows in (items, bank))
     assert not drawn.locality_hint_count
-    assert measured_on(Layout(512, metric), *alike, locality_hints=True).locality_hint_count == COLUMNS
+    assert (
+        measured_on(Layout(512, metric), *alike, locality_hints=True).locality_hint_count == COLUMNS
+    )
 
 
 def recalls_without_and_with_them(items, bank, queries, index_type, params, width):
     """recall@10 of corrected searches."""
     for locality_hints in (False, True):
-        layout = measured_on(Layout(items.shape[1], "COSINE"), items, bank, locality_hints=locality_hints)
+        layout = measured_on(
+            Layout(items.shape[1], "COSINE"), items, bank, locality_hints=locality_hints
+        )
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank(bank))
         biases = correction.centred(items)
         stored = layout.augment(items, biases - biases.mean(), correction.locality_hints(items))
@@ -215,9 +245,12 @@ def test_an_index_of_cells_finds_more_of_what_corrected_searches_look_for():
 
 
 @pytest.mark.parametrize(
-    ("index_type", "params", "width"), [("HNSW", {"M": 16, "efConstruction": 100}, 10), ("IVF_FLAT", {"nlist": 64}, 6)]
+    ("index_type", "params", "width"),
+    [("HNSW", {"M": 16, "efConstruction": 100}, 10), ("IVF_FLAT", {"nlist": 64}, 6)],
 )
-def test_it_finds_far_more_where_queries_ask_for_little_of_what_tells_items_apart(index_type, params, width):
+def test_it_finds_far_more_where_queries_ask_for_little_of_what_tells_items_apart(
+    index_type, params, width
+):
     rng = np.random.default_rng(0)
     items = rng.normal(size=(5_000, 64))
     asked = 0.1 * rng.normal(size=(2_300, 64))

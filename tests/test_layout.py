@@ -11,10 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from milvus_hubness.correction.codec.arrays import rounded
-from milvus_hubness.correction.codec.index_hints import GRAPH_HINT_SHARE, LENGTH_SHARE, SMALL_BIASES, measured_on
+from milvus_hubness.correction.codec.index_hints import (
+    GRAPH_HINT_SHARE,
+    LENGTH_SHARE,
+    SMALL_BIASES,
+    measured_on,
+)
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+    ZeroVectors,
+)
 from tests.galleries import decoded, nnn
 
 METRICS = ["IP", "COSINE", "L2"]
@@ -62,7 +73,10 @@ def tolerance(*arrays):
 @given(cases(), st.floats(-2, 2))
 def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, strength):
     layout, items, queries, biases = case
-    products = layout.encode_queries(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
+    products = (
+        layout.encode_queries(queries, strength).astype(float)
+        @ layout.augment(items, biases).astype(float).T
+    )
     corrected = similarity(layout, queries, items) - strength * biases.astype(float)
     scores = layout.scores(products, queries, strength)
     bound = tolerance(items, queries)
@@ -76,7 +90,10 @@ def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, stre
 @given(cases())
 def test_strength_zero_gives_the_raw_order(case):
     layout, items, queries, biases = case
-    products = layout.encode_queries(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
+    products = (
+        layout.encode_queries(queries, 0.0).astype(float)
+        @ layout.augment(items, biases).astype(float).T
+    )
     raw = similarity(layout, queries, items)
     for row, order in zip(raw, np.argsort(-products, axis=1, kind="stable"), strict=True):
         assert (np.diff(row[order]) <= 2 * tolerance(items, queries)).all()
@@ -96,14 +113,20 @@ def test_strip_returns_what_went_in(case):
 def test_unit_vectors_come_back_bit_for_bit(case):
     layout, items, _, biases = case
     unit = (items / np.linalg.norm(items.astype(float), axis=1)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(decoded(layout, layout.augment(unit, biases), layout.norms(unit)), unit)
+    np.testing.assert_array_equal(
+        decoded(layout, layout.augment(unit, biases), layout.norms(unit)), unit
+    )
 
 
 @given(cases())
 def test_reduced_vectors_give_the_similarity_that_biases_are_estimated_on(case):
     layout, items, queries, _ = case
-    products = layout.reduce_queries(queries).astype(float) @ layout.reduce_items(items).astype(float).T
-    np.testing.assert_allclose(products, similarity(layout, queries, items), atol=2 * tolerance(items, queries))
+    products = (
+        layout.reduce_queries(queries).astype(float) @ layout.reduce_items(items).astype(float).T
+    )
+    np.testing.assert_allclose(
+        products, similarity(layout, queries, items), atol=2 * tolerance(items, queries)
+    )
 
 
 @given(cases(), st.data())
@@ -114,7 +137,9 @@ def test_each_slot_answers_alone(case, data):
     stored = layout.augment(items, table)
     np.testing.assert_array_equal(layout.biases(stored, slot), table[:, slot])
     raw = layout.encode_queries(queries, 0.0, slot=slot).astype(float) @ stored.astype(float).T
-    corrected = layout.encode_queries(queries, 1.0, slot=slot).astype(float) @ stored.astype(float).T
+    corrected = (
+        layout.encode_queries(queries, 1.0, slot=slot).astype(float) @ stored.astype(float).T
+    )
     expected = np.broadcast_to(table[:, slot], raw.shape)
     np.testing.assert_allclose(raw - corrected, expected, atol=tolerance(items, queries))
 
@@ -133,7 +158,9 @@ def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
     changed = layout.with_biases(stored, {layout.slots - 1: biases})
     np.testing.assert_allclose(layout.biases(changed, layout.slots - 1), biases, rtol=0, atol=1e-37)
     slot = np.arange(layout.width)[layout.columns_of(layout.slots - 1)].tolist()
-    others = np.delete(np.arange(layout.width), [*slot, layout.width - 1] if layout.anchor else slot)
+    others = np.delete(
+        np.arange(layout.width), [*slot, layout.width - 1] if layout.anchor else slot
+    )
     np.testing.assert_array_equal(changed[:, others], stored[:, others])
 
 
@@ -146,13 +173,17 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
         return
     assert not layout.encode_queries(queries)[:, -1].any()
     graph_hint = stored[:, -1].astype(float)
-    by_length = np.minimum(0.5 * layout.length_pull * (items.astype(float) ** 2).sum(1), layout.anchor)
+    by_length = np.minimum(
+        0.5 * layout.length_pull * (items.astype(float) ** 2).sum(1), layout.anchor
+    )
     wanted = layout.anchor - layout.pull * biases.astype(float) - by_length
     np.testing.assert_allclose(graph_hint, wanted, rtol=3e-7, atol=1e-6 * (1 + layout.anchor))
     assert not stored[:, layout.dim + layout.numbers : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
     falls = layout.pull / layout.slots
-    np.testing.assert_allclose(graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max()))
+    np.testing.assert_allclose(
+        graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max())
+    )
 
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
@@ -183,7 +214,9 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
     items *= np.exp(0.3 * rng.normal(size=3_000))[:, None]
     items, queries = items.astype(np.float32), queries.astype(np.float32)
     scores = similarity(Layout(24, "L2"), queries, items)
-    biases = np.sort(similarity(Layout(24, "L2"), rng.normal(size=(200, 24)), items), axis=0)[-16:].mean(0)
+    biases = np.sort(similarity(Layout(24, "L2"), rng.normal(size=(200, 24)), items), axis=0)[
+        -16:
+    ].mean(0)
     biases -= biases.mean()
     exact = np.argsort(-(scores - biases), axis=1)[:, :10]
     spec, shares = IndexSpec.of("HNSW", {"M": 8, "efConstruction": 60}), []
@@ -191,7 +224,9 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
         layout = measured_on(Layout(24, "L2"), items, queries, graph_hint=graph_hint)
         index = AnnIndex(layout.augment(items, biases), spec, metric="IP")
         found = index.search(layout.encode_queries(queries), 10, 20)
-        shares.append(np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]))
+        shares.append(
+            np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)])
+        )
     assert shares[1] > shares[0] + 0.02
 
 
@@ -201,15 +236,21 @@ def of_varying_lengths(name, rows=2_500, asked=400):
     if name == "one shared direction":
         direction = rng.normal(size=32)
         items, queries = (
-            rng.normal(size=(count, 32)) + np.outer(rng.gamma(1, 0.6, count), direction) for count in (rows, asked)
+            rng.normal(size=(count, 32)) + np.outer(rng.gamma(1, 0.6, count), direction)
+            for count in (rows, asked)
         )
     else:
         basis = rng.normal(size=(12, 64))
         items, queries = (
-            unit(rng.normal(size=(count, 12)) @ basis + 0.1 * rng.normal(size=(count, 64))) for count in (rows, asked)
+            unit(rng.normal(size=(count, 12)) @ basis + 0.1 * rng.normal(size=(count, 64)))
+            for count in (rows, asked)
         )
         items *= np.exp(rng.normal(size=(rows, 1)))
-    return items.astype(np.float32), queries[:300].astype(np.float32), queries[300:].astype(np.float32)
+    return (
+        items.astype(np.float32),
+        queries[:300].astype(np.float32),
+        queries[300:].astype(np.float32),
+    )
 
 
 def unit(rows):
@@ -221,16 +262,23 @@ def graph_recalls(items, bank, queries, layout):
     biases = nnn(bank, items, "IP", 16, 0.75)
     biases -= biases.mean()
     raw = similarity(Layout(items.shape[1], "IP"), queries, items)
-    forms = [(items, queries, raw), (layout.augment(items, biases), layout.encode_queries(queries), raw - biases)]
+    forms = [
+        (items, queries, raw),
+        (layout.augment(items, biases), layout.encode_queries(queries), raw - biases),
+    ]
     for stored, sent, scores in forms:
-        index = AnnIndex(stored, IndexSpec.of("HNSW", {"M": 16, "efConstruction": 100}), metric="IP")
+        index = AnnIndex(
+            stored, IndexSpec.of("HNSW", {"M": 16, "efConstruction": 100}), metric="IP"
+        )
         exact = np.argsort(-scores, axis=1)[:, :10]
         found = index.search(sent, 10, 64)
         yield np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)])
 
 
 @pytest.mark.parametrize("name", ["one shared direction", "low rank, log-normal lengths"])
-def test_a_graph_finds_corrected_answers_among_items_of_varying_lengths_as_it_finds_plain_ones(name):
+def test_a_graph_finds_corrected_answers_among_items_of_varying_lengths_as_it_finds_plain_ones(
+    name,
+):
     items, bank, queries = of_varying_lengths(name)
     layout = measured_on(Layout(items.shape[1], "IP"), items, bank)
     plain, corrected = graph_recalls(items, bank, queries, layout)
@@ -256,7 +304,12 @@ def test_only_items_of_varying_lengths_under_ip_get_constants_for_them():
     assert varied.anchor * varied.length_pull == pytest.approx(LENGTH_SHARE)
     assert measured_on(Layout(32, "IP"), items, 8 * bank).bias_scale == SMALL_BIASES / 8
     one_length = unit(items).astype(np.float32)
-    for metric, rows in [("IP", one_length), ("IP", 3 * one_length), ("COSINE", items), ("L2", items)]:
+    for metric, rows in [
+        ("IP", one_length),
+        ("IP", 3 * one_length),
+        ("COSINE", items),
+        ("L2", items),
+    ]:
         layout = measured_on(Layout(32, metric), rows, bank)
         assert (layout.length_pull, layout.bias_scale) == (0, 1)
         assert measured_on(layout, rows, bank) == layout
@@ -334,15 +387,21 @@ def test_only_l2_has_an_offset_and_a_scale(metric):
         Layout(4, metric, scale=2.0)
 
 
-@pytest.mark.parametrize(("offset", "scale"), [(0.0, 3.0), (0.0, 0.0), (0.0, -2.0), (math.nan, 1.0)])
+@pytest.mark.parametrize(
+    ("offset", "scale"), [(0.0, 3.0), (0.0, 0.0), (0.0, -2.0), (math.nan, 1.0)]
+)
 def test_constants_that_would_lose_biases_are_refused(offset, scale):
-    with pytest.raises(InvalidParameter, match="finite number" if math.isnan(offset) else "power of two"):
+    with pytest.raises(
+        InvalidParameter, match="finite number" if math.isnan(offset) else "power of two"
+    ):
         Layout(4, "L2", offset=offset, scale=scale)
 
 
 def test_stored_vectors_are_nearly_of_one_length_under_l2():
     rng = np.random.default_rng(3)
-    items = (rng.normal(size=(500, 24)) * np.exp(0.3 * rng.normal(size=500))[:, None]).astype(np.float32)
+    items = (rng.normal(size=(500, 24)) * np.exp(0.3 * rng.normal(size=500))[:, None]).astype(
+        np.float32
+    )
     raw, stored = (
         np.linalg.norm(each, axis=1)
         for each in (items, measured_on(Layout(24, "L2"), items).augment(items, np.zeros(500)))
@@ -359,7 +418,9 @@ def test_l2_is_safe_under_translation():
     for seed, (mean, scale) in enumerate(itertools.product(MEANS, SCALES)):
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(64) < 0.5, -mean, mean)
-        items, queries = ((signs + scale * rng.normal(size=(n, 64))).astype(np.float32) for n in (1_000, 60))
+        items, queries = (
+            (signs + scale * rng.normal(size=(n, 64))).astype(np.float32) for n in (1_000, 60)
+        )
         layout = measured_on(Layout(64, "L2"), items, queries)
         products = layout.encode_queries(queries, 0.0) @ layout.augment(items, np.zeros(1_000)).T
         raw = -2 * similarity(layout, queries, items)
@@ -369,7 +430,9 @@ def test_l2_is_safe_under_translation():
         asked += len(queries)
         distances = np.take_along_axis(layout.scores(products, queries, 0.0), best, 1)
         worst = max(worst, np.abs(distances / found - 1).max())
-        np.testing.assert_array_equal(decoded(layout, layout.augment(items, np.zeros(1_000))), items)
+        np.testing.assert_array_equal(
+            decoded(layout, layout.augment(items, np.zeros(1_000))), items
+        )
     assert same >= 0.999 * asked
     assert worst < 1e-5
 
@@ -393,7 +456,9 @@ def test_biases_are_the_same_wherever_the_gallery_lies(mean):
     st.floats(-3e4, 3e4),
     st.floats(1e-3, 1e3),
     st.integers(0, 99),
-    hnp.arrays(np.float32, (3, 20), elements=st.one_of(st.just(0.0), st.floats(-3e4, 3e4, width=32))),
+    hnp.arrays(
+        np.float32, (3, 20), elements=st.one_of(st.just(0.0), st.floats(-3e4, 3e4, width=32))
+    ),
     hnp.arrays(np.float64, (3, 20), elements=st.floats(0.4, 2.1)),
 )
 def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, others, shares):
@@ -446,7 +511,13 @@ def test_rows_that_tell_nothing_leave_the_constants_alone(items):
 
 @pytest.mark.parametrize(
     ("dim", "metric", "slots", "width"),
-    [(384, "IP", 2, 400), (512, "COSINE", 2, 528), (382, "IP", 2, 384), (382, "L2", 2, 400), (1, "L2", 16, 32)],
+    [
+        (384, "IP", 2, 400),
+        (512, "COSINE", 2, 528),
+        (382, "IP", 2, 384),
+        (382, "L2", 2, 400),
+        (1, "L2", 16, 32),
+    ],
 )
 def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots, width):
     assert Layout(dim, metric, slots).width == width
@@ -454,7 +525,13 @@ def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots
 
 @pytest.mark.parametrize(
     ("dim", "metric", "spread", "width"),
-    [(384, "IP", 8, 400), (385, "IP", 8, 416), (384, "L2", 8, 416), (376, "L2", 8, 416), (128, "COSINE", 16, 160)],
+    [
+        (384, "IP", 8, 400),
+        (385, "IP", 8, 416),
+        (384, "L2", 8, 416),
+        (376, "L2", 8, 416),
+        (128, "COSINE", 16, 160),
+    ],
 )
 def test_a_spread_form_has_a_width_of_sixteens_too(dim, metric, spread, width):
     assert Layout(dim, metric, 2, spread=spread).width == width
@@ -468,8 +545,12 @@ def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
     stored, sent = layout.augment(items, table), layout.encode_queries(items, 0.5, slot=1)
     for slot in range(2):
         columns = layout.columns_of(slot)
-        np.testing.assert_array_equal(stored[:, columns], np.repeat(16 * table[:, [slot]], 8, axis=1))
-    np.testing.assert_array_equal(sent[:, layout.columns_of(1)], np.full((4, 8), -0.5 / (16 * 8), np.float32))
+        np.testing.assert_array_equal(
+            stored[:, columns], np.repeat(16 * table[:, [slot]], 8, axis=1)
+        )
+    np.testing.assert_array_equal(
+        sent[:, layout.columns_of(1)], np.full((4, 8), -0.5 / (16 * 8), np.float32)
+    )
     assert not sent[:, layout.columns_of(0)].any()
     assert layout.numbers == (25 if metric == "L2" else 16)
     if metric == "L2":
@@ -484,9 +565,12 @@ def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
     layout, items, queries, biases = case
     plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0, length_pull=0.0)
     stored, slot = layout.augment(items, biases), layout.slots - 1
-    np.testing.assert_array_equal(layout.biases(stored, slot), plain.biases(plain.augment(items, biases), slot))
+    np.testing.assert_array_equal(
+        layout.biases(stored, slot), plain.biases(plain.augment(items, biases), slot)
+    )
     weights = [
-        form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)].sum(axis=1) * form.bias_scale
+        form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)].sum(axis=1)
+        * form.bias_scale
         for form in (layout, plain)
     ]
     np.testing.assert_array_equal(*weights)

@@ -48,7 +48,9 @@ def shop(tmp_path_factory):
     for name in ("products", "songs", "books"):
         plain_collection(client, name, rows, "COSINE")
     store = MilvusStore(client)
-    migrate(store, plan_migration(store, "songs", QueryBank(bank), estimator=NNN(8)), no_writers=True)
+    migrate(
+        store, plan_migration(store, "songs", QueryBank(bank), estimator=NNN(8)), no_writers=True
+    )
     with pytest.raises(RuntimeError):
         _break_off(store, bank)
     schema = client.create_schema()
@@ -94,9 +96,13 @@ COMMANDS = {
     "status nowhere": "no collection or alias 'nowhere'",
     "status products --token-file missing": "missing: no such file; check the path",
     "refresh products": "collection 'products' is not corrected: migrate or enable it first",
-    "refresh songs_hubness --field nope": ("'songs_hubness' has no float vector field 'nope': choose one of vector"),
+    "refresh songs_hubness --field nope": (
+        "'songs_hubness' has no float vector field 'nope': choose one of vector"
+    ),
     "refresh songs_hubness --profile image": f"no profile 'image': pass --bank FILE to add it {README}",
-    "refresh songs_hubness --revert --live always": ("Invalid value: --live takes neither --revert nor --refit"),
+    "refresh songs_hubness --revert --live always": (
+        "Invalid value: --live takes neither --revert nor --refit"
+    ),
     "disable songs_hubness": "'songs_hubness' has its biases in its vectors: undo that with migrate rollback",
     "disable products": "'products' is not corrected: there is nothing to disable",
     "bank songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
@@ -119,7 +125,9 @@ COMMANDS = {
         "'products' has no fields for biases and this server cannot add any: use a side collection (--where side)"
     ),
     "migrate plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",
-    "migrate plan photos --bank bank.npy": ("'photos' has several vector fields: choose one with --field: image, text"),
+    "migrate plan photos --bank bank.npy": (
+        "'photos' has several vector fields: choose one with --field: image, text"
+    ),
     "migrate plan products --bank narrow.npy": (
         "the field has dimension 8; the bank from narrow.npy has 7: embed both with one model"
     ),
@@ -131,7 +139,9 @@ COMMANDS = {
         "two.npz has several arrays: choose one of 'past', 'new' with --bank-column"
     ),
     "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
-    "migrate plan products --bank bank.npy --k 41": ("the bank from bank.npy has 40 queries; at least 41 are needed"),
+    "migrate plan products --bank bank.npy --k 41": (
+        "the bank from bank.npy has 40 queries; at least 41 are needed"
+    ),
     "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0.0",
     "migrate plan products --bank bank.npy --method blend --k 8": (
         "Blend has no parameter 'k': use one of estimators, weights, strength, agreement"
@@ -169,7 +179,9 @@ CALLS = {
     "vectors must be finite: NaN or infinity in row 0": lambda client: client.insert(
         "songs_hubness", [{**ROW, "vector": np.full(DIM, np.nan)}]
     ),
-    "vectors must have 8 dimensions, got 7": lambda client: client.search("songs_hubness", [np.ones(7)]),
+    "vectors must have 8 dimensions, got 7": lambda client: client.search(
+        "songs_hubness", [np.ones(7)]
+    ),
     "no profile 'image' for field 'vector': choose one of default": lambda client: client.search(
         "songs_hubness", [np.ones(DIM)], profile="image"
     ),
@@ -179,10 +191,14 @@ CALLS = {
     "candidates needs a re-ranker: pass one as rerank": lambda client: client.search(
         "songs_hubness", [np.ones(DIM)], candidates=5
     ),
-    "metric 'HAMMING' cannot be corrected: use one of IP, COSINE, L2": lambda _: Layout(DIM, "HAMMING"),
+    "metric 'HAMMING' cannot be corrected: use one of IP, COSINE, L2": lambda _: Layout(
+        DIM, "HAMMING"
+    ),
     "k must be a whole number of at least 1, not 0": lambda _: NNN(0),
     "weights must not be negative and have the sum 1, not (2.0,)": lambda _: Blend((NNN(3),), (2,)),
-    "the bank from array has 3 queries; at least 50 are needed": lambda _: NNN(50).fit(np.ones((3, DIM))),
+    "the bank from array has 3 queries; at least 50 are needed": lambda _: NNN(50).fit(
+        np.ones((3, DIM))
+    ),
 }
 
 

@@ -16,7 +16,11 @@ DRAWS = 1_500
 
 def terms(size, *, seed_share=0.0, half_life=1.0, duplicate_cosine=0.99, seed=0):
     return Terms(
-        size=size, seed_share=seed_share, half_life_seconds=half_life, duplicate_cosine=duplicate_cosine, seed=seed
+        size=size,
+        seed_share=seed_share,
+        half_life_seconds=half_life,
+        duplicate_cosine=duplicate_cosine,
+        seed=seed,
     )
 
 
@@ -90,7 +94,9 @@ def test_the_bank_is_bounded_and_its_first_queries_keep_their_share(seeds, lives
 def clouds(rng, count, dim=4):
     """Vectors of which many are nearly alike."""
     centroids = rng.normal(size=(6, dim))
-    return (centroids[rng.integers(6, size=count)] + 0.05 * rng.normal(size=(count, dim))).astype(np.float32)
+    return (centroids[rng.integers(6, size=count)] + 0.05 * rng.normal(size=(count, dim))).astype(
+        np.float32
+    )
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 30), share=st.floats(0, 1))
@@ -114,7 +120,12 @@ def test_the_same_samples_again_and_in_any_order_change_nothing(seed, size, shar
     np.testing.assert_array_equal(shuffled.origins.numbers, after.origins.numbers)
 
 
-@given(seed=st.integers(0, 10_000), size=st.integers(1, 20), share=st.floats(0, 1), cut=st.integers(0, 25))
+@given(
+    seed=st.integers(0, 10_000),
+    size=st.integers(1, 20),
+    share=st.floats(0, 1),
+    cut=st.integers(0, 25),
+)
 def test_samples_in_two_parts_are_samples_at_once(seed, size, share, cut):
     rng = np.random.default_rng(seed)
     bank = bank_of(np.eye(33)[:8])
@@ -142,7 +153,9 @@ def test_a_query_like_one_that_leaves_is_no_duplicate():
     after, done = merged(bank, [[1, 0.001], [0, 1]], sampled([1, 2], [500, 400]), terms(1))
     assert (done.taken, done.left) == (1, 1)
     assert after.origins.numbers.tolist() == [1]
-    assert merged(after, [[1, 0.001], [0, 1]], sampled([1, 2], [500, 400]), terms(1))[1].bank is None
+    assert (
+        merged(after, [[1, 0.001], [0, 1]], sampled([1, 2], [500, 400]), terms(1))[1].bank is None
+    )
 
 
 def test_what_points_nowhere_is_lost():
@@ -154,7 +167,9 @@ def test_what_points_nowhere_is_lost():
 
 def test_queries_that_stay_keep_their_rows():
     bank = bank_of(np.eye(20)[:10])
-    after, done = merged(bank, np.eye(20)[10:], sampled(range(10), [4] * 10), terms(10, half_life=2.0))
+    after, done = merged(
+        bank, np.eye(20)[10:], sampled(range(10), [4] * 10), terms(10, half_life=2.0)
+    )
     stayed = np.flatnonzero((after.vectors == bank.vectors).all(1))
     assert len(stayed) == 10 - done.left == 10 - done.taken
     assert 0 < done.left < 10
@@ -172,6 +187,10 @@ def test_one_of_each_kind_of_alike_vectors():
     rows = np.array([[1, 0], [2, 0.001], [0, 1], [0.001, 5], [1, 1]], np.float32)
     assert distinct_vectors(rows, 0.99).tolist() == [True, False, True, False, True]
     steps = np.radians([0, 7, 14])
-    assert distinct_vectors(np.column_stack([np.cos(steps), np.sin(steps)]), 0.99).tolist() == [True, False, True]
+    assert distinct_vectors(np.column_stack([np.cos(steps), np.sin(steps)]), 0.99).tolist() == [
+        True,
+        False,
+        True,
+    ]
     many = np.repeat(np.eye(300, dtype=np.float32), 3, 0)
     assert distinct_vectors(many, 0.99).reshape(300, 3).sum(1).tolist() == [1] * 300

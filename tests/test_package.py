@@ -15,9 +15,30 @@ import milvus_hubness
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "milvus_hubness"
 
-STOREYS = ("errors", "basics", "correction", "quality", "jobs", "milvus", "reports", "extras", "serve", "demo", "cli")
+STOREYS = (
+    "errors",
+    "basics",
+    "correction",
+    "quality",
+    "jobs",
+    "milvus",
+    "reports",
+    "extras",
+    "serve",
+    "demo",
+    "cli",
+)
 """From the ground up. A file imports files of its own storey and of those below it."""
-WITHOUT_PYMILVUS = {"errors", "basics", "correction", "quality", "jobs", "reports", "extras", "serve"}
+WITHOUT_PYMILVUS = {
+    "errors",
+    "basics",
+    "correction",
+    "quality",
+    "jobs",
+    "reports",
+    "extras",
+    "serve",
+}
 
 
 def storey_of(path):
@@ -25,7 +46,9 @@ def storey_of(path):
 
 
 def files():
-    return sorted(path for path in PACKAGE.rglob("*.py") if storey_of(path) not in {"__init__", "__main__"})
+    return sorted(
+        path for path in PACKAGE.rglob("*.py") if storey_of(path) not in {"__init__", "__main__"}
+    )
 
 
 def dotted(path):
@@ -67,11 +90,17 @@ def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
     allowed = ("correction/codec/", "correction/state.py", "jobs/enable/")
     for path in files():
         name = path.relative_to(PACKAGE).as_posix()
-        attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        attributes = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute)
+        }
         if not name.startswith(allowed):
             # What `status` reports has a field of that name, which the command line shows.
             is_shown = name.startswith("cli/")
-            assert not attributes & ({"reranking"} if is_shown else {"reranking", "second_vector"}), path
+            assert not attributes & (
+                {"reranking"} if is_shown else {"reranking", "second_vector"}
+            ), path
 
 
 def test_public_names_are_all_there_and_documented():
@@ -105,7 +134,11 @@ def test_every_command_and_option_is_explained():
 def test_every_error_of_the_package_has_one_base():
     from milvus_hubness import errors
 
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
     assert len(kinds) > 20
     for kind in kinds:
         assert issubclass(kind, errors.HubnessError)
@@ -117,18 +150,28 @@ def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
     dist, venv = tmp_path / "dist", tmp_path / "venv"
     quiet = ["-q", "--disable-pip-version-check"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", dist, ROOT], check=True, cwd=tmp_path
+        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", dist, ROOT],
+        check=True,
+        cwd=tmp_path,
     )
     [wheel] = dist.glob("*.whl")
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"milvus_hubness"}
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     pip = [venv / "bin" / "python", "-m", "pip", "install", *quiet, "--no-compile"]
-    subprocess.run([*pip, "-c", ROOT / "constraints.txt", f"{wheel}[jobs,lite]"], check=True, cwd=tmp_path)
+    subprocess.run(
+        [*pip, "-c", ROOT / "constraints.txt", f"{wheel}[jobs,lite]"], check=True, cwd=tmp_path
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [venv / "bin" / "milvus-hubness", "demo", "--json"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

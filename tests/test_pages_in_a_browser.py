@@ -78,7 +78,9 @@ def test_the_report_of_diagnose(browser, tmp_path, name):
     picture = tmp_path / "item.png"
     picture.write_bytes(sample_pages.png())
     found = sample_pages.untidy_diagnosis(picture, **REPORTS[name])
-    noticed, texts = seen(browser, written(tmp_path, render(found, "image", Images(tmp_path))), tmp_path)
+    noticed, texts = seen(
+        browser, written(tmp_path, render(found, "image", Images(tmp_path))), tmp_path
+    )
     assert noticed == []
     assert texts > 150
     assert browser.evaluate("document.images.length > 10") == (name != "of few things")
@@ -105,7 +107,9 @@ def test_the_learning_curves_of_quari(browser, tmp_path, epochs, scale):
     noticed, texts = seen(browser, written(tmp_path, learning_curves(history, best)), tmp_path)
     assert noticed == []
     assert texts > 20
-    charts = browser.evaluate("[...document.querySelectorAll('svg > title')].map(one => one.textContent)")
+    charts = browser.evaluate(
+        "[...document.querySelectorAll('svg > title')].map(one => one.textContent)"
+    )
     assert [chart.partition(" against")[0] for chart in charts] == [
         "Training loss", "Validation MRR", "Validation R@1",
     ]  # fmt: skip
@@ -138,9 +142,13 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site's tools are not installed: make docs")
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="the site's tools are not installed: make docs"
+)
 @pytest.mark.parametrize(
-    "page", ["index.md", "how-to/proxy.md", "reference/cli.md", *WITH_PICTURES], ids=lambda page: Path(page).stem
+    "page",
+    ["index.md", "how-to/proxy.md", "reference/cli.md", *WITH_PICTURES],
+    ids=lambda page: Path(page).stem,
 )
 def test_the_documentation_site(browser, site, tmp_path, page):
     """Tables and blocks of code are as wide as they are: the site lets them scroll."""
@@ -149,7 +157,9 @@ def test_the_documentation_site(browser, site, tmp_path, page):
     noticed, texts = seen(browser, built.as_uri(), tmp_path, reload=True, **settings)
     assert noticed == []
     assert texts > 20
-    assert browser.evaluate("document.querySelectorAll('article img').length > 0") == (page in WITH_PICTURES)
+    assert browser.evaluate("document.querySelectorAll('article img').length > 0") == (
+        page in WITH_PICTURES
+    )
 
 
 def test_no_page_is_forgotten():

@@ -30,7 +30,9 @@ SCHEMAS = {
     "vendor.github-workflows": WORKFLOWS,
     "custom.github-workflows-require-timeout": WORKFLOWS,
     "vendor.github-actions": sorted(GITHUB.glob("actions/*/action.yml")),
-    "vendor.github-issue-forms": [GITHUB / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")],
+    "vendor.github-issue-forms": [
+        GITHUB / "ISSUE_TEMPLATE" / name for name in ("bug.yml", "feature.yml")
+    ],
     "vendor.github-issue-config": [GITHUB / "ISSUE_TEMPLATE" / "config.yml"],
     "vendor.dependabot": [GITHUB / "dependabot.yml"],
 }
@@ -59,7 +61,9 @@ def assert_passes(tool, *arguments):
     programs = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     command = [programs / tool, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -76,9 +80,15 @@ def test_hooks_before_a_commit_are_valid():
     assert_passes("pre-commit", "validate-config")
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, *SCHEMAS["vendor.github-actions"]], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*WORKFLOWS, *SCHEMAS["vendor.github-actions"]], ids=lambda path: path.name
+)
 def test_actions_are_pinned_to_a_commit(path):
-    uses = [line for line in path.read_text().splitlines() if "uses: " in line and "uses: ./" not in line]
+    uses = [
+        line
+        for line in path.read_text().splitlines()
+        if "uses: " in line and "uses: ./" not in line
+    ]
     assert [line for line in uses if not PINNED.search(line)] == []
 
 
@@ -87,7 +97,9 @@ def test_only_publishing_gets_more_than_the_right_to_read(path):
     content = yaml.safe_load(path.read_text())
     assert content["permissions"] == {"contents": "read"}
     assert content["concurrency"]["group"]
-    rights = {name: job["permissions"] for name, job in content["jobs"].items() if "permissions" in job}
+    rights = {
+        name: job["permissions"] for name, job in content["jobs"].items() if "permissions" in job
+    }
     assert rights == ({"publish": {"id-token": "write"}} if path.name == "release.yml" else {})
 
 
@@ -102,7 +114,12 @@ def test_every_supported_server_runs_its_tests():
     legs = workflow("servers.yml")["jobs"]["server"]["strategy"]["matrix"]["include"]
     assert {leg["tests"] for leg in legs} == set(tiers.SERVERS)
     images = [leg["image"] for leg in legs if leg["tests"] == "server-current"]
-    assert [re.sub(r".*:v(\d+\.\d+)\..*", r"\1", image) for image in images] == ["2.4", "2.5", "2.6", "3.0"]
+    assert [re.sub(r".*:v(\d+\.\d+)\..*", r"\1", image) for image in images] == [
+        "2.4",
+        "2.5",
+        "2.6",
+        "3.0",
+    ]
     if "MILVUS_IMAGE" not in os.environ:
         assert CurrentMilvus.IMAGE in images
 
@@ -118,10 +135,23 @@ def test_the_image_of_qdrant_is_one_that_the_client_accepts():
 
 def test_every_package_is_built_and_published():
     built = workflow("ci.yml")["jobs"]["packages"]["strategy"]["matrix"]["include"]
-    folders = [".", *(f"integrations/{path.name}" for path in (ROOT / "integrations").iterdir() if path.is_dir())]
-    names = {folder: project(folder)["name"] for folder in folders if (ROOT / folder / "pyproject.toml").exists()}
+    folders = [
+        ".",
+        *(
+            f"integrations/{path.name}"
+            for path in (ROOT / "integrations").iterdir()
+            if path.is_dir()
+        ),
+    ]
+    names = {
+        folder: project(folder)["name"]
+        for folder in folders
+        if (ROOT / folder / "pyproject.toml").exists()
+    }
     assert {leg["folder"]: leg["project"] for leg in built} == names
-    assert set(workflow("release.yml")["jobs"]["publish"]["strategy"]["matrix"]["project"]) == set(names.values())
+    assert set(workflow("release.yml")["jobs"]["publish"]["strategy"]["matrix"]["project"]) == set(
+        names.values()
+    )
     assert len({project(folder)["version"] for folder in names}) == 1
 
 
@@ -134,7 +164,9 @@ def requirements(path):
 def test_the_tools_of_a_release_are_pinned_with_their_hashes():
     asked = [Requirement(line) for line in requirements(BUILD_TOOLS / "requirements.in")]
     pins = requirements(BUILD_TOOLS / "requirements.txt")
-    assert [pin for pin in pins if not re.match(r"[\w.-]+==[\w.]+ .*--hash=sha256:[0-9a-f]{64}", pin)] == []
+    assert [
+        pin for pin in pins if not re.match(r"[\w.-]+==[\w.]+ .*--hash=sha256:[0-9a-f]{64}", pin)
+    ] == []
     versions = dict(pin.split()[0].split("==") for pin in pins)
     assert {each.name for each in asked} <= set(versions)
     for folder in package_folders():
@@ -180,14 +212,22 @@ def test_vulnerabilities_are_looked_for_daily_and_when_dependencies_change():
 def test_targets_of_make_and_files_that_are_named_exist(path):
     text = path.read_text()
     targets = re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {name for name in re.findall(r"(?:run: |`)make ([\w./-]+)", text) if name not in targets} == set()
+    assert {
+        name for name in re.findall(r"(?:run: |`)make ([\w./-]+)", text) if name not in targets
+    } == set()
     if path.suffix == ".md":
-        files = re.findall(r"`((?:milvus_hubness|integrations|tests|benchmarks|docker)/[\w./-]*)", text)
+        files = re.findall(
+            r"`((?:milvus_hubness|integrations|tests|benchmarks|docker)/[\w./-]*)", text
+        )
         files += re.findall(r"\]\(([\w./-]+)\)", text)
         assert [file for file in files if not (ROOT / file).exists()] == []
 
 
-PLACES_OF_THE_ADDRESS = [*(f"{folder}/pyproject.toml" for folder in package_folders()), "README.md", "mkdocs.yml"]
+PLACES_OF_THE_ADDRESS = [
+    *(f"{folder}/pyproject.toml" for folder in package_folders()),
+    "README.md",
+    "mkdocs.yml",
+]
 
 
 @pytest.mark.parametrize("missing", [None, *PLACES_OF_THE_ADDRESS])
@@ -200,11 +240,18 @@ def test_a_release_names_its_repository(tmp_path, missing):
     for place in PLACES_OF_THE_ADDRESS:
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         address = "https://git.test/shop/hubness"
-        (tmp_path / place).write_text("nothing" if place == missing else f'Repository = "{address}"')
+        (tmp_path / place).write_text(
+            "nothing" if place == missing else f'Repository = "{address}"'
+        )
 
     github = {"GITHUB_SERVER_URL": "https://git.test", "GITHUB_REPOSITORY": "shop/hubness"}
     done = subprocess.run(
-        ["bash", "-ec", script], cwd=tmp_path, env={**os.environ, **github}, capture_output=True, text=True, check=False
+        ["bash", "-ec", script],
+        cwd=tmp_path,
+        env={**os.environ, **github},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == (0 if missing is None else 1)
     assert missing is None or Path(missing).as_posix().removeprefix("./") in done.stdout
@@ -233,13 +280,17 @@ def test_chromium_is_installed_where_it_can_be_and_the_tests_run_anyway(tmp_path
         (tmp_path / name).chmod(0o755)
 
     command = [ROOT / ".ci" / "run"]
-    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
     made = calls.read_text().splitlines()
     assert [call for call in made if call.startswith("make ")] == ["make lint", "make test"]
     installed = [call.removeprefix("apt-get ") for call in made if call.startswith("apt-get ")]
     assert len(installed) == len(expected)
     assert all(call.startswith(start) for call, start in zip(installed, expected, strict=True))
-    assert done.stderr == ("Chromium was not installed: tests of pages in a browser are skipped\n" if is_missed else "")
+    assert done.stderr == (
+        "Chromium was not installed: tests of pages in a browser are skipped\n" if is_missed else ""
+    )
 
 
 def test_what_contributors_read_is_short_and_the_changelog_names_what_comes_next():

@@ -47,11 +47,15 @@ def recalls(metric, dim, products, strength=1.0):
     items, queries, biases = embedding_like(dim, metric)
     raw = products_of(queries, items, metric)
     plain = measured_on(Layout(dim, metric), items, queries, graph_hint=False)
-    spread = measured_on(Layout(dim, metric, spread=spread_for(dim, metric)), items, queries, graph_hint=False)
+    spread = measured_on(
+        Layout(dim, metric, spread=spread_for(dim, metric)), items, queries, graph_hint=False
+    )
     spread = with_bias_scale(spread, items, biases, strength)
     exact = raw - strength * biases
     found = [
-        recall(products(layout.augment(items, biases), layout.encode_queries(queries, strength)), exact)
+        recall(
+            products(layout.augment(items, biases), layout.encode_queries(queries, strength)), exact
+        )
         for layout in (plain, spread)
     ]
     unit = np.linalg.norm(items, axis=1, keepdims=True) if metric == "COSINE" else 1
@@ -91,7 +95,17 @@ def test_a_rotation_keeps_more_of_a_spread_bias(metric):
 def test_the_spread_grows_with_the_dimension_and_is_a_power_of_two():
     dims = (1, 96, 97, 256, 384, 385, 768, 1_536, 32_768)
     for metric in ("IP", "COSINE"):
-        assert [spread_for(dim, metric) for dim in dims] == [2, 2, 4, 8, 8, 16, 16, 32, LARGEST_SPREAD]
+        assert [spread_for(dim, metric) for dim in dims] == [
+            2,
+            2,
+            4,
+            8,
+            8,
+            16,
+            16,
+            32,
+            LARGEST_SPREAD,
+        ]
     assert [spread_for(dim, "L2") for dim in dims] == [2, 4, 8, 16, 16, 32, 32, 64, LARGEST_SPREAD]
     assert spread_for(384, "Manhattan") == 1
 
@@ -100,7 +114,10 @@ def test_the_spread_grows_with_the_dimension_and_is_a_power_of_two():
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
 def test_a_scaled_bias_has_the_size_of_the_numbers_of_the_vector(metric, factor):
     items, _, biases = embedding_like(384, metric)
-    items, biases = np.float32(factor) * items, biases * np.float32(factor**2 if metric != "COSINE" else 1)
+    items, biases = (
+        np.float32(factor) * items,
+        biases * np.float32(factor**2 if metric != "COSINE" else 1),
+    )
     layout = measured_on(Layout(384, metric, spread=8), items, graph_hint=False)
     layout = with_bias_scale(layout, items, biases)
     stored = layout.augment(items, biases)

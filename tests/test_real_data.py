@@ -26,7 +26,11 @@ def names_in(node: ast.AST) -> set[str]:
 
 def uses(node: ast.AST, readers: set[str]) -> bool:
     """Whether a function or class calls a reader of real data, or asks for a fixture that is one."""
-    called = {call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+    called = {
+        call.func.id
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
     fixtures = {found.arg for found in node.args.args} if isinstance(node, Function) else set()
     return bool(called & readers or fixtures & (readers - READERS))
 
@@ -34,11 +38,16 @@ def uses(node: ast.AST, readers: set[str]) -> bool:
 def unmarked(source: str) -> Iterator[str]:
     """Yield the tests of a module that read real data, themselves or by what they call, without the mark."""
     module = ast.parse(source)
-    if any(isinstance(node, ast.Assign) and names_in(node) == {"pytestmark", MARK} for node in module.body):
+    if any(
+        isinstance(node, ast.Assign) and names_in(node) == {"pytestmark", MARK}
+        for node in module.body
+    ):
         return
     parts = {node.name: node for node in module.body if isinstance(node, Function | ast.ClassDef)}
     readers = set(READERS)
-    while more := {name for name, node in parts.items() if name not in readers and uses(node, readers)}:
+    while more := {
+        name for name, node in parts.items() if name not in readers and uses(node, readers)
+    }:
         readers |= more
     for name, node in parts.items():
         if isinstance(node, Function) and name.startswith("test_") and name in readers:

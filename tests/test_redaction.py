@@ -15,15 +15,24 @@ PASSWORD = "Pa55-for-redaction"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("no Milvus answers at http://root:pass@host:19530", "no Milvus answers at http://***@host:19530"),
+        (
+            "no Milvus answers at http://root:pass@host:19530",
+            "no Milvus answers at http://***@host:19530",
+        ),
         ("http://apikey@host", "http://***@host"),
         ("https://root:a/b@c?d#e@host/db and tcp://b:c@d", "https://***@host/db and tcp://***@d"),
         ("s3://key:sec/ret@bucket/folder", "s3://***@bucket/folder"),
         ("'root:pass@127.0.0.1:1' is no address", "'***@127.0.0.1:1' is no address"),
-        ('{"uri": "http://root:pass@host", "to": "me@home"}', '{"uri": "http://***@host", "to": "me@home"}'),
+        (
+            '{"uri": "http://root:pass@host", "to": "me@home"}',
+            '{"uri": "http://***@host", "to": "me@home"}',
+        ),
         ("<a href='http://host:9108/'>me@home</a>", "<a href='http://host:9108/'>me@home</a>"),
         ("a { b:c }\n@media print { d:e }", "a { b:c }\n@media print { d:e }"),
-        ("at 12:30, mail to me@home or git@github.com:shop", "at 12:30, mail to me@home or git@github.com:shop"),
+        (
+            "at 12:30, mail to me@home or git@github.com:shop",
+            "at 12:30, mail to me@home or git@github.com:shop",
+        ),
     ],
 )
 def test_the_user_and_the_password_of_a_uri_are_replaced_and_nothing_else(text, expected):
@@ -34,7 +43,10 @@ def test_the_user_and_the_password_of_a_uri_are_replaced_and_nothing_else(text, 
 def test_secrets_are_replaced_as_they_are_written_and_decoded(monkeypatch):
     secrets = secrets_in('http://root:a"%40b@host:1/db')
     assert secrets == {'root:a"%40b', 'root:a"@b'}
-    assert redacted(json.dumps({"said": 'root:a"@b and root:a"%40b'}), secrets) == '{"said": "*** and ***"}'
+    assert (
+        redacted(json.dumps({"said": 'root:a"@b and root:a"%40b'}), secrets)
+        == '{"said": "*** and ***"}'
+    )
     for uri in ("folder/shop@home.db", "http://host:1", "http://root@host:1"):
         assert not secrets_in(uri)
     monkeypatch.setenv("MILVUS_TOKEN", "t0ken")

@@ -28,7 +28,9 @@ needs_current = pytest.mark.skipif(no_current is not None, reason=str(no_current
 
 def fill(uri: str) -> None:
     with closing(MilvusClient(uri)) as client:
-        client.create_collection("things", dimension=8, metric_type="IP", consistency_level="Strong")
+        client.create_collection(
+            "things", dimension=8, metric_type="IP", consistency_level="Strong"
+        )
         rows = [{"id": i, "vector": vector.tolist()} for i, vector in enumerate(VECTORS)]
         client.insert("things", rows)
 
@@ -107,7 +109,9 @@ from tests.servers import die_with_parent
 print(subprocess.Popen(die_with_parent(["/bin/sleep", "60"])).pid, flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         wait_for_name(pid, "sleep")
@@ -159,7 +163,9 @@ def test_a_given_server_answers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_given_server_that_does_not_answer_is_named_in_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_server_that_does_not_answer_is_named_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [port] = free_ports(1)
     monkeypatch.setenv(name, f"http://user:s3cret@127.0.0.1:{port}")
     servers.take_addresses()
@@ -174,9 +180,21 @@ def test_a_given_server_that_does_not_answer_is_named_in_one_line(name: str, mon
 
 def run_on_given(name: str, address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run tests as `make test-server` does, on this server alone."""
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "server and not long", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "0",
+        "-q",
+        "-m",
+        "server and not long",
+        *arguments,
+    ]
     environment = {**os.environ, name: address}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
 
 
 @pytest.mark.long
@@ -185,7 +203,9 @@ def test_the_suites_run_on_any_qdrant_and_leave_nothing() -> None:
     with listening(server) as url:
         kept = QdrantClient(url=url, check_compatibility=False)
         kept.create_collection("c_0", vectors_config=models.VectorParams(size=4, distance="Dot"))
-        done = run_on_given("QDRANT_URL", url, "tests/qdrant/test_store.py", "tests/qdrant/test_enabling.py")
+        done = run_on_given(
+            "QDRANT_URL", url, "tests/qdrant/test_store.py", "tests/qdrant/test_enabling.py"
+        )
         assert done.returncode == 0, done.stdout[-3_000:]
         assert [each.name for each in kept.get_collections().collections] == ["c_0"]
         kept.close()
@@ -207,7 +227,12 @@ def test_a_given_server_that_does_not_answer_fails_one_test() -> None:
     [port] = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     done = run_on_given(
-        "QDRANT_URL", address, "tests/test_servers.py", "tests/qdrant/test_store.py", "-k", "given or qdrant"
+        "QDRANT_URL",
+        address,
+        "tests/test_servers.py",
+        "tests/qdrant/test_store.py",
+        "-k",
+        "given or qdrant",
     )
     assert done.returncode == 1, done.stdout
     assert "1 failed" in done.stdout

@@ -18,7 +18,9 @@ OF_JOBS = {"torch", "sklearn", "scipy", "faiss", "safetensors", "cronsim", "star
 def loaded_by(code, *arguments):
     """The names of the top-level modules that a new process has loaded after the code."""
     script = f"import sys, json\n{code}\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -42,7 +44,9 @@ assert len(hits) == 3
 client.close()
 """
     found = loaded_by(code, str(tmp_path / "items.db")) & OF_JOBS
-    assert found <= {"faiss", "scipy"}, "Milvus Lite loads FAISS, and a search of pymilvus SciPy, where it is installed"
+    assert found <= {"faiss", "scipy"}, (
+        "Milvus Lite loads FAISS, and a search of pymilvus SciPy, where it is installed"
+    )
 
 
 def test_only_public_names_are_shown_and_each_is_imported_when_it_is_used():

@@ -28,7 +28,11 @@ def state():
         refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
     )
     return CollectionState(
-        field="vector", layout=Layout(384, "COSINE"), source="products", phase="ready", profiles={"default": profile}
+        field="vector",
+        layout=Layout(384, "COSINE"),
+        source="products",
+        phase="ready",
+        profiles={"default": profile},
     )
 
 
@@ -54,23 +58,38 @@ def test_a_state_from_before_second_fields_is_read(state):
 
 def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
     second = state.model_copy(update={"second_vector": "hubness_vector", "phase": "copying"})
-    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == ("hubness_vector", False, True)
+    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == (
+        "hubness_vector",
+        False,
+        True,
+    )
     assert second.model_copy(update={"phase": "ready"}).serves
     assert set(second.codec.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
     assert second.codec.form.width == 400
-    assert (state.searched_field, state.serves, state.codec.leaves_vectors) == ("vector", True, False)
+    assert (state.searched_field, state.serves, state.codec.leaves_vectors) == (
+        "vector",
+        True,
+        False,
+    )
 
 
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
     plain = state.model_copy(update={"layout": Layout(384, "L2")})
-    text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "").replace(',"bias_scale":1.0,"spread":1', "")
+    text = (
+        plain.to_json()
+        .replace(',"offset":0.0,"scale":1.0', "")
+        .replace(',"bias_scale":1.0,"spread":1', "")
+    )
     assert "scale" not in text
     assert "spread" not in text
     assert read_states({"hubness": text}, "products") == {state.field: plain}
     assert plain.layout == Layout(384, "L2")
     constants = {"offset": 1234.5678901234, "scale": 16.0, "bias_scale": 0.25, "spread": 8}
     measured = plain.model_copy(update={"layout": Layout(384, "L2", **constants)})
-    assert read_states({"hubness": measured.to_json()}, "products")[state.field].layout == measured.layout
+    assert (
+        read_states({"hubness": measured.to_json()}, "products")[state.field].layout
+        == measured.layout
+    )
 
 
 def test_no_property_is_no_state():
@@ -86,7 +105,12 @@ def test_another_version_is_not_guessed_at(state):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("not json", "is broken: "), ("[1]", "not a state"), ('{"version": 1}', "broken at"), ("{}", "not a state")],
+    [
+        ("not json", "is broken: "),
+        ("[1]", "not a state"),
+        ('{"version": 1}', "broken at"),
+        ("{}", "not a state"),
+    ],
 )
 def test_a_broken_state_says_where(text, said):
     with pytest.raises(StateError, match=said):
@@ -94,7 +118,11 @@ def test_a_broken_state_says_where(text, said):
 
 
 def test_a_broken_layout_is_a_broken_state(state):
-    for part, broken in (('"dim":384', '"dim":0'), ('"metric":"COSINE"', '"metric":"JACCARD"'), ("scale", "size")):
+    for part, broken in (
+        ('"dim":384', '"dim":0'),
+        ('"metric":"COSINE"', '"metric":"JACCARD"'),
+        ("scale", "size"),
+    ):
         with pytest.raises(StateError, match="broken at layout"):
             CollectionState.from_json(state.to_json().replace(part, broken), "products")
 
@@ -117,7 +145,10 @@ def test_a_profile_is_found_by_its_name(state):
 
 def test_norms_are_hidden_only_where_they_are_kept(state):
     assert "hubness_norm" in state.codec.hidden_fields
-    assert "hubness_norm" not in state.model_copy(update={"layout": Layout(384, "IP")}).codec.hidden_fields
+    assert (
+        "hubness_norm"
+        not in state.model_copy(update={"layout": Layout(384, "IP")}).codec.hidden_fields
+    )
 
 
 def test_a_state_from_before_half_precision_is_of_float32(state):
@@ -130,4 +161,7 @@ def test_a_state_from_before_half_precision_is_of_float32(state):
 def test_a_field_of_half_precision_gives_each_number_three_columns(state):
     halves = state.model_copy(update={"dtype": "bfloat16", "layout": Layout(380, "COSINE")})
     assert (halves.layout.width, halves.codec.form.width) == (384, 400)
-    assert read_states({"hubness": halves.to_json()}, "products")[state.field].codec.form == halves.codec.form
+    assert (
+        read_states({"hubness": halves.to_json()}, "products")[state.field].codec.form
+        == halves.codec.form
+    )

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [ROOT / "milvus_hubness", *(path.parent for path in (ROOT / "integrations").glob("*/*_hubness/__init__.py"))]
+PACKAGES = [
+    ROOT / "milvus_hubness",
+    *(path.parent for path in (ROOT / "integrations").glob("*/*_hubness/__init__.py")),
+]
 
 REPLACED = {
     "CorrectionConfig": "Hubness(",
@@ -67,11 +70,17 @@ PLAIN = {
 }  # fmt: skip
 """Words that plain English needs in sentences, and that say nothing in a name: refused in identifiers alone."""
 
-ELSEWHERE = {"axes": ("charts.py",), "written": ("jobs/refresh/", "serve/"), "Robin Hood": ("quality/measures.py",)}
+ELSEWHERE = {
+    "axes": ("charts.py",),
+    "written": ("jobs/refresh/", "serve/"),
+    "Robin Hood": ("quality/measures.py",),
+}
 """Where a word has its ordinary meaning: charts have axes, a refresh counts the rows it has written, and a formula
 names its paper."""
 
-LIBRARIES = re.compile(r"(text)?wraps?|wrap_future|r?l?strip|append(_row)?|repeat(_interleave)?|tell|isfinite")
+LIBRARIES = re.compile(
+    r"(text)?wraps?|wrap_future|r?l?strip|append(_row)?|repeat(_interleave)?|tell|isfinite"
+)
 """Methods of Python, NumPy, torch and pymilvus."""
 
 
@@ -113,10 +122,14 @@ def _uses(package):
             lines.setdefault((is_name, " ".join(text.split())), []).append((place, line))
     uses = {word: [] for word in WORDS}
     for word in WORDS:
-        pattern = re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0)
+        pattern = re.compile(
+            rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0
+        )
         for (is_name, text), places in lines.items():
             if (is_name or word not in PLAIN) and pattern.search(text):
-                uses[word] += [f"{at}:{n}" for at, n in places if not at.startswith(ELSEWHERE.get(word, "/"))]
+                uses[word] += [
+                    f"{at}:{n}" for at, n in places if not at.startswith(ELSEWHERE.get(word, "/"))
+                ]
     return uses
 
 
@@ -152,5 +165,9 @@ def test_a_measure_has_one_name_on_every_page():
     other = re.compile(r"robin.?hood|unevenness", re.IGNORECASE)
     assert [page.name for page in pages if other.search(page.read_text("utf-8"))] == ["glossary.md"]
     name = REPLACED_BY["unevenness"]
-    for page in ("milvus_hubness/reports/report.html", "docs/concepts/hubness.md", "docs/reference/glossary.md"):
+    for page in (
+        "milvus_hubness/reports/report.html",
+        "docs/concepts/hubness.md",
+        "docs/reference/glossary.md",
+    ):
         assert name in (ROOT / page).read_text("utf-8").lower()

@@ -70,7 +70,11 @@ def mark_tiers(items: list[pytest.Item]) -> None:
             mark_strict(item)
             continue
         function = item.nodeid.partition("[")[0]
-        if server != IN_EVERY_TIER or function in first or item.get_closest_marker("beyond_contract"):
+        if (
+            server != IN_EVERY_TIER
+            or function in first
+            or item.get_closest_marker("beyond_contract")
+        ):
             item.add_marker(pytest.mark.server)
         else:
             first.add(function)
@@ -91,7 +95,9 @@ def given_server_of(nodeid: str) -> str:
     """Return the variable of a given server on which a test runs; "" if it runs on none. Such a server is the same for
     all workers, so that only one of them may use its names of aliases and its ledger."""
     places = {"server-current": "MILVUS_URI", "qdrant-server": "QDRANT_URL"}
-    return next((name for kind, name in places.items() if kind in nodeid and servers.given(name)), "")
+    return next(
+        (name for kind, name in places.items() if kind in nodeid and servers.given(name)), ""
+    )
 
 
 def scope_of(nodeid: str) -> str:
@@ -118,7 +124,9 @@ def order(items: list[pytest.Item]) -> None:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)
 
     def length(scope: str) -> int:
-        return next((i for i, part in enumerate(LONGEST_FIRST) if part in scope), len(LONGEST_FIRST))
+        return next(
+            (i for i, part in enumerate(LONGEST_FIRST) if part in scope), len(LONGEST_FIRST)
+        )
 
     def waits(scope: str) -> bool:
         return any(part in scopes[scope][0].nodeid for part in WAITING)

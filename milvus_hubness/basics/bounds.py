@@ -44,7 +44,10 @@ Count = Annotated[int, Field(ge=0, le=MOST_ROWS)]
 Depth = Annotated[int, Field(ge=1, le=MOST_CANDIDATES)]
 """The k of a search."""
 Moment = Annotated[
-    AwareDatetime, Field(ge=datetime(2000, 1, 1, tzinfo=timezone.utc), le=datetime(9000, 1, 1, tzinfo=timezone.utc))
+    AwareDatetime,
+    Field(
+        ge=datetime(2000, 1, 1, tzinfo=timezone.utc), le=datetime(9000, 1, 1, tzinfo=timezone.utc)
+    ),
 ]
 """A time with its zone, far enough from the last year that seconds can be added to it."""
 

@@ -35,7 +35,13 @@ REBUILD_SHARE, REBUILD_ROWS = 0.5, 50_000
 """Share of rows that need a write, and number of rows in all, from which on a refresh makes a copy: fewer rows are
 upserted in less time than a copy takes to load."""
 
-PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = "127.0.0.1", 19540, 512, 64 << 20, 10.0
+PROXY_HOST, PROXY_PORT, MAX_CALLS, MAX_MESSAGE, DRAIN_SECONDS = (
+    "127.0.0.1",
+    19540,
+    512,
+    64 << 20,
+    10.0,
+)
 """Of a proxy; see `proxy.ProxyOptions`. Milvus too takes requests of 64 MiB (proxy.grpc.serverMaxRecvSize)."""
 
 MESSAGES_IN_FLIGHT = 4

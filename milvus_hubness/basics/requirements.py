@@ -22,7 +22,9 @@ PACKAGES = ("milvus-hubness", "qdrant-hubness")
 OLDEST_LITE = "3.1"
 OLDEST_MILVUS = (2, 3)
 
-_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?(?P<range>[^;)]*)\)?\s*(?:;(?P<marker>.*))?")
+_REQUIREMENT = re.compile(
+    r"(?P<name>[\w.-]+)\s*(?:\[[^\]]*\])?\s*\(?(?P<range>[^;)]*)\)?\s*(?:;(?P<marker>.*))?"
+)
 _BOUND = re.compile(r"(>=|<|==)\s*([\w.]+)")
 _SERVER = re.compile(r"v?(\d+)\.(\d+)")
 
@@ -37,7 +39,9 @@ def naming_extras() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
             extra = EXTRAS[module]
-            raise MissingExtra(f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra) from error
+            raise MissingExtra(
+                f'{module} is not installed: pip install "milvus-hubness[{extra}]"', extra
+            ) from error
         if fault := unsupported_libraries():
             raise UnsupportedVersion(fault) from error
         raise
@@ -53,7 +57,11 @@ def unsupported_libraries() -> str:
     for package in PACKAGES:
         for name, bounds in _requirements(package):
             installed = _installed(name)
-            if installed and not _is_within(installed, bounds) and f"{name}{bounds}" not in required:
+            if (
+                installed
+                and not _is_within(installed, bounds)
+                and f"{name}{bounds}" not in required
+            ):
                 faults.append(f"{name} {installed} is installed, {package} needs {name}{bounds}")
                 required.append(f"{name}{bounds}")
     if not faults:

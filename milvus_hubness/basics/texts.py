@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None, "discount": 0.5, "finds": 10}
+CONSTANT = {
+    "kernel": "dense",
+    "iterations": 10,
+    "tol": 0.001,
+    "neighbors": None,
+    "discount": 0.5,
+    "finds": 10,
+}
 """Parameters of estimators that are not shown at these values."""
 
 _INVISIBLE = (
@@ -77,13 +84,19 @@ def _strength(estimator: dict[str, Any]) -> float | str:
 
 def _at_full_strength(estimator: dict[str, Any]) -> str:
     if "estimators" in estimator:
-        parts = [f"({part})" if " + " in part else part for part in map(describe, estimator["estimators"])]
+        parts = [
+            f"({part})" if " + " in part else part
+            for part in map(describe, estimator["estimators"])
+        ]
         shares = rounded_shares(estimator["weights"])
-        return " + ".join(f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True))
+        return " + ".join(
+            f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True)
+        )
     parameters = ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in estimator.items()
-        if name not in ("name", "items", "strength", "agreement") and not (name in CONSTANT and CONSTANT[name] == value)
+        if name not in ("name", "items", "strength", "agreement")
+        and not (name in CONSTANT and CONSTANT[name] == value)
     )
     return f"{estimator['name']}({parameters})"
 

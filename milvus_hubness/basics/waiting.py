@@ -38,7 +38,9 @@ class WaitPolicy:
         except ValueError:
             limit = math.nan
         if not 0 < limit < math.inf:
-            raise InvalidParameter(f"${WAIT_VARIABLE} must be a number of seconds above 0, not {text!r}")
+            raise InvalidParameter(
+                f"${WAIT_VARIABLE} must be a number of seconds above 0, not {text!r}"
+            )
         return cls(limit=limit)
 
 
@@ -139,7 +141,9 @@ def wait_seconds(awaited: str, seconds: float, stop: threading.Event | None = No
 
 def _report(awaited: str, standing: str, seconds: float) -> None:
     # A warning: Python prints warnings of a library also in programs that have not set up logging.
-    log.warning("waiting for %s since %.0f s%s", awaited, seconds, f": {standing}" if standing else "")
+    log.warning(
+        "waiting for %s since %.0f s%s", awaited, seconds, f": {standing}" if standing else ""
+    )
 
 
 def _too_long(awaited: str, standing: str, policy: WaitPolicy) -> WaitedTooLong:

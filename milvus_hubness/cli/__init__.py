@@ -57,7 +57,8 @@ class _Group(Group):
 
 
 app = command_line(
-    "Correct hubness in cross-modal search, inside Milvus.\n\nExample: milvus-hubness demo", completion=True
+    "Correct hubness in cross-modal search, inside Milvus.\n\nExample: milvus-hubness demo",
+    completion=True,
 )
 
 
@@ -70,7 +71,10 @@ def _show_version(is_requested: bool) -> None:
 @app.callback(cls=_Group)
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None: ...
 

@@ -10,8 +10,12 @@ from milvus_hubness.cli import console, options
 
 
 def adopt(
-    collection: Annotated[str, typer.Argument(help="Corrected collection, under its present name.")],
-    renamed_from: Annotated[str, "Its former name, from which the names of its helper collections are derived."],
+    collection: Annotated[
+        str, typer.Argument(help="Corrected collection, under its present name.")
+    ],
+    renamed_from: Annotated[
+        str, "Its former name, from which the names of its helper collections are derived."
+    ],
     connection: options.Connection,
     as_json: options.AsJson = False,
 ) -> None:
@@ -26,5 +30,9 @@ def adopt(
 
     adopted = adopt(connection.open(), collection, renamed_from=renamed_from)
     data = {"adopt": {"collection": collection, "helpers": adopted}}
-    facts = {"helper collections": ", ".join(adopted) or "none with a name derived from the former one"}
-    console.show_result(as_json, data, lambda: console.show_facts(f"Adopted by {collection}", facts))
+    facts = {
+        "helper collections": ", ".join(adopted) or "none with a name derived from the former one"
+    }
+    console.show_result(
+        as_json, data, lambda: console.show_facts(f"Adopted by {collection}", facts)
+    )

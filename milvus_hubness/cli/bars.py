@@ -26,7 +26,12 @@ class Bar:
     """
 
     def __init__(self, console: Console) -> None:
-        columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
+        columns = (
+            "{task.description}",
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+        )
         # rich would send standard output to standard error, also where only one of them is a file.
         self._bars = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._lock = threading.RLock()

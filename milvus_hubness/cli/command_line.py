@@ -37,12 +37,16 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     # On Python 3.10, get_type_hints makes annotations of the default None Optional, which hides Annotated.
     parameters = inspect.signature(command, eval_str=True).parameters
     annotations = {name: parameter.annotation for name, parameter in parameters.items()}
-    groups: dict[str, Any] = {name: group for name, group in annotations.items() if is_dataclass(group)}
+    groups: dict[str, Any] = {
+        name: group for name, group in annotations.items() if is_dataclass(group)
+    }
 
     @wraps(command)
     def with_groups(**arguments: Any) -> None:
         for name, group in groups.items():
-            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+            arguments[name] = group(
+                **{field.name: arguments.pop(field.name) for field in fields(group)}
+            )
         command(**arguments)
 
     options: list[inspect.Parameter] = []
@@ -50,12 +54,16 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         if group := groups.get(parameter.name):
             hints = get_type_hints(group, include_extras=True)
             options += (
-                parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
+                parameter.replace(
+                    name=field.name, default=field.default, annotation=hints[field.name]
+                )
                 for field in fields(group)
             )
         else:
             options.append(parameter)
-    with_groups.__dict__["__signature__"] = inspect.Signature([_with_help(option) for option in options])
+    with_groups.__dict__["__signature__"] = inspect.Signature(
+        [_with_help(option) for option in options]
+    )
     with_groups.__annotations__ = {}
     return with_groups
 
@@ -78,11 +86,19 @@ def _with_help(option: inspect.Parameter) -> inspect.Parameter:
 
 def _write_panels(command: Any, context: Any, formatter: Any) -> None:
     """Write the arguments, the options by panel, and those without a panel under Help."""
-    panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{name: [] for name in PANELS}, "Help": []}
+    panels: dict[str, list[tuple[str, str]]] = {
+        "Arguments": [],
+        **{name: [] for name in PANELS},
+        "Help": [],
+    }
     for parameter in command.get_params(context):
         if record := parameter.get_help_record(context):
             is_argument = parameter.param_type_name == "argument"
-            panels["Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Help"].append(record)
+            panels[
+                "Arguments"
+                if is_argument
+                else getattr(parameter, "rich_help_panel", None) or "Help"
+            ].append(record)
     for name, records in panels.items():
         if records:
             with formatter.section(name):
@@ -110,12 +126,17 @@ class Group(_Help, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, str(one.help).split("\n\n")[0]) for name, one in self.commands.items()])
+            formatter.write_dl(
+                [(name, str(one.help).split("\n\n")[0]) for name, one in self.commands.items()]
+            )
         super().format_options(ctx, formatter)
 
 
 def command_line(
-    text: str, *commands: Callable[..., None], completion: bool = False, **named: Callable[..., None]
+    text: str,
+    *commands: Callable[..., None],
+    completion: bool = False,
+    **named: Callable[..., None],
 ) -> typer.Typer:
     """Return a command line of commands under the names of their functions, or under other names. text: its help. After
     "Example: ", this and the docstrings of commands have an example. completion: whether it has options that install

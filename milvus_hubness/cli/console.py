@@ -24,7 +24,13 @@ from rich.text import Text
 from milvus_hubness.basics.defaults import URI_VARIABLES
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.requirements import naming_extras, unsupported_libraries
-from milvus_hubness.basics.texts import agreement_sentence, describe, visible, visible_json, visible_line
+from milvus_hubness.basics.texts import (
+    agreement_sentence,
+    describe,
+    visible,
+    visible_json,
+    visible_line,
+)
 from milvus_hubness.cli.extras import with_all_extras
 from milvus_hubness.errors import (
     HubnessError,
@@ -89,13 +95,17 @@ def say(text: str, *, to_stderr: bool = False) -> None:
 
 def show_styled(*parts: str | tuple[str, str]) -> None:
     """Print parts of a text, each alone or with a style of rich, such as ("now", "green")."""
-    shown = [visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts]
+    shown = [
+        visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts
+    ]
     out.print(Text.assemble(*shown))
 
 
 def show_json(data: Mapping[str, Any]) -> None:
     """Print one line of JSON. Its values are exact: what a terminal would obey is escaped as JSON escapes."""
-    sys.stdout.write(visible_json(redacted(json.dumps(data, ensure_ascii=False, default=str))) + "\n")
+    sys.stdout.write(
+        visible_json(redacted(json.dumps(data, ensure_ascii=False, default=str))) + "\n"
+    )
 
 
 def show_csv(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -122,9 +132,13 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print one fact per line, without the empty ones. A fact may have several lines; a title may begin with one."""
     texts = {
-        visible_line(name): redacted(str(value)) for name, value in facts.items() if value not in (None, "", [], ())
+        visible_line(name): redacted(str(value))
+        for name, value in facts.items()
+        if value not in (None, "", [], ())
     }
-    table = Table(title=_title(title), title_justify="left", title_style="bold", show_header=False, box=None)
+    table = Table(
+        title=_title(title), title_justify="left", title_style="bold", show_header=False, box=None
+    )
     table.add_column(style="cyan", width=max(map(len, texts), default=1))
     table.add_column(overflow="fold")
     for row in texts.items():
@@ -132,11 +146,15 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
     out.print(table)
 
 
-def show_table(title: str | None, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
+def show_table(
+    title: str | None, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1
+) -> None:
     """Print rows of texts and numbers. texts: number of columns with texts, which come first."""
     table = Table(box=None, title=title and _title(title), title_justify="left")
     for number, heading in enumerate(headings):
-        table.add_column(visible_line(heading), justify="left" if number < texts else "right", overflow="fold")
+        table.add_column(
+            visible_line(heading), justify="left" if number < texts else "right", overflow="fold"
+        )
     for row in rows:
         # A cell is one line, so that no key can look like a row.
         table.add_row(*map(visible_line, row))
@@ -165,7 +183,10 @@ def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
 def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Call `handle` with the number of each SIGTERM or SIGINT within the block."""
     numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, lambda received, frame: handle(received)) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda received, frame: handle(received))
+        for number in numbers
+    }
     try:
         yield
     finally:
@@ -185,8 +206,12 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
             sys.stdout.flush()
             report_error(error, as_json=AS_JSON in sys.argv, unexpected=True)
         except OSError as problem:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The buffered output is dropped.
-            say(f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True)
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # The buffered output is dropped.
+            say(
+                f"{program}: cannot write the output: {problem.strerror or problem}", to_stderr=True
+            )
     sys.exit(code)
 
 
@@ -241,7 +266,12 @@ def _exit_code(app: typer.Typer, program: str) -> int:
             return FAILURE
         from pymilvus.exceptions import MilvusException
 
-        report_error(error, as_json=as_json, program=program, unexpected=not isinstance(error, MilvusException))
+        report_error(
+            error,
+            as_json=as_json,
+            program=program,
+            unexpected=not isinstance(error, MilvusException),
+        )
         return FAILURE
 
 
@@ -291,7 +321,9 @@ def write_page(path: Path, page: str) -> None:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
 
-def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False) -> None:
+def report_error(
+    error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
+) -> None:
     """Print a line or, if unexpected, the traceback on standard error; with --json also an object."""
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:

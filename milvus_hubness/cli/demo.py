@@ -12,7 +12,9 @@ from milvus_hubness.cli import console, options
 
 
 def demo(
-    uri: Annotated[str, "Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"] = "",
+    uri: Annotated[
+        str, "Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"
+    ] = "",
     db: options.Database = "",
     token_file: options.TokenFile = None,
     keep: Annotated[bool, "Keep the demo's collections."] = False,
@@ -30,7 +32,10 @@ def demo(
     if keep and not uri:
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
     token = options.read_token(token_file)
-    with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, console.progress_bars() as progress:
+    with (
+        tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder,
+        console.progress_bars() as progress,
+    ):
         result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress)
     console.show_result(as_json, result, lambda: _show(result))
 
@@ -50,7 +55,9 @@ def _show(result: dict[str, Any]) -> None:
     for example in result["examples"]:
         console.say(f"\n  {example['question']}")
         before, after = example["before"], example["after"]
-        console.show_styled("    ", ("was", "red"), f" {before}\n    ", ("now", "green"), f" {after}")
+        console.show_styled(
+            "    ", ("was", "red"), f" {before}\n    ", ("now", "green"), f" {after}"
+        )
     if result["kept"]:
         console.say("\nKept: {collection}, {corrected_collection}".format(**result))
     console.say(f"\n{result['seconds']} s in all")

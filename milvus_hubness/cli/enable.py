@@ -13,13 +13,17 @@ Where = Literal["auto", "fields", "side", "vectors"]
 
 
 def enable(
-    collection: Annotated[str, typer.Argument(help="Collection to correct; its vectors stay as they are.")],
+    collection: Annotated[
+        str, typer.Argument(help="Collection to correct; its vectors stay as they are.")
+    ],
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
     connection: options.Connection,
     bank_name: options.BankName = None,
     target_bank: options.TargetBank = None,
-    queries: Annotated[str | None, "Queries that measure the miss rate. [default: some of the bank]"] = None,
+    queries: Annotated[
+        str | None, "Queries that measure the miss rate. [default: some of the bank]"
+    ] = None,
     field: options.Field = None,
     gate: options.Gate = None,
     gate_targets: options.GateTargets = None,
@@ -28,7 +32,9 @@ def enable(
         "Bias location. fields: fields of the collection. side: a side collection with the same "
         "keys. vectors: a second vector field, whose searches need no candidates.",
     ] = "auto",
-    max_miss_rate: Annotated[float, "Share of the exact corrected top 10 that candidates may miss."] = MAX_MISS_RATE,
+    max_miss_rate: Annotated[
+        float, "Share of the exact corrected top 10 that candidates may miss."
+    ] = MAX_MISS_RATE,
     client_ttl: options.ClientTtl = STATE_TTL,
     force: Annotated[bool, "Enable even if tune advises against it."] = False,
     plan: Annotated[bool, "Show the plan and the measured miss rate; write nothing."] = False,
@@ -116,8 +122,12 @@ def show_enable_plan(plan: dict[str, Any]) -> None:
         facts["biases"] = side if plan["where"] == "side" else f"fields of the collection{added}"
         facts["candidates"] = f"{plan['candidates']} a search"
         shares = list(plan["missed"].values())
-        until = shares.index(0) + 1 if 0 in shares else None  # The first number of candidates that misses nothing.
-        missed = ", ".join(f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until])
+        until = (
+            shares.index(0) + 1 if 0 in shares else None
+        )  # The first number of candidates that misses nothing.
+        missed = ", ".join(
+            f"{share:.1%} beyond {number}" for number, share in list(plan["missed"].items())[:until]
+        )
         queries = f"mean over {plan['measured_queries']:,} queries"
         facts["missed"] = f"of the exact corrected top 10: {missed} candidates ({queries})"
     facts |= {**console.bank_words(plan), "note": "\n".join(plan["remarks"])}
@@ -135,4 +145,6 @@ def show_enabled(result: dict[str, Any]) -> None:
     else:
         facts["biases"] = result["side"] or "fields of the collection"
         facts["candidates"] = "{candidates} a search, which miss {missed:.1%}".format(**result)
-    console.show_facts("\nDone", {**facts, "bank": result["bank"], "took": f"{result['seconds']} s"})
+    console.show_facts(
+        "\nDone", {**facts, "bank": result["bank"], "took": f"{result['seconds']} s"}
+    )

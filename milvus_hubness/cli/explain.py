@@ -26,7 +26,8 @@ def explain(
     connection: options.Connection,
     key: Annotated[str | None, typer.Argument(help="Primary key of the row to explain.")] = None,
     query: Annotated[
-        str | None, "Queries, in the forms of --bank, of which to explain one. [default: those of the bank]"
+        str | None,
+        "Queries, in the forms of --bank, of which to explain one. [default: those of the bank]",
     ] = None,
     query_number: Annotated[
         int | None, "Number of the query to explain, from 0. [default: 0 with --query]", {"min": 0}
@@ -49,31 +50,47 @@ def explain(
     from milvus_hubness.reports import explain
 
     if key is None and query is None and query_number is None:
-        raise typer.BadParameter("nothing to explain: give the KEY of a row, --query FILE or --query-number")
+        raise typer.BadParameter(
+            "nothing to explain: give the KEY of a row, --query FILE or --query-number"
+        )
     texts_from = query or bank.bank
     if query_text and not texts_from:
-        raise InvalidInput("the stored bank has no texts: pass --bank FILE, the file that it was read from")
+        raise InvalidInput(
+            "the stored bank has no texts: pass --bank FILE, the file that it was read from"
+        )
     estimator, store = estimating.estimator(), connection.open()
     queries = options.read_vectors(store, query)
     biased = _read(store, collection, bank, estimator, field)
-    texts = read_texts(store, texts_from, query_text, len(queries or biased.bank)) if query_text else None
+    texts = (
+        read_texts(store, texts_from, query_text, len(queries or biased.bank))
+        if query_text
+        else None
+    )
     if query is None and query_number is None:
         row = explain.explain_row(biased, str(key), texts)
         result = {"explain": {"collection": biased.info.name, "row": as_plain(row)}}
         console.show_result(as_json, result, lambda: _show_row(row, top))
         return
-    answers = explain.explain_query(biased, queries, query_number or 0, top=top, key=key, texts=texts)
+    answers = explain.explain_query(
+        biased, queries, query_number or 0, top=top, key=key, texts=texts
+    )
     result = {"explain": {"collection": biased.info.name, "query": as_plain(answers)}}
     console.show_result(as_json, result, lambda: _show_answers(answers, query_number or 0, key))
 
 
 def _read(
-    store: MilvusStore, collection: str, bank: options.BankOptions, estimator: Estimator | None, field: str | None
+    store: MilvusStore,
+    collection: str,
+    bank: options.BankOptions,
+    estimator: Estimator | None,
+    field: str | None,
 ) -> BiasedGallery:
     from milvus_hubness.reports.collections import read_biased
 
     with console.progress_bars() as progress:
-        return read_biased(store, collection, bank.read(store), estimator=estimator, field=field, progress=progress)
+        return read_biased(
+            store, collection, bank.read(store), estimator=estimator, field=field, progress=progress
+        )
 
 
 def _show_row(row: RowExplanation, top: int) -> None:
@@ -87,7 +104,13 @@ def _show_row(row: RowExplanation, top: int) -> None:
         console.say("\nIt is in the results of no bank query, before or after correction.")
         return
     lines = [
-        (f"{number}: {text}" if text else str(number), f"{raw:.4f}", f"{corrected:.4f}", f"{before:,}", f"{after:,}")
+        (
+            f"{number}: {text}" if text else str(number),
+            f"{raw:.4f}",
+            f"{corrected:.4f}",
+            f"{before:,}",
+            f"{after:,}",
+        )
         for number, text, raw, corrected, before, after in row.queries[:top]
     ]
     title = f"\nThe first {len(lines)} of {len(row.queries):,} bank queries that it answers"
@@ -104,7 +127,13 @@ def _show_answers(explanation: QueryExplanation, number: int, key: str | None) -
     }
     console.show_facts(f"Query {number}", facts)
     lines = [
-        (f"> {own}" if str(own) == key else str(own), f"{raw:.4f}", f"{bias:+.4f}", f"{corrected:.4f}", *ranks)
+        (
+            f"> {own}" if str(own) == key else str(own),
+            f"{raw:.4f}",
+            f"{bias:+.4f}",
+            f"{corrected:.4f}",
+            *ranks,
+        )
         for own, raw, bias, corrected, *places in explanation.answers
         for ranks in [[f"{place:,}" for place in places]]
     ]
@@ -116,10 +145,14 @@ def hubs(
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
     connection: options.Connection,
-    queries: Annotated[str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"] = None,
+    queries: Annotated[
+        str | None, "Queries to count, in the forms of --bank. [default: those of the bank]"
+    ] = None,
     field: options.Field = None,
     top: Top = 50,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table of comma-separated values.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a table of comma-separated values.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List the hubs and anti-hubs of a collection, before and after correction.
@@ -159,4 +192,6 @@ def _show_hubs(collection: str, listed: Hubs) -> None:
         )
         for row in listed.rows
     ]
-    console.show_table(None, ("", "key", f"N_{listed.k}", "share of answers", "bias"), lines, texts=2)
+    console.show_table(
+        None, ("", "key", f"N_{listed.k}", "share of answers", "bias"), lines, texts=2
+    )

@@ -10,7 +10,9 @@ from milvus_hubness.basics.requirements import EXTRAS
 from milvus_hubness.errors import MissingExtra
 
 OF_COMMANDS = {
-    **dict.fromkeys(("tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)),
+    **dict.fromkeys(
+        ("tune", "diagnose", "explain", "hubs", "match", "enable", "disable"), ("jobs",)
+    ),
     **dict.fromkeys(("refresh", "bank", "migrate", "quari"), ("jobs",)),
     "serve": ("serve",),
     "demo": ("jobs", "lite"),
@@ -41,7 +43,8 @@ def with_all_extras(error: MissingExtra, arguments: Sequence[str], uri: str) -> 
     if len(modules) < 2:
         return error
     return MissingExtra(
-        f'{", ".join(modules)} are not installed: pip install "milvus-hubness[{",".join(named)}]"', named[0]
+        f'{", ".join(modules)} are not installed: pip install "milvus-hubness[{",".join(named)}]"',
+        named[0],
     )
 
 
@@ -53,7 +56,9 @@ def _missing_modules(extra: str) -> list[str]:
 def _modules_of(extras: Iterable[str]) -> list[str]:
     named = set(extras)
     return [
-        module for module, extra in EXTRAS.items() if extra in named and sys.version_info < VERSIONED.get(module, (99,))
+        module
+        for module, extra in EXTRAS.items()
+        if extra in named and sys.version_info < VERSIONED.get(module, (99,))
     ]
 
 

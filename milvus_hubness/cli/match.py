@@ -21,11 +21,17 @@ SUFFIXES = (".parquet", ".npz")
 def match(
     collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
     queries: Annotated[str, "Queries to match, in the forms of --bank."],
-    out: Annotated[Path, "File to write: .parquet or .npz. Its parts are in OUT.parts until it is complete."],
+    out: Annotated[
+        Path, "File to write: .parquet or .npz. Its parts are in OUT.parts until it is complete."
+    ],
     connection: options.Connection,
     limit: Annotated[int, "Rows for each query.", {"min": 1}] = 10,
-    candidates: Annotated[int, "Rows that the index finds for each query, by raw score.", {"min": 1}] = 200,
-    with_bank: Annotated[bool, "The stored bank joins the queries, if these ask for some of the rows only."] = False,
+    candidates: Annotated[
+        int, "Rows that the index finds for each query, by raw score.", {"min": 1}
+    ] = 200,
+    with_bank: Annotated[
+        bool, "The stored bank joins the queries, if these ask for some of the rows only."
+    ] = False,
     one_to_one: Annotated[bool, "Give each row to at most one query."] = False,
     filter: Annotated[str, "Match only rows of this filter, in Milvus's syntax."] = "",
     field: options.Field = None,
@@ -45,11 +51,24 @@ def match(
     console.check_writable(out)
     folder = out.with_name(f"{out.name}.parts")
     bank = read_bank(connection.open(), queries)
-    client = HubnessClient(connection.uri, token=options.read_token(connection.token_file), db_name=connection.db)
-    choice: dict[str, Any] = {"candidates": candidates, "with_bank": with_bank, "one_to_one": one_to_one}
+    client = HubnessClient(
+        connection.uri, token=options.read_token(connection.token_file), db_name=connection.db
+    )
+    choice: dict[str, Any] = {
+        "candidates": candidates,
+        "with_bank": with_bank,
+        "one_to_one": one_to_one,
+    }
     with console.progress_bars() as progress:
         matches = client.match(
-            collection, bank, limit, filter, anns_field=field, folder=folder, progress=progress, **choice
+            collection,
+            bank,
+            limit,
+            filter,
+            anns_field=field,
+            folder=folder,
+            progress=progress,
+            **choice,
         )
     client.close()
     _write(matches, folder / f"unfinished{out.suffix}", out)

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import CLIENT_TTL_VARIABLE, SHORT_METHODS, URI_VARIABLES, WHERE_FROM, Engine
+from milvus_hubness.basics.defaults import (
+    CLIENT_TTL_VARIABLE,
+    SHORT_METHODS,
+    URI_VARIABLES,
+    WHERE_FROM,
+    Engine,
+)
 from milvus_hubness.basics.files.opening import read_token as read_token_file
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.errors import InvalidParameter, remember_secrets, secrets_in
@@ -26,11 +32,17 @@ DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
-Uri = Annotated[str, "Milvus server, or path of a Milvus Lite .db file.", {"envvar": [*URI_VARIABLES]}]
+Uri = Annotated[
+    str, "Milvus server, or path of a Milvus Lite .db file.", {"envvar": [*URI_VARIABLES]}
+]
 Database = Annotated[str, "Database name.", {"envvar": DATABASE_VARIABLE}]
-TokenFile = Annotated[Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"]
+TokenFile = Annotated[
+    Path | None, f"File with the token of the server. [default: ${TOKEN_VARIABLE}]"
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Field = Annotated[str | None, "Vector field, required if the collection has several to choose from."]
+Field = Annotated[
+    str | None, "Vector field, required if the collection has several to choose from."
+]
 TargetBank = Annotated[str | None, "Reference items, in the forms of --bank; for dualis and dbsn."]
 BankName = Annotated[str | None, "Collection to store the bank in. [default: COLLECTION__bank]"]
 Gate = Annotated[
@@ -42,10 +54,16 @@ GateTargets = Annotated[
     int | None,
     "With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a --target-bank item.",
 ]
-Pairs = Annotated[str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."]
-QueryText = Annotated[str | None, "Column with the texts of the queries, in the file or collection that holds these."]
+Pairs = Annotated[
+    str | None, "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."
+]
+QueryText = Annotated[
+    str | None, "Column with the texts of the queries, in the file or collection that holds these."
+]
 ClientTtl = Annotated[
-    float, "Longest state_ttl of any HubnessClient that writes, in seconds.", {"min": 0, "envvar": CLIENT_TTL_VARIABLE}
+    float,
+    "Longest state_ttl of any HubnessClient that writes, in seconds.",
+    {"min": 0, "envvar": CLIENT_TTL_VARIABLE},
 ]
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
@@ -90,8 +108,12 @@ def read_token(token_file: Path | None) -> str:
 class BankOptions:
     """The options that name the query bank."""
 
-    bank: Annotated[str, "Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."] = ""
-    bank_column: Annotated[str | None, "Array, column or vector field of --bank that holds the queries."] = None
+    bank: Annotated[
+        str, "Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."
+    ] = ""
+    bank_column: Annotated[
+        str | None, "Array, column or vector field of --bank that holds the queries."
+    ] = None
 
     def require(self) -> None:
         if not self.bank:
@@ -116,9 +138,9 @@ def _complete_method(incomplete: str) -> list[str]:
 class EstimatorOptions:
     """The options that choose the estimator."""
 
-    method: Annotated[str | None, f"Estimator: {', '.join(SHORT_METHODS)}.", {"autocompletion": _complete_method}] = (
-        None
-    )
+    method: Annotated[
+        str | None, f"Estimator: {', '.join(SHORT_METHODS)}.", {"autocompletion": _complete_method}
+    ] = None
     param: Annotated[
         list[str] | None,
         "NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "
@@ -140,13 +162,17 @@ class EstimatorOptions:
         parameters = {name: value for name, value in own.items() if value is not None}
         parameters |= pairs_of(self.param, "--param")
         if isinstance(parameters.get("alpha"), int | float) and parameters["alpha"] <= 0:
-            raise InvalidParameter(f"alpha must be above 0, not {parameters['alpha']!r}: 0 corrects nothing")
+            raise InvalidParameter(
+                f"alpha must be above 0, not {parameters['alpha']!r}: 0 corrects nothing"
+            )
         if self.method is None and not parameters:
             return None
         if self.method is None and current is not None:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
-                raise InvalidParameter(f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}")
+                raise InvalidParameter(
+                    f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
+                )
             return from_dict(with_parameters(current, parameters))
         name = class_name(self.method or "nnn")
         return from_dict(with_parameters({"name": name}, parameters))

@@ -31,7 +31,9 @@ PairsFile = Annotated[
     "Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'item', the vector of its right "
     "answer, or, with --collection, 'key' of its row.",
 ]
-Collection = Annotated[str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"]
+Collection = Annotated[
+    str | None, "Collection whose rows are the gallery. [default: the items of --pairs]"
+]
 Encoder = Annotated[str | None, "Name and version of the model that made the vectors."]
 RANKS = ("MdR", "MnR")
 
@@ -44,13 +46,19 @@ def train(
     field: Field = None,
     resume: Annotated[bool, "Continue the training in --out, with the same options."] = False,
     encoder: Encoder = None,
-    form: Annotated[str, "linear (maps with a memory) or published (QuARI's network, loss and noise)."] = FORM,
+    form: Annotated[
+        str, "linear (maps with a memory) or published (QuARI's network, loss and noise)."
+    ] = FORM,
     memory: Annotated[
-        int | None, f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]"
+        int | None,
+        f"Training pairs that linear maps remember, at most; 0 for none. [default: {MEMORY}]",
     ] = None,
-    epochs: Annotated[int | None, f"Maximum number of epochs. [default: {MAP_EPOCHS}; of networks {EPOCHS}]"] = None,
+    epochs: Annotated[
+        int | None, f"Maximum number of epochs. [default: {MAP_EPOCHS}; of networks {EPOCHS}]"
+    ] = None,
     param: Annotated[
-        list[str] | None, "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable."
+        list[str] | None,
+        "NAME=VALUE, another field of QuariConfig or TrainingSettings, such as rank=8; repeatable.",
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,14 +77,21 @@ def train(
 
     of_network = {field.name for field in fields(QuariConfig)} - {"dim"}
     of_training = {field.name for field in fields(TrainingSettings)}
-    options: dict[str, Any] = {"form": form, "memory": MEMORY if form == "linear" and memory is None else memory or 0}
+    options: dict[str, Any] = {
+        "form": form,
+        "memory": MEMORY if form == "linear" and memory is None else memory or 0,
+    }
     options |= pairs_of(param, "--param") | ({} if epochs is None else {"epochs": epochs})
     if unknown := options.keys() - of_network - of_training:
         names = ", ".join(sorted(of_network | of_training))
-        raise InvalidParameter(f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}")
+        raise InvalidParameter(
+            f"--param {min(unknown)}: unknown parameter; allowed parameters: {names}"
+        )
     sizes = {name: value for name, value in options.items() if name in of_network}
     settings_of: Any = TrainingSettings.linear if form == "linear" else TrainingSettings
-    settings = settings_of(**{name: value for name, value in options.items() if name in of_training})
+    settings = settings_of(
+        **{name: value for name, value in options.items() if name in of_training}
+    )
     QuariConfig(dim=1, **sizes)
     curves = out.with_suffix(".html")
     check_writable(curves)
@@ -93,7 +108,12 @@ def train(
             progress=progress,
         )
     write_page(curves, learning_curves(network.history, network.best_epoch))
-    facts = {**_facts(network), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
+    facts = {
+        **_facts(network),
+        "left_out": labelled.left_out,
+        "network": str(out),
+        "curves": str(curves),
+    }
     title = f"Trained on {network.pairs} pairs, judged on {len(labelled) - network.pairs}"
     show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
@@ -109,7 +129,9 @@ def _facts(network: Checkpoint) -> dict[str, Any]:
 
 def _in_words(facts: dict[str, Any]) -> dict[str, object]:
     sizes, judged = facts["config"], {}
-    form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(**sizes)
+    form = "d {dim}, rank {rank}, width {width}, {layers} layers × {steps} steps, {form}".format(
+        **sizes
+    )
     if sizes["form"] == "linear":
         form = "d {dim}, two linear maps".format(**sizes)
     if facts["history"]:
@@ -126,15 +148,21 @@ def _in_words(facts: dict[str, Any]) -> dict[str, object]:
         "sizes": f"{form}; {facts['parameters']:,} parameters",
         "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
         **judged,
-        "left out": f"{facts['left_out']} pairs without a direction" if facts.get("left_out") else None,
+        "left out": f"{facts['left_out']} pairs without a direction"
+        if facts.get("left_out")
+        else None,
     }
 
 
 def import_weights(
-    weights: Annotated[Path, typer.Argument(help="Weights of the authors' code: .safetensors, or a file of torch.")],
+    weights: Annotated[
+        Path, typer.Argument(help="Weights of the authors' code: .safetensors, or a file of torch.")
+    ],
     out: Annotated[Path, "Network file to write."],
     encoder: Encoder = None,
-    param: Annotated[list[str] | None, "NAME=VALUE, if not the authors': heads=8, steps=4; repeatable."] = None,
+    param: Annotated[
+        list[str] | None, "NAME=VALUE, if not the authors': heads=8, steps=4; repeatable."
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a network of weights that the authors' code has trained.
@@ -148,7 +176,9 @@ def import_weights(
     network = Checkpoint.load_published(weights, encoder=encoder, **pairs_of(param, "--param"))
     network.save(out)
     facts = {**_facts(network), "network": str(out)}
-    show_result(as_json, {"quari": facts}, lambda: show_facts("The authors' weights", _in_words(facts)))
+    show_result(
+        as_json, {"quari": facts}, lambda: show_facts("The authors' weights", _in_words(facts))
+    )
 
 
 def evaluate(
@@ -158,7 +188,9 @@ def evaluate(
     collection: Collection = None,
     field: Field = None,
     candidates: Annotated[int, "Items of the search that are re-ranked."] = 1000,
-    correction: Annotated[float, "Share of the bias that is subtracted from re-ranked scores."] = 0.0,
+    correction: Annotated[
+        float, "Share of the bias that is subtracted from re-ranked scores."
+    ] = 0.0,
     encoder: Encoder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -170,7 +202,9 @@ def evaluate(
     """
     from milvus_hubness.extras.quari.reranker import QuariReranker, read_labelled
 
-    reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates, correction=correction)
+    reranker = QuariReranker.load(
+        network, encoder=encoder, candidates=candidates, correction=correction
+    )
     with progress_bars() as progress:
         labelled = read_labelled(pairs, collection, connection.open, field, progress)
         result = labelled.evaluate(reranker)
@@ -179,7 +213,13 @@ def evaluate(
 
 def _show_evaluation(result: dict[str, Any]) -> None:
     rows = [
-        (name, *(f"{value if measure in RANKS else 100 * value:.1f}" for measure, value in result[name].items()))
+        (
+            name,
+            *(
+                f"{value if measure in RANKS else 100 * value:.1f}"
+                for measure, value in result[name].items()
+            ),
+        )
         for name in ("raw", "corrected", "reranked")
         if name in result
     ]

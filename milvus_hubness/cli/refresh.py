@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, STATE_TTL, Live
+from milvus_hubness.basics.defaults import (
+    DEFAULT_TOLERANCE,
+    REBUILD_ROWS,
+    REBUILD_SHARE,
+    STATE_TTL,
+    Live,
+)
 from milvus_hubness.cli import console, options
 from milvus_hubness.errors import LeaseHeld
 
@@ -26,14 +32,23 @@ class Refreshing:
     field: options.Field = None
     profile: Annotated[str | None, "Bias profile; a new name adds a profile, from --bank."] = None
     revert: Annotated[bool, "Restore the bank and parameters before the last full refresh."] = False
-    force: Annotated[bool, "Write all biases again, even if they are unchanged or evaluated as worse."] = False
+    force: Annotated[
+        bool, "Write all biases again, even if they are unchanged or evaluated as worse."
+    ] = False
     live: Annotated[Live, "When sampled queries are added to the online bank."] = "never"
     refit: Annotated[bool, "Fit sn, dbsn or blend again although nothing changed."] = False
-    tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = DEFAULT_TOLERANCE
-    rebuild_share: Annotated[float, "Share of rows from which on a copy replaces in-place updates."] = REBUILD_SHARE
-    rebuild_rows: Annotated[int, "Number of rows from which on a copy replaces in-place updates."] = REBUILD_ROWS
+    tolerance: Annotated[float, "Change of a bias up to which its row is not updated."] = (
+        DEFAULT_TOLERANCE
+    )
+    rebuild_share: Annotated[
+        float, "Share of rows from which on a copy replaces in-place updates."
+    ] = REBUILD_SHARE
+    rebuild_rows: Annotated[
+        int, "Number of rows from which on a copy replaces in-place updates."
+    ] = REBUILD_ROWS
     restart_ttl: Annotated[
-        bool, "Write all rows of a collection with a time to live, which starts again for each of them."
+        bool,
+        "Write all rows of a collection with a time to live, which starts again for each of them.",
     ] = False
     plan: Annotated[bool, "Show the refresh plan; write nothing."] = False
     client_ttl: options.ClientTtl = STATE_TTL
@@ -87,7 +102,9 @@ def refresh(
             raise
         data = {"refresh": {"collection": collection, "action": "busy", "reason": str(error)}}
         text = {"busy": data["refresh"]["reason"]}
-        console.show_result(as_json, data, lambda: console.show_facts(f"Nothing done to {collection}", text))
+        console.show_result(
+            as_json, data, lambda: console.show_facts(f"Nothing done to {collection}", text)
+        )
         return
     console.show_result(as_json, {"refresh": result.to_dict()}, lambda: show_refresh(result))
     if result.action == "refused":
@@ -120,13 +137,21 @@ def show_refresh(result: RefreshResult) -> None:
 def bank(
     collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
     connection: options.Connection,
-    rate: Annotated[float | None, "Share of live queries that clients sample. [default: 0.01]"] = None,
-    size: Annotated[int | None, "Maximum number of queries in the bank. [default: its current size]"] = None,
-    seed_share: Annotated[float | None, "Share of the bank kept for its first queries. [default: 0.25]"] = None,
+    rate: Annotated[
+        float | None, "Share of live queries that clients sample. [default: 0.01]"
+    ] = None,
+    size: Annotated[
+        int | None, "Maximum number of queries in the bank. [default: its current size]"
+    ] = None,
+    seed_share: Annotated[
+        float | None, "Share of the bank kept for its first queries. [default: 0.25]"
+    ] = None,
     half_life: Annotated[
         float | None, "Hours after which the weight of a query is divided by two. [default: 168]"
     ] = None,
-    duplicate_cosine: Annotated[float | None, "Cosine above which two queries are duplicates. [default: 0.99]"] = None,
+    duplicate_cosine: Annotated[
+        float | None, "Cosine above which two queries are duplicates. [default: 0.99]"
+    ] = None,
     off: Annotated[bool, "Stop sampling; the bank stays as it is."] = False,
     field: options.Field = None,
     profile: Annotated[str | None, "Bias profile of the bank. [default: the active one]"] = None,
@@ -149,7 +174,10 @@ def bank(
     store = connection.open()
     if off:
         stopped = online_bank.stop_online_bank(store, collection, field=field, profile=profile)
-        result: dict[str, Any] = {"online_banks": [], "stopped": stopped.model_dump() if stopped else None}
+        result: dict[str, Any] = {
+            "online_banks": [],
+            "stopped": stopped.model_dump() if stopped else None,
+        }
         text = "Turned off." if stopped else f"{collection!r} has no online bank."
         console.show_result(as_json, result, lambda: console.say(text))
         return

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from milvus_hubness.basics.defaults import STATE_TTL
-from milvus_hubness.basics.texts import agreement_sentence, describe, points, rounded_shares, span, visible_line
+from milvus_hubness.basics.texts import (
+    agreement_sentence,
+    describe,
+    points,
+    rounded_shares,
+    span,
+    visible_line,
+)
 from milvus_hubness.cli import console, options
 
 if TYPE_CHECKING:
@@ -52,7 +59,9 @@ def tune(
     if queries and pairs:
         raise typer.BadParameter("give --queries or --pairs, not both")
     store = connection.open()
-    query_vectors, answers = read_pairs(pairs) if pairs else (options.read_vectors(store, queries), None)
+    query_vectors, answers = (
+        read_pairs(pairs) if pairs else (options.read_vectors(store, queries), None)
+    )
     with console.progress_bars() as progress:
         tuning = tune(
             store,
@@ -78,7 +87,10 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     rows = []
     for number, trial in enumerate(tuning["rows"]):
         method = describe(trial["estimator"]) if trial["estimator"] else "as it is"
-        is_alike = (trial["gate"], trial["gate_targets"]) == (tuning["gate"], tuning["gate_targets"])
+        is_alike = (trial["gate"], trial["gate_targets"]) == (
+            tuning["gate"],
+            tuning["gate_targets"],
+        )
         if number <= MAX_TRIALS or (is_alike and method in shares):
             r1, gain = trial["r1"], trial["gain"]
             gain_text = f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}" if gain else ""
@@ -99,7 +111,13 @@ def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
         console.say(GATED.format(*over))
     others = [row for row in tuning["findings"] if row["text"] not in tuning["reason"]]
     findings = [f"- {': '.join(filter(None, (row['text'], row['remedy'])))}" for row in others]
-    console.say("\n".join(filter(None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note))))
+    console.say(
+        "\n".join(
+            filter(
+                None, (tuning["reason"], *(["\nThe bank:"] if findings else []), *findings, note)
+            )
+        )
+    )
 
 
 def diagnose(
@@ -107,24 +125,33 @@ def diagnose(
     bank: options.BankOptions,
     estimating: options.EstimatorOptions,
     connection: options.Connection,
-    queries: Annotated[str | None, "Queries that are not in the bank: a file, or collection:NAME."] = None,
+    queries: Annotated[
+        str | None, "Queries that are not in the bank: a file, or collection:NAME."
+    ] = None,
     pairs: options.Pairs = None,
     query_text: options.QueryText = None,
     field: options.Field = None,
     output: Annotated[Path, "HTML page to write."] = Path("hubness.html"),
     image_field: Annotated[
-        str | None, "Scalar field with the URL of an image of the row, or with its path below --image-folder."
+        str | None,
+        "Scalar field with the URL of an image of the row, or with its path below --image-folder.",
     ] = None,
     image_folder: Annotated[
         Path | None, "Folder of the images that the page embeds; files elsewhere are not read."
     ] = None,
-    slice_by: Annotated[str | None, "Scalar field; each of its frequent values gets a report of its own."] = None,
-    group_by: Annotated[
-        str | None, "Scalar field; each of its frequent values gets its share of the answers, and the share due to it."
+    slice_by: Annotated[
+        str | None, "Scalar field; each of its frequent values gets a report of its own."
     ] = None,
-    max_skewness: Annotated[float | None, "Exit with 3 if the skewness after correction is above this."] = None,
+    group_by: Annotated[
+        str | None,
+        "Scalar field; each of its frequent values gets its share of the answers, and the share due to it.",
+    ] = None,
+    max_skewness: Annotated[
+        float | None, "Exit with 3 if the skewness after correction is above this."
+    ] = None,
     min_gain: Annotated[
-        float | None, "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs."
+        float | None,
+        "Exit with 3 if correction gains fewer points of R@1 than this; needs --pairs.",
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -141,7 +168,9 @@ def diagnose(
 
     if image_folder is not None:
         if image_field is None:
-            raise typer.BadParameter("--image-folder needs --image-field, the field that names the images")
+            raise typer.BadParameter(
+                "--image-folder needs --image-field, the field that names the images"
+            )
         if not image_folder.is_dir():
             raise typer.BadParameter(f"--image-folder {str(image_folder)!r} is no folder: name one")
     if min_gain is not None and not pairs:
@@ -152,7 +181,11 @@ def diagnose(
     estimator = estimating.estimator()
     store = connection.open()
     query_vectors, answers = read_pairs(pairs) if pairs else (read_bank(store, str(queries)), None)
-    texts = read_texts(store, str(pairs or queries), query_text, len(query_vectors)) if query_text else None
+    texts = (
+        read_texts(store, str(pairs or queries), query_text, len(query_vectors))
+        if query_text
+        else None
+    )
     with console.progress_bars() as progress:
         diagnosis = collections.diagnose(
             store,
@@ -190,9 +223,13 @@ def _crossed(diagnosis: Diagnosis, max_skewness: float | None, min_gain: float |
     skewness, gain = diagnosis.after.skewness, diagnosis.gain
     messages = []
     if max_skewness is not None and skewness > max_skewness:
-        messages.append(f"the skewness after correction, {skewness:.2f}, is above --max-skewness {max_skewness:g}")
+        messages.append(
+            f"the skewness after correction, {skewness:.2f}, is above --max-skewness {max_skewness:g}"
+        )
     if min_gain is not None and gain is not None and 100 * gain.estimate < min_gain:
-        messages.append(f"the gain of R@1, {100 * gain.estimate:+.2f} points, is below --min-gain {min_gain:g}")
+        messages.append(
+            f"the gain of R@1, {100 * gain.estimate:+.2f} points, is below --min-gain {min_gain:g}"
+        )
     return messages
 
 
@@ -227,12 +264,21 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
             )
             for part in diagnosis.slices
         ]
-        headings = (str(diagnosis.slice_by), "items", "share of answers", "skewness", "gain, points", "worst hubs")
+        headings = (
+            str(diagnosis.slice_by),
+            "items",
+            "share of answers",
+            "skewness",
+            "gain, points",
+            "worst hubs",
+        )
         console.show_table("\nBy value", headings, rows)
     if diagnosis.groups:
         table = []
         for group in diagnosis.groups:
-            intervals = [[100 * value for value in own] for own in (group.excess_before, group.excess_after)]
+            intervals = [
+                [100 * value for value in own] for own in (group.excess_before, group.excess_after)
+            ]
             excess = ["{:+.1f} ({:+.1f} … {:+.1f})".format(*own) for own in intervals]
             right = f"{group.right.estimate:.1%}" if group.right else ""
             first = f"{group.first_before.estimate:.1%} -> {group.first_after.estimate:.1%}"
@@ -240,7 +286,9 @@ def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:
             table.append((group.name, f"{group.gallery:.1%}", right, first, top, *excess))
         answers = "first answers", f"first {diagnosis.k}", "excess, raw", "corrected"
         columns = (str(diagnosis.group_by), "items", "right answers", *answers)
-        console.show_table("\nShares by value; excess of the first answers in points, 95%", columns, table)
+        console.show_table(
+            "\nShares by value; excess of the first answers in points, 95%", columns, table
+        )
 
 
 def status(
@@ -262,13 +310,17 @@ def status(
     repaired = statuses.repair(store, collection, client_ttl=client_ttl) if repair else None
     result = statuses.status(store, collection, field=field)
     holder = holder_of(store, result.collection)
-    lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None
+    lease = (
+        holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None
+    )
     data = {"status": {**result.to_dict(), "lease": lease, "repaired": repaired}}
     facts = {"lease": holder, "repaired": f"{repaired:,} rows" if repaired else None}
     console.show_result(
         as_json,
         data,
-        lambda: console.show_facts(result.collection, {**status_words(result, repair="repair with --repair"), **facts}),
+        lambda: console.show_facts(
+            result.collection, {**status_words(result, repair="repair with --repair"), **facts}
+        ),
     )
 
 
@@ -280,13 +332,17 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
         "rows": f"{status.rows:,}",
         "aliases": ", ".join(status.aliases),
         "write intents": f"{intents:,} rows in the log" if intents else None,
-        "batches": f"{batches} open: a job is running, or was killed ({repair})" if batches else None,
+        "batches": f"{batches} open: a job is running, or was killed ({repair})"
+        if batches
+        else None,
         "verdicts": "\n".join(map(_verdict_words, status.verdicts)) or None,
     }
     if status.estimator and status.bank and status.age_seconds is not None:
         facts |= {
             "phase": status.phase,
-            "copied from": status.source if status.where == "vectors" and not status.second_vector else None,
+            "copied from": status.source
+            if status.where == "vectors" and not status.second_vector
+            else None,
             "field": f"{status.field or console.UNNAMED}, {status.dim}-d {status.metric}, stored {status.width} wide",
             "biases": _bias_location(status),
             "quantizer": "needs biases in more columns: a refresh by the alias makes a copy that has them"
@@ -304,7 +360,11 @@ def status_words(status: Status, *, repair: str) -> dict[str, object]:
 
 
 def _verdict_words(verdict: dict[str, Any]) -> str:
-    method = f", {describe(verdict['choice'])} at strength {verdict['strength']:g}" if verdict["choice"] else ""
+    method = (
+        f", {describe(verdict['choice'])} at strength {verdict['strength']:g}"
+        if verdict["choice"]
+        else ""
+    )
     in_use = ", the bank in use" if verdict["in_use"] else ""
     return "{tuned_at:.16} UTC on {bank_fingerprint:.19}{in_use}: {verdict}{method}".format(
         **verdict | {"in_use": in_use, "method": method}
@@ -319,5 +379,7 @@ def _bias_location(status: Status) -> str:
         return f"in {status.second_vector}, a second vector field{columns}"
     if status.missed is None:
         return f"in the vectors{columns}"
-    location = f"in the side collection {status.side}" if status.side else "in fields of the collection"
+    location = (
+        f"in the side collection {status.side}" if status.side else "in fields of the collection"
+    )
     return f"{location}; {status.candidates} candidates a search miss {status.missed:.1%} of the top 10"

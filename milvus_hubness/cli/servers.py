@@ -36,8 +36,15 @@ def print_event(event: Event) -> None:
     """Print an event with its facts on standard output; nothing for a run in which nothing was due."""
     if event.facts.get("result") == "ok" and event.facts["action"] == "none":
         return
-    facts = {name: round(fact, 2) if isinstance(fact, float) else fact for name, fact in event.facts.items()}
-    words = (f"{name}={' '.join(str(fact).split())}" for name, fact in facts.items() if fact not in (None, "", 0, {}))
+    facts = {
+        name: round(fact, 2) if isinstance(fact, float) else fact
+        for name, fact in event.facts.items()
+    }
+    words = (
+        f"{name}={' '.join(str(fact).split())}"
+        for name, fact in facts.items()
+        if fact not in (None, "", 0, {})
+    )
     say(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {' '.join((event.name, *words))}"))
 
 
@@ -73,7 +80,9 @@ def serve(
     except InvalidConfig as error:
         lines = redacted(str(error)).splitlines()
         if as_json:
-            show_json({"error": {"type": type(error).__name__, "message": lines[0], "faults": lines}})
+            show_json(
+                {"error": {"type": type(error).__name__, "message": lines[0], "faults": lines}}
+            )
         say("\n".join(lines), to_stderr=True)
         raise typer.Exit(USAGE) from None
     labels = [table.label for table in file.config.collection]
@@ -129,12 +138,22 @@ class Proxying:
     """The options of the same names in ProxyOptions."""
 
     host: Annotated[str, "Address to listen on."] = PROXY_HOST
-    port: Annotated[int, "Port to listen on; 0 for a free one.", {"min": 0, "max": 65_535}] = PROXY_PORT
+    port: Annotated[int, "Port to listen on; 0 for a free one.", {"min": 0, "max": 65_535}] = (
+        PROXY_PORT
+    )
     upstream_tls: Annotated[bool, "Use TLS to Milvus."] = False
-    strength: Annotated[float | None, "Strength of searches that name none. [default: the collection's]"] = None
-    state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = STATE_TTL
-    max_calls: Annotated[int, "Maximum number of running calls of one user on one collection.", {"min": 1}] = MAX_CALLS
-    drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = DRAIN_SECONDS
+    strength: Annotated[
+        float | None, "Strength of searches that name none. [default: the collection's]"
+    ] = None
+    state_ttl: Annotated[float, "TTL of the cached collection state, in seconds.", {"min": 0}] = (
+        STATE_TTL
+    )
+    max_calls: Annotated[
+        int, "Maximum number of running calls of one user on one collection.", {"min": 1}
+    ] = MAX_CALLS
+    drain: Annotated[float, "Seconds that running calls have to end after SIGTERM.", {"min": 0}] = (
+        DRAIN_SECONDS
+    )
     workers: Annotated[int, "Processes that serve the port.", {"min": 1}] = 1
 
 
@@ -144,9 +163,11 @@ def proxy(
     tls_cert: Annotated[Path | None, "Certificate for TLS with clients, a PEM file."] = None,
     tls_key: Annotated[Path | None, "Key of that certificate, a PEM file."] = None,
     upstream_ca: Annotated[
-        Path | None, "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"
+        Path | None,
+        "Authorities that sign Milvus's certificate, a PEM file. [default: the system's]",
     ] = None,
-    max_message_mib: Annotated[int, "Maximum size of a request, in MiB.", {"min": 1}] = MAX_MESSAGE // MIB,
+    max_message_mib: Annotated[int, "Maximum size of a request, in MiB.", {"min": 1}] = MAX_MESSAGE
+    // MIB,
     max_in_flight_mib: Annotated[
         int | None,
         "Large messages in memory, in MiB, half of them for one user. [default: 4 × --max-message-mib]",
@@ -174,7 +195,11 @@ def proxy(
     def listening(port: int) -> None:
         address = f"{options.host}:{port}"
         result = {"event": "listening", "address": address, "upstream": options.upstream}
-        show_result(as_json, result, lambda: say(f"listening on {address}, for Milvus at {options.upstream}"))
+        show_result(
+            as_json,
+            result,
+            lambda: say(f"listening on {address}, for Milvus at {options.upstream}"),
+        )
 
     run(options, listening)
 

@@ -118,11 +118,15 @@ def _reserved(options: ProxyOptions) -> socket.socket:
     """Return a socket that keeps the port from others but the workers, and does not listen itself."""
     try:
         host = options.host.strip("[]")
-        family, kind, _, _, address = socket.getaddrinfo(host, options.port, type=socket.SOCK_STREAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, options.port, type=socket.SOCK_STREAM
+        )[0]
         reserved = socket.socket(family, kind)
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(address)
     except OSError as error:
-        raise InvalidParameter(f"cannot listen on {options.host}:{options.port}: {error.strerror}") from None
+        raise InvalidParameter(
+            f"cannot listen on {options.host}:{options.port}: {error.strerror}"
+        ) from None
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return reserved

@@ -76,10 +76,14 @@ class Correction:
         return cls(layout, estimator.fit(reduced, **others))
 
     @classmethod
-    def restore(cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0) -> Correction:
+    def restore(
+        cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0
+    ) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
         targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
-        fitted = estimator.restore(_reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets)
+        fitted = estimator.restore(
+            _reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets
+        )
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
@@ -99,7 +103,12 @@ class Correction:
         of a size that NumPy computes at once. are_new: in place of that of the correction."""
         bank, count = self.fitted.bank.vectors, len(vectors) * len(self.fitted.bank)
         on_cuda = not uses_numpy(count * bank.shape[1]) and resolve_device().type == "cuda"
-        if on_cuda or count > MOST_PRODUCTS or self.fitted.estimator.needs.targets or self.compute is not None:
+        if (
+            on_cuda
+            or count > MOST_PRODUCTS
+            or self.fitted.estimator.needs.targets
+            or self.compute is not None
+        ):
             return replace(self, are_new=are_new).centred(vectors), self.locality_hints(vectors)
         biases = np.zeros(len(vectors), np.float32)
         hints = np.zeros((len(vectors), self.layout.locality_hint_count), np.float32)
@@ -107,7 +116,9 @@ class Correction:
         if valid.any():
             products = self.layout.reduce_items(vectors[valid]) @ bank.T
             nearest = self.fitted.nearest(products, are_new=are_new)
-            biases[valid] = self._finite(self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias)
+            biases[valid] = self._finite(
+                self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
+            )
             if hints.size:
                 _, coordinates, lengths = self._landmarks
                 scores = products[:, places(len(bank))] / lengths
@@ -120,7 +131,11 @@ class Correction:
         """Queries of the bank, of length 1, their coordinates in the locality hint columns, and their lengths."""
         bank = self.fitted.bank.vectors
         landmarks, lengths = evenly(bank), lengths_of(bank[places(len(bank))]).astype(np.float32)
-        return landmarks, coordinates(landmarks, self.layout.locality_directions), np.where(lengths == 0, 1, lengths)
+        return (
+            landmarks,
+            coordinates(landmarks, self.layout.locality_directions),
+            np.where(lengths == 0, 1, lengths),
+        )
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE, zero."""
@@ -151,7 +166,10 @@ class Correction:
 
 
 def row_biases(
-    corrections: Mapping[int, Correction], vectors: Floats, state: CollectionState, epoch: int | None
+    corrections: Mapping[int, Correction],
+    vectors: Floats,
+    state: CollectionState,
+    epoch: int | None,
 ) -> RowBiases:
     """Return the biases of vectors (n, d) from the corrections by slot, and the locality hints of the active profile.
     Slots that share a correction share its biases."""
@@ -195,7 +213,9 @@ def initial_state(
         )
         return CollectionState(layout=layout, profiles={"default": profile}, **others)
     except ValidationError as error:
-        raise InvalidParameter(f"no collection can be corrected with these values{problem_in(error)}") from None
+        raise InvalidParameter(
+            f"no collection can be corrected with these values{problem_in(error)}"
+        ) from None
 
 
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:

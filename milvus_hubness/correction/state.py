@@ -28,7 +28,13 @@ from milvus_hubness.correction.codec.base import RowCodec, VectorCodec
 from milvus_hubness.correction.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD, SecondVectorCodec
-from milvus_hubness.errors import InvalidInput, InvalidParameter, NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.errors import (
+    InvalidInput,
+    InvalidParameter,
+    NotCorrected,
+    StateError,
+    UnknownStateVersion,
+)
 
 PROPERTY = "hubness"
 VERSION: Literal[1] = 1
@@ -44,7 +50,12 @@ class FrozenModel(BaseModel):
     def to_json(self) -> str:
         """Return the record as JSON. Raises StateError if `model_copy` gave it values that no reader accepts."""
         text = self.model_dump_json()
-        read_record(type(self).model_validate_json, text, f"the new {type(self).__name__}", "it was not written")
+        read_record(
+            type(self).model_validate_json,
+            text,
+            f"the new {type(self).__name__}",
+            "it was not written",
+        )
         return text
 
 
@@ -60,7 +71,9 @@ class PropertyModel(FrozenModel):
         text = properties.get(cls.property_name)
         if not text:
             return None
-        return read_record(cls.model_validate_json, text, described_property(cls.property_name, collection), REMEDY)
+        return read_record(
+            cls.model_validate_json, text, described_property(cls.property_name, collection), REMEDY
+        )
 
 
 REMEDY = "give it its former value again"
@@ -101,10 +114,18 @@ def _expect_parameters(values: dict[str, Any]) -> None:
         value, level = rest.pop()
         count += 1
         if count > MOST_PARAMETERS or level > MOST_LEVELS:
-            raise InvalidParameter(f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels")
+            raise InvalidParameter(
+                f"an estimator has at most {MOST_PARAMETERS:,} values in {MOST_LEVELS} levels"
+            )
         if isinstance(value, dict | list):
-            rest += [(part, level + 1) for part in (value.values() if isinstance(value, dict) else value)]
-        elif isinstance(value, int | float) and value and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER:
+            rest += [
+                (part, level + 1) for part in (value.values() if isinstance(value, dict) else value)
+            ]
+        elif (
+            isinstance(value, int | float)
+            and value
+            and not SMALLEST_PARAMETER <= abs(value) <= LARGEST_PARAMETER
+        ):
             raise InvalidParameter(
                 f"the numbers of an estimator are finite, from {SMALLEST_PARAMETER:g} to {LARGEST_PARAMETER:g} in size"
             )
@@ -245,7 +266,9 @@ class CollectionState(FrozenModel):
         if self.active not in self.profiles:
             raise InvalidParameter(f"active is {self.active!r}, which is none of the profiles")
         if self.suffix not in ("", f"_{self.field}"):
-            raise InvalidParameter(f"suffix is {self.suffix!r}, not '' or the field's {f'_{self.field}'!r}")
+            raise InvalidParameter(
+                f"suffix is {self.suffix!r}, not '' or the field's {f'_{self.field}'!r}"
+            )
         self._expect_location()
         self._expect_slots()
         # It raises if the field would be wider than Milvus allows.
@@ -254,7 +277,9 @@ class CollectionState(FrozenModel):
 
     def _expect_location(self) -> None:
         if self.second_vector is not None and self.reranking is not None:
-            raise InvalidParameter("second_vector and reranking are both set: a field has one bias location")
+            raise InvalidParameter(
+                "second_vector and reranking are both set: a field has one bias location"
+            )
         if self.second_vector not in (None, SECOND_VECTOR_FIELD + self.suffix):
             raise InvalidParameter(
                 f"second_vector is {self.second_vector!r}, not {SECOND_VECTOR_FIELD + self.suffix!r}"
@@ -273,7 +298,9 @@ class CollectionState(FrozenModel):
             if change is None:
                 continue
             if place == "outgoing" and change.name not in self.profiles:
-                raise InvalidParameter(f"outgoing.name is {change.name!r}, which is none of the profiles")
+                raise InvalidParameter(
+                    f"outgoing.name is {change.name!r}, which is none of the profiles"
+                )
             current = self.profiles.get(change.name)
             if current is not None and change.profile.slot != current.standby:
                 raise InvalidParameter(
@@ -285,7 +312,9 @@ class CollectionState(FrozenModel):
     def _claim_slots(self, owners: dict[int, str], place: str, name: str, profile: Profile) -> None:
         for key, slot in (("slot", profile.slot), ("standby", profile.standby)):
             if slot >= self.slots:
-                raise InvalidParameter(f"{place}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}")
+                raise InvalidParameter(
+                    f"{place}.{key} is {slot}: the layout has the slots 0 to {self.slots - 1}"
+                )
             if owners.setdefault(slot, name) != name:
                 raise InvalidParameter(f"{place}.{key} is {slot}, a slot of {owners[slot]!r}")
 
@@ -346,7 +375,9 @@ class CollectionState(FrozenModel):
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
         if name is not None and name not in self.profiles:
             names = ", ".join(self.profiles)
-            raise InvalidInput(f"no profile {name!r} for field {self.field!r}: choose one of {names}")
+            raise InvalidInput(
+                f"no profile {name!r} for field {self.field!r}: choose one of {names}"
+            )
         return self.profiles[name or self.active]
 
     @property
@@ -360,7 +391,9 @@ class CollectionState(FrozenModel):
     def banks(self) -> tuple[BankReference, ...]:
         """The banks of all profiles: of the current biases, the former ones and those that a refresh is writing."""
         moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]
-        return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
+        return tuple(
+            bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks
+        )
 
     @property
     def property_name(self) -> str:
@@ -372,7 +405,9 @@ class CollectionState(FrozenModel):
         InvalidInput naming a row that could not be read back bit for bit."""
         rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
-            raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
+            raise InvalidInput(
+                f"{what} {problem}: leave it out, or correct {self.source!r} by enable"
+            )
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
@@ -395,7 +430,9 @@ class CollectionState(FrozenModel):
         return self.model_copy(update={"profiles": {**self.profiles, name or self.active: profile}})
 
     @classmethod
-    def from_json(cls, text: str, collection: str, property_name: str = PROPERTY) -> CollectionState:
+    def from_json(
+        cls, text: str, collection: str, property_name: str = PROPERTY
+    ) -> CollectionState:
         """Parse the state in a property of a collection. Raises UnknownStateVersion for another version, StateError for
         a broken state."""
         what = described_property(property_name, collection)
@@ -443,5 +480,7 @@ def suffix_for(field: str, others: Collection[CollectionState]) -> str:
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:
     """Return `state`, or raise NotCorrected naming the collection."""
     if state is None:
-        raise NotCorrected(f"collection {collection!r} is not corrected: migrate or enable it first")
+        raise NotCorrected(
+            f"collection {collection!r} is not corrected: migrate or enable it first"
+        )
     return state

@@ -104,7 +104,9 @@ def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
         name = f"{prefix}.{child.name}"
         if not isinstance(child, ast.ClassDef):
             docstring = ast.get_docstring(child) or ""
-            body = textwrap.dedent("\n".join(lines[child.body[0].end_lineno : child.end_lineno])).strip()
+            body = textwrap.dedent(
+                "\n".join(lines[child.body[0].end_lineno : child.end_lineno])
+            ).strip()
             if len(docstring) >= MIN_DOCSTRING_CHARS and len(body) >= MIN_BODY_CHARS:
                 yield Pair(name, docstring, body)
         yield from _walk(child, name, lines)
@@ -135,14 +137,19 @@ class Retriever(NamedTuple):
 
 def split_pairs(count: int, seed: int) -> list[Positions]:
     """Return the disjoint positions of the pairs to train on, of the bank and of the test."""
-    return np.split(np.random.default_rng(seed).permutation(count), [int(TRAIN * count), int((TRAIN + BANK) * count)])
+    return np.split(
+        np.random.default_rng(seed).permutation(count),
+        [int(TRAIN * count), int((TRAIN + BANK) * count)],
+    )
 
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Progress = silent) -> Retriever:
     """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors. Raises
     InvalidInput for fewer than 1000 pairs."""
     if len(pairs) < MIN_PAIRS:
-        raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
+        raise InvalidInput(
+            f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}"
+        )
     _, texts, codes = zip(*pairs, strict=True)
     train, bank, test = parts = split_pairs(len(pairs), seed)
 
@@ -172,7 +179,9 @@ def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the tower knows."""
-    tfidf = TfidfVectorizer(tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True)
+    tfidf = TfidfVectorizer(
+        tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True
+    )
     tfidf.fit([texts[i] for i in fit_on])
     weights = tfidf.transform(texts)
     svd = TruncatedSVD(DIM, random_state=seed).fit(weights[fit_on])
@@ -211,7 +220,9 @@ def run(
         plan = plan_migration(store, name, bank, estimator=ESTIMATOR)
         migrate(store, plan, progress=progress, no_writers=True)
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
-        after, corrected = _measure(with_correction, plan.target, retriever, "searching corrected", progress)
+        after, corrected = _measure(
+            with_correction, plan.target, retriever, "searching corrected", progress
+        )
         with_correction.close()
     finally:
         if not keep:
@@ -254,7 +265,10 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     functions = zip(retriever.gallery, retriever.names, strict=True)
-    rows = [{"id": i, "vector": vector, "name": function} for i, (vector, function) in enumerate(functions)]
+    rows = [
+        {"id": i, "vector": vector, "name": function}
+        for i, (vector, function) in enumerate(functions)
+    ]
     for part in chunks(rows, BATCH, "loading the gallery", progress):
         client.insert(name, list(part))
 
@@ -283,6 +297,11 @@ def _examples(retriever: Retriever, before: Positions, after: Positions) -> list
     repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
     examples: dict[str, dict[str, str]] = {}
     for i in repaired[np.argsort(-counts[before[repaired]], kind="stable")].tolist():
-        wrong, question = retriever.names[before[i]], retriever.docstrings[i].strip().splitlines()[0]
-        examples.setdefault(wrong, {"question": question, "before": wrong, "after": retriever.names[i]})
+        wrong, question = (
+            retriever.names[before[i]],
+            retriever.docstrings[i].strip().splitlines()[0],
+        )
+        examples.setdefault(
+            wrong, {"question": question, "before": wrong, "after": retriever.names[i]}
+        )
     return list(examples.values())[:EXAMPLES]

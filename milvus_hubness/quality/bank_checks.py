@@ -38,7 +38,9 @@ class Coverage(NamedTuple):
     central: npt.NDArray[np.int64]
 
 
-def bank_coverage(bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10) -> Coverage:
+def bank_coverage(
+    bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10
+) -> Coverage:
     """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases; regions
     are clusters of items. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
     query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
@@ -99,7 +101,10 @@ def drift_between(
 ) -> Drift:
     """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at random.
     With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors."""
-    at_most, permutations = whole_number("at_most", at_most), whole_number("permutations", permutations)
+    at_most, permutations = (
+        whole_number("at_most", at_most),
+        whole_number("permutations", permutations),
+    )
     rng = np.random.default_rng(seed)
     first, second = (
         vectors[rng.permutation(len(vectors))[:at_most]]
@@ -109,11 +114,14 @@ def drift_between(
         few = f"{len(second)} recent queries and {len(first)} in the bank; {AT_LEAST} of each are needed"
         return Drift(few, len(first), len(second))
     if first.shape[1] != second.shape[1]:
-        raise DimensionMismatch(f"{second.shape[1]}-d queries cannot be compared with a {first.shape[1]}-d bank")
+        raise DimensionMismatch(
+            f"{second.shape[1]}-d queries cannot be compared with a {first.shape[1]}-d bank"
+        )
     mmd2, statistic, p = _compared(first, second, permutations, rng)
     both = np.concatenate([first, second])
     moved, by_chance = (
-        _earth_mover(rows[: len(first)], rows[len(first) :], rng) for rows in (both, rng.permutation(both))
+        _earth_mover(rows[: len(first)], rows[len(first) :], rng)
+        for rows in (both, rng.permutation(both))
     )
     reason = (
         f"{statistic:.2%} of the variance is between bank and recent queries (p {p:.2g}); "
@@ -127,10 +135,14 @@ def _earth_mover(first: Vectors, second: Vectors, rng: np.random.Generator) -> f
     """Return the mean earth mover's distance between projections on random directions, as a share of the root mean
     square deviation of all projections (Bonneel et al., JMIV 2015)."""
     directions = rng.standard_normal((first.shape[1], DIRECTIONS), np.float32)
-    projected = np.concatenate([first, second]).astype(np.float64) @ (directions / np.linalg.norm(directions, axis=0))
+    projected = np.concatenate([first, second]).astype(np.float64) @ (
+        directions / np.linalg.norm(directions, axis=0)
+    )
     order = projected.argsort(axis=0)
     weights = np.where(order < len(first), 1 / len(first), -1 / len(second))
-    distances = np.abs(weights.cumsum(0)[:-1]) * np.diff(np.take_along_axis(projected, order, 0), axis=0)
+    distances = np.abs(weights.cumsum(0)[:-1]) * np.diff(
+        np.take_along_axis(projected, order, 0), axis=0
+    )
     spread = np.sqrt(projected.var(axis=0).mean())
     return float(distances.sum(0).mean() / spread) if spread > 0 else 0.0
 
@@ -142,7 +154,9 @@ def _compared(
     one merely significant, and the p-value by permutations (Gretton et al., JMLR 2012, eq. 3 and section 8)."""
     n, m = len(first), len(second)
     kernel = _kernel(np.concatenate([first, second]))
-    own = np.zeros((n + m, 1 + permutations), np.float32)  # A column marks the rows of the first sample.
+    own = np.zeros(
+        (n + m, 1 + permutations), np.float32
+    )  # A column marks the rows of the first sample.
     own[:n, 0] = 1
     for column in range(1, 1 + permutations):
         own[rng.permutation(n + m)[:n], column] = 1
@@ -153,7 +167,11 @@ def _compared(
     mmd2 = means[0] + means[1] - 2 * means[2]
     between = mmd2[0] / 4
     total = (2 - means[0][0] - means[1][0]) / 2 + between
-    return float(mmd2[0]), float(between / total) if total > 0 else 0.0, float((mmd2 >= mmd2[0]).mean())
+    return (
+        float(mmd2[0]),
+        float(between / total) if total > 0 else 0.0,
+        float((mmd2 >= mmd2[0]).mean()),
+    )
 
 
 def _kernel(rows: Vectors) -> Squares:
@@ -162,6 +180,8 @@ def _kernel(rows: Vectors) -> Squares:
     lengths = (centred**2).sum(1)
     squares: Squares = np.maximum(lengths[:, None] + lengths[None, :] - 2 * centred @ centred.T, 0)
     width = np.median(squares[np.triu_indices(len(rows), 1)])
-    kernel: Squares = np.exp(-squares / (2 * width)) if width > 0 else (squares == 0).astype(np.float64)
+    kernel: Squares = (
+        np.exp(-squares / (2 * width)) if width > 0 else (squares == 0).astype(np.float64)
+    )
     np.fill_diagonal(kernel, 0)
     return kernel

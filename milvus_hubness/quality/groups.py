@@ -50,7 +50,9 @@ def by_value(
         return []
     names = sorted({name for row in fields or () for name in row})
     if field not in names:
-        raise InvalidInput(f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with {option}")
+        raise InvalidInput(
+            f"no scalar field {field!r}: choose one of {', '.join(names) or 'none'} with {option}"
+        )
     values = [str(measures.as_plain(row.get(field))) for row in fields or ()]
     frequent = dict(Counter(values).most_common(MOST_GROUPS))
     groups: list[tuple[str | None, Members]] = [
@@ -75,7 +77,11 @@ def shares(
         return []
     if len(before) < 2:
         raise InvalidInput("shares by group need at least two queries: pass more")
-    right_items = None if positives is None else measures.checked_positives(positives, len(before), len(members[0][1]))
+    right_items = (
+        None
+        if positives is None
+        else measures.checked_positives(positives, len(before), len(members[0][1]))
+    )
     rows = []
     for _, inside in members:
         due = np.full(len(before), inside.mean())
@@ -89,5 +95,13 @@ def shares(
     groups = []
     for value, inside in members:
         right, *taken = islice(intervals, 7)
-        groups.append(Group(value, int(inside.sum()), float(inside.mean()), right if right_items else None, *taken))
+        groups.append(
+            Group(
+                value,
+                int(inside.sum()),
+                float(inside.mean()),
+                right if right_items else None,
+                *taken,
+            )
+        )
     return groups

@@ -40,12 +40,16 @@ def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: i
     return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
-def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
+def paired_difference(
+    before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0
+) -> Interval:
     """Return the mean of `after` minus that of `before`, per-query values (n,) of the same queries, with joint
     resampling. Raises as `confidence_interval`, and DimensionMismatch."""
     first, second = _checked(before), _checked(after)
     if len(first) != len(second):
-        raise DimensionMismatch(f"{len(first)} queries before and {len(second)} after; they must be the same")
+        raise DimensionMismatch(
+            f"{len(first)} queries before and {len(second)} after; they must be the same"
+        )
     return confidence_interval(second - first, resamples=resamples, seed=seed)
 
 
@@ -60,13 +64,17 @@ def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> 
         counts = np.bincount(chosen.ravel(), minlength=chosen.size).reshape(chosen.shape)
         part[:] = counts @ values.T / n
     lows, highs = np.quantile(means, [0.025, 0.975], axis=0)
-    return [Interval(*bounds) for bounds in np.stack([values.mean(1), lows, highs], axis=1).tolist()]
+    return [
+        Interval(*bounds) for bounds in np.stack([values.mean(1), lows, highs], axis=1).tolist()
+    ]
 
 
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or len(array) < 2:
-        raise InvalidInput(f"an interval needs the values (n,) of at least two queries, not shape {array.shape}")
+        raise InvalidInput(
+            f"an interval needs the values (n,) of at least two queries, not shape {array.shape}"
+        )
     if not np.isfinite(array).all():
         raise InvalidInput("the per-query values have NaN or infinity")
     return array
@@ -81,12 +89,16 @@ def nearest(
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
-        raise InvalidParameter(f"k is {k} and the gallery has {len(stored)} items: choose a smaller k")
+        raise InvalidParameter(
+            f"k is {k} and the gallery has {len(stored)} items: choose a smaller k"
+        )
     indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k).indices
     return indices
 
 
-def with_bias(queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None) -> tuple[Vectors, Vectors]:
+def with_bias(
+    queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
+) -> tuple[Vectors, Vectors]:
     """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias the vectors."""
     query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
     if query_vectors.shape[1] != stored.shape[1]:
@@ -96,9 +108,13 @@ def with_bias(queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLik
     if bias is None:
         return query_vectors, stored
     if np.shape(bias) != (len(stored),):
-        raise DimensionMismatch(f"biases must have shape ({len(stored)},) and have {np.shape(bias)}")
+        raise DimensionMismatch(
+            f"biases must have shape ({len(stored)},) and have {np.shape(bias)}"
+        )
     column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
-    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack([stored, column])
+    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack(
+        [stored, column]
+    )
 
 
 Counts = npt.NDArray[np.int64]
@@ -126,7 +142,11 @@ class HubnessSummary(NamedTuple):
 def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = DEPTH) -> Counts:
     """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
     al., JMLR 2010). retrieved: (n_queries, ≥ k) numbers of items, best first. Raises InvalidInput, InvalidParameter."""
-    k, n_items, results = whole_number("k", k), whole_number("n_items", n_items), np.asarray(retrieved)
+    k, n_items, results = (
+        whole_number("k", k),
+        whole_number("n_items", n_items),
+        np.asarray(retrieved),
+    )
     if results.ndim != 2 or results.shape[1] < k or len(results) == 0:
         raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {results.shape}")
     numbers = results[:, :k].ravel()
@@ -203,7 +223,10 @@ class PositiveRanks(NamedTuple):
 
 
 def ranks(
-    queries: npt.ArrayLike, gallery: npt.ArrayLike, positives: Positives, bias: npt.ArrayLike | None = None
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    positives: Positives,
+    bias: npt.ArrayLike | None = None,
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items. positives: for each query the
     number of its gallery item, or several. Scores that are equal up to float32 rounding rank behind the positive's.
@@ -282,7 +305,9 @@ def assess(
         own_answers = None if answers is None else answers[part].to(scores.device)
         for group in alike:
             some = torch.from_numpy(stacked[group]).to(scores)
-            retrieved[group, part], some_ranks = _assess_together(scores, some, own_answers, retrieved.shape[2])
+            retrieved[group, part], some_ranks = _assess_together(
+                scores, some, own_answers, retrieved.shape[2]
+            )
             if some_ranks is not None:
                 ranks[group, part] = some_ranks
     return Outcome(ranks, retrieved)
@@ -302,7 +327,9 @@ def _assess_together(
     least, most = scores - (biases - means).amax(0), scores - (biases - means).amin(0)
     rounding = 2 * MARGIN * (largest + 2 * biases.abs().max())[:, None]
     apart = n // GROUP if n >= GROUP * depth else n
-    threshold = least[:, : n // apart * apart].view(m, -1, apart).amax(1).topk(depth, dim=1).values[:, -1:]
+    threshold = (
+        least[:, : n // apart * apart].view(m, -1, apart).amax(1).topk(depth, dim=1).values[:, -1:]
+    )
     rows, columns = (most >= threshold - rounding).nonzero(as_tuple=True)
     counts = rows.bincount(minlength=m)
     slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
@@ -316,25 +343,39 @@ def _assess_together(
     own = (scores.gather(1, answers) - biases[:, answers]).amax(2)
     limits = own + MARGIN * largest.clamp(min=biases.abs().amax(1, keepdim=True))
     above = least > (limits + means).amax(0)[:, None] + rounding
-    rows, columns = ((most > (limits + means).amin(0)[:, None] - rounding) & ~above).nonzero(as_tuple=True)
+    rows, columns = ((most > (limits + means).amin(0)[:, None] - rounding) & ~above).nonzero(
+        as_tuple=True
+    )
     near, certain = scores[rows, columns], 1 + above.sum(1)
     pairs = zip(biases, limits, strict=True)
-    ranks = [certain + rows[near - bias[columns] > limit[rows]].bincount(minlength=m) for bias, limit in pairs]
+    ranks = [
+        certain + rows[near - bias[columns] > limit[rows]].bincount(minlength=m)
+        for bias, limit in pairs
+    ]
     return first, torch.stack(ranks).cpu().numpy()
 
 
 def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
     """Return (n_biases,) the share of excess answers taken by hubs among the answers to all queries."""
-    return np.array([excess_answers(k_occurrence(items, n_items, items.shape[1])) for items in outcome.retrieved])
+    return np.array(
+        [
+            excess_answers(k_occurrence(items, n_items, items.shape[1]))
+            for items in outcome.retrieved
+        ]
+    )
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Return (n_queries, most) the items of each query, filled up with its first."""
     most = max(map(len, positives))
-    return np.stack([np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives])
+    return np.stack(
+        [np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives]
+    )
 
 
-def _in_order(places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _in_order(
+    places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Return each query's ranks in ascending order, with distinct ranks for several equal positives."""
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     places = places[np.lexsort((places, query))]
@@ -350,19 +391,25 @@ def checked_positives(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return all positives, sorted by query and without duplicates, and the start of each query's positives."""
     if len(positives) != n_queries:
-        raise InvalidInput(f"positives cover {len(positives)} queries, but {n_queries} queries were passed")
+        raise InvalidInput(
+            f"positives cover {len(positives)} queries, but {n_queries} queries were passed"
+        )
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("queries or gallery items are missing")
     sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
     if missing := [query for query, one in enumerate(sets) if not one]:
-        raise InvalidInput(f"no positive for query {name_some(missing)}: each query needs at least one")
+        raise InvalidInput(
+            f"no positive for query {name_some(missing)}: each query needs at least one"
+        )
     starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
     items = np.array([item for one in sets for item in one])
     if items.dtype.kind not in "iu":
         raise InvalidInput("positives must be the numbers of gallery items")
     if len(astray := np.flatnonzero((items < 0) | (items >= n_items))):
         lost = sorted({int(query) for query in np.searchsorted(starts, astray, "right") - 1})
-        raise InvalidInput(f"positives of query {name_some(lost)} are not among the {n_items} gallery items")
+        raise InvalidInput(
+            f"positives of query {name_some(lost)} are not among the {n_items} gallery items"
+        )
     return items.astype(np.int64), starts
 
 
@@ -390,7 +437,9 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
     return ndcgs
 
 
-def retrieval_summary(ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10) -> dict[str, float]:
+def retrieval_summary(
+    ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
+) -> dict[str, float]:
     """Return R@k for each k, median and mean rank of the best positive, MRR (Voorhees, TREC-8, 1999), mAP and nDCG."""
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
@@ -417,5 +466,9 @@ def as_plain(value: Any) -> Any:
         return {str(name): as_plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(one) for one in value]
-    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+    is_plain = (
+        value is None
+        or isinstance(value, str | int)
+        or (isinstance(value, float) and isfinite(value))
+    )
     return value if is_plain else str(value)

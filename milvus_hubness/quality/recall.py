@@ -88,12 +88,20 @@ def measure_recall(
     subtracted = np.asarray(biases, np.float32)
     spec = IndexSpec.of(index_type, index_params)
     rng = np.random.default_rng(0)
-    limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
+    limit = (
+        affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
+    )
     chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), min(limit, ROWS), rng)
-    query_vectors = query_vectors[_drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)]
+    query_vectors = query_vectors[
+        _drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)
+    ]
     if len(chosen) < 2 or len(query_vectors) < 2:
-        raise InvalidInput(f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}")
-    total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
+        raise InvalidInput(
+            f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}"
+        )
+    total = max(
+        len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total)
+    )
     spec = spec.for_sample(len(chosen), total)
     rows, subtracted = rows[chosen], subtracted[chosen]
     columns = None if columns is None else columns[chosen]
@@ -101,7 +109,9 @@ def measure_recall(
     if spec.search_parameter is None or value is None:
         value = spec.default_value(k)
     else:
-        value = whole_number(spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1)
+        value = whole_number(
+            spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1
+        )
 
     reduced, reduced_queries = layout.reduce_items(rows), layout.reduce_queries(query_vectors)
     scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
@@ -110,7 +120,9 @@ def measure_recall(
     form = _Form(reduced, reduced_queries, "L2" if layout.metric == "L2" else "IP", scores, k, spec)
     raw = form.recalls(value)
     scores -= subtracted
-    fitted = measured_on(layout, rows, query_vectors, graph_hint=graph_hint, length_pull=length_pull)
+    fitted = measured_on(
+        layout, rows, query_vectors, graph_hint=graph_hint, length_pull=length_pull
+    )
     stored, sent = fitted.augment(rows, subtracted, columns), fitted.encode_queries(query_vectors)
     form = _Form(stored, sent, "IP", scores, k, spec)
     return RecallGate(
@@ -140,7 +152,13 @@ class _Form:
     """One form of the stored items, with its exact scores (m, n)."""
 
     def __init__(
-        self, items: Floats, queries: Floats, metric: Literal["IP", "L2"], scores: Scores, k: int, spec: IndexSpec
+        self,
+        items: Floats,
+        queries: Floats,
+        metric: Literal["IP", "L2"],
+        scores: Scores,
+        k: int,
+        spec: IndexSpec,
     ) -> None:
         self.index = AnnIndex(items, spec, metric=metric)
         self.queries, self.scores, self.k = queries, scores, k

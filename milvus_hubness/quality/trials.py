@@ -100,7 +100,11 @@ class Trial(NamedTuple):
 
 
 def sweep(
-    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None = None, *, progress: Progress = silent
+    bank: QueryBank,
+    gallery: Vectors,
+    target_bank: QueryBank | None = None,
+    *,
+    progress: Progress = silent,
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): all with each gate, which share their biases, then all without a gate.
     Those of Blend come last, with full strength at the very end. NNN runs over `ALPHAS` and over `KS` up to |bank|; ½
@@ -123,13 +127,19 @@ def sweep(
     return gated + trials
 
 
-def search(trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None) -> Outcome:
+def search(
+    trials: Sequence[Trial], queries: Vectors, gallery: Vectors, positives: Answers | None = None
+) -> Outcome:
     """Return the outcome of the raw search, then of each trial, as `assess` does, which sees equal biases once."""
     distinct = {id(trial.bias): trial.bias for trial in trials}
-    plain = assess(queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives)
+    plain = assess(
+        queries, gallery, [np.zeros(len(gallery), np.float32), *distinct.values()], positives
+    )
     row_of = {key: row for row, key in enumerate(distinct, 1)}
     rows = np.array([0, *(row_of[id(trial.bias)] for trial in trials)])
-    return Outcome(plain.ranks[rows], plain.retrieved[rows]).gated([trial.activated for trial in trials])
+    return Outcome(plain.ranks[rows], plain.retrieved[rows]).gated(
+        [trial.activated for trial in trials]
+    )
 
 
 def activated_by(
@@ -150,7 +160,9 @@ def _by_method(
     scores. An agreement is that of the biases from two halves of the bank, as `FittedBias.with_agreement` has it."""
     m, ks = len(bank), [k for k in KS if k <= len(bank)] or [1]
     nearest = topk(gallery, bank.vectors, min(max(ks[-1], NEIGHBORS), m))
-    means = nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
+    means = (
+        nearest.values.cumsum(1, dtype=np.float64)[:, np.array(ks) - 1].T / np.array(ks)[:, None]
+    )
     kinds = [(CSLS(k) if alpha == 0.5 else NNN(k, alpha), alpha * mean)
              for k, mean in zip(ks, means, strict=True) for alpha in ALPHAS]  # fmt: skip
     yield [Trial(kind, 1.0, bias.astype(np.float32)) for kind, bias in kinds]
@@ -161,7 +173,9 @@ def _by_method(
     relative = [_relative_biases(*part, gallery) for part in zip(banks, bests, strict=True)]
     own = [RelativeNNN(k, spread=unit).clamped(m) for k in RELATIVE_KS]
     several = zip(own, *relative, strict=True)
-    yield [_agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several]
+    yield [
+        _agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several
+    ]
 
     sums = _logsumexps(gallery, bank.vectors, TEMPERATURES, unit)
     softmaxes = [(InvertedSoftmax(one * unit, temperature=one), bias) for one, bias in sums.items()]
@@ -178,19 +192,36 @@ def _by_method(
     yield [Trial(fitted.estimator, 1.0, fitted.bias(gallery)) for fitted in flat]
 
     blended = Sinkhorn(temperature=BLENDED, neighbors=_neighbors(m * len(gallery)))
-    inputs, near = FitInputs(gallery, target_bank, None), TopK(*(part[:, :NEIGHBORS] for part in nearest))
-    sinkhorns = [replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)]
+    inputs, near = (
+        FitInputs(gallery, target_bank, None),
+        TopK(*(part[:, :NEIGHBORS] for part in nearest)),
+    )
+    sinkhorns = [
+        replace(blended, tau=one * unit, temperature=one) for one in (*TEMPERATURES, BLENDED)
+    ]
     *fits, whole = fit_together(sinkhorns, bank, inputs, (near, best))
     if target_bank is not None:
         neighbors = _neighbors(m * (len(gallery) + len(target_bank)))
-        duals = [DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors) for one in TEMPERATURES]
-        fits = [fit for pair in zip(fits, fit_together(duals, bank, inputs), strict=True) for fit in pair]
-    yield [trial for fit, bias in fits for trial in _at(fit.estimator, bias[: len(gallery)], STRENGTHS)]
+        duals = [
+            DualBankSinkhorn(one * unit, temperature=one, neighbors=neighbors)
+            for one in TEMPERATURES
+        ]
+        fits = [
+            fit
+            for pair in zip(fits, fit_together(duals, bank, inputs), strict=True)
+            for fit in pair
+        ]
+    yield [
+        trial for fit, bias in fits for trial in _at(fit.estimator, bias[: len(gallery)], STRENGTHS)
+    ]
     fits = [whole]
     for half, its_best in zip(banks[1:], bests[1:], strict=True):
         near = topk(gallery, half.vectors, min(NEIGHBORS, len(half)))
         fits += fit_together([blended.measured(half, gallery)], half, inputs, (near, its_best))
-    mixes = [np.float32(0.5) * (biases[0] + bias) for biases, (_, bias) in zip(relative, fits, strict=True)]
+    mixes = [
+        np.float32(0.5) * (biases[0] + bias)
+        for biases, (_, bias) in zip(relative, fits, strict=True)
+    ]
     yield _agreed(Blend((own[0], whole[0].estimator)), mixes, STRENGTHS)
 
 
@@ -198,25 +229,39 @@ def _at(estimator: Estimator, bias: Vectors, strengths: Sequence[float]) -> list
     return [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
 
 
-def _agreed(estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]) -> list[Trial]:
+def _agreed(
+    estimator: Estimator, biases: Sequence[Vectors], strengths: Sequence[float]
+) -> list[Trial]:
     """Return trials of biases times their agreement. biases: of the whole bank, then of its halves if it has any."""
     agreement = correlation(*biases[1:]) if len(biases) > 1 else 0.0
-    return _at(replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths)
+    return _at(
+        replace(estimator, agreement=agreement), np.float32(agreement) * biases[0], strengths
+    )
 
 
 def _relative_biases(bank: QueryBank, best: TopK, gallery: Vectors) -> list[Vectors]:
     """Return the biases of RelativeNNN for each of `RELATIVE_KS`, from the nearest items of each bank query."""
     one = RelativeNNN()
     f = (-one.discount * best.values[:, : one.finds].mean(1, dtype=np.float64)).astype(np.float32)
-    rows, relative = np.pad(gallery, ((0, 0), (0, 1)), constant_values=1), np.hstack([bank.vectors, f[:, None]])
+    rows, relative = (
+        np.pad(gallery, ((0, 0), (0, 1)), constant_values=1),
+        np.hstack([bank.vectors, f[:, None]]),
+    )
     values = topk(rows, relative, min(max(RELATIVE_KS), len(bank))).values
     return [values[:, :k].mean(1, dtype=np.float64).astype(np.float32) for k in RELATIVE_KS]
 
 
-def _logsumexps(gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float) -> dict[float, Vectors]:
+def _logsumexps(
+    gallery: Vectors, queries: Vectors, temperatures: Sequence[float], unit: float
+) -> dict[float, Vectors]:
     """Return the log-sum-exp of each item's scores for each temperature, in one pass over the scores."""
-    steps, weights = AllScores(gallery, queries, scores="recomputed"), np.zeros((len(temperatures), len(queries)))
-    return dict(zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True))
+    steps, weights = (
+        AllScores(gallery, queries, scores="recomputed"),
+        np.zeros((len(temperatures), len(queries))),
+    )
+    return dict(
+        zip(temperatures, -steps.from_items(weights, unit * np.array(temperatures)), strict=True)
+    )
 
 
 def _neighbors(scores: int) -> int | None:

@@ -70,21 +70,29 @@ def mix(trials: Sequence[Trial]) -> Trial:
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
     total = sum(shares.values())
-    estimator: Estimator = Blend(tuple(shares), tuple(share / total for share in shares.values()), strength=1.0)
+    estimator: Estimator = Blend(
+        tuple(shares), tuple(share / total for share in shares.values()), strength=1.0
+    )
     if len(shares) == 1:
         [estimator] = shares
-    bias = np.asarray(np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32)
+    bias = np.asarray(
+        np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32
+    )
     return trials[0]._replace(estimator=estimator, strength=total / len(trials), bias=bias)
 
 
-def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
+def judge_labelled(
+    raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
+) -> Judgement:
     """Return the verdict: "apply" if the expected gain in R@1 is above 0. raw, cross_fitted: (n_queries,) hits. The
     measured gain meets a prior of 4 ± 4 points, positive if the excess answers taken by hubs fall."""
     interval = measures.paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
-    expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (1 / variance + 1 / PRIOR_GAIN**2)
+    expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (
+        1 / variance + 1 / PRIOR_GAIN**2
+    )
     result = f"cross-validated on {n} labelled queries, R@1 changes by {points(interval)}"
     if expected <= 0:
         return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
@@ -98,9 +106,13 @@ def judge_unlabelled(figures: Figures) -> Judgement:
     shown = findings(figures)
     if failed := "; ".join(str(finding) for finding in shown if finding.fails):
         return Judgement("leave it alone", 0.0, failed, None)
-    reason = "; ".join(finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs"))
+    reason = "; ".join(
+        finding.text for finding in shown if finding.name in ("agreement", "two views", "hubs")
+    )
     if figures.narrow:
-        return Judgement("apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None)
+        return Judgement(
+            "apply weakly", 0.5, f"{reason}: hubs keep many answers, so half the strength", None
+        )
     return Judgement("apply", 1.0, reason, None)
 
 
@@ -225,7 +237,9 @@ def decide(
     the labels of its fold. outcome: of the raw search, then the trials."""
     excess = measures.excess_answers_of(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixed, *mixes = [mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)]
+    mixed, *mixes = [
+        mix(pick(trials, excess[1:], outcome.ranks[1:, fold != left])) for left in range(-1, FOLDS)
+    ]
     after = search([mixed, *mixes], queries, gallery, positives)
     highest = max(float(measures.excess_answers_of(after, len(gallery))[1]), float(excess[-1]))
     fall = 1 - highest / float(excess[0]) if excess[0] else 0.0
@@ -247,11 +261,17 @@ def _split(
         raise InvalidInput("positives without the queries that they belong to: pass queries too")
     if queries is None:
         order, middle = rng.permutation(len(bank)), len(bank) // 2
-        return QueryBank(bank.vectors[order[middle:]], bank.source), bank.vectors[order[:middle][:MOST_QUERIES]], None
+        return (
+            QueryBank(bank.vectors[order[middle:]], bank.source),
+            bank.vectors[order[:middle][:MOST_QUERIES]],
+            None,
+        )
     query_vectors, answers = as_vectors(queries, "the queries"), None
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
-        raise InvalidInput(f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed")
+        raise InvalidInput(
+            f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed"
+        )
     if positives is not None:
         numbers, starts = measures.checked_positives(positives, len(query_vectors), n_items)
         answers = np.split(numbers, starts[1:-1])
@@ -262,11 +282,19 @@ def _split(
     in_queries = {row.tobytes() for row in query_vectors}
     other = np.array([row.tobytes() not in in_queries for row in bank.vectors])
     if not other.any():
-        raise InvalidInput("the bank holds nothing but the queries: a bias must not be judged by its own bank")
-    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, answers
+        raise InvalidInput(
+            "the bank holds nothing but the queries: a bias must not be judged by its own bank"
+        )
+    return (
+        (bank if other.all() else QueryBank(bank.vectors[other], bank.source)),
+        query_vectors,
+        answers,
+    )
 
 
-def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generator) -> tuple[Vectors, Answers | None]:
+def _some_items(
+    items: Vectors, answers: Answers | None, rng: np.random.Generator
+) -> tuple[Vectors, Answers | None]:
     """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the positives."""
     if len(items) <= MOST_ITEMS:
         return items, answers
@@ -276,13 +304,21 @@ def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generato
     return items[chosen], answers and [np.searchsorted(chosen, one) for one in answers]
 
 
-def _table(trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
+def _table(
+    trials: Sequence[Trial], outcome: measures.Outcome, n_items: int, seed: int
+) -> tuple[Row, ...]:
     r1s: Sequence[float | None] = [None] * len(outcome.retrieved)
     gains: Sequence[measures.Interval | None] = [None] * len(r1s)
     if outcome.ranks.size:
         hits = outcome.hits
-        r1s, gains = hits.mean(1).tolist(), measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-    kinds = [(None, 0.0, None, None), *((trial.estimator, trial.strength, *trial.form) for trial in trials)]
+        r1s, gains = (
+            hits.mean(1).tolist(),
+            measures.bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed),
+        )
+    kinds = [
+        (None, 0.0, None, None),
+        *((trial.estimator, trial.strength, *trial.form) for trial in trials),
+    ]
     excess = measures.excess_answers_of(outcome, n_items).tolist()
     raw, *rows = [
         Row(estimator, strength, *figures, *form)

@@ -53,7 +53,9 @@ class Figures(NamedTuple):
     @property
     def narrow(self) -> bool:
         """Whether hubs keep so much beyond chance that the bank may be of one topic, which real queries would show."""
-        return not self.real_queries and self.after - self.by_chance > EXCESS_TO_HALVE * (1 - self.by_chance)
+        return not self.real_queries and self.after - self.by_chance > EXCESS_TO_HALVE * (
+            1 - self.by_chance
+        )
 
 
 class Finding(NamedTuple):
@@ -70,7 +72,12 @@ class Finding(NamedTuple):
 
 
 def examine(
-    bank: Vectors, gallery: Vectors, biases_of: Biases, *, queries: Vectors | None = None, seed: int = 0
+    bank: Vectors,
+    gallery: Vectors,
+    biases_of: Biases,
+    *,
+    queries: Vectors | None = None,
+    seed: int = 0,
 ) -> Figures:
     """Return the figures of a bank (m, d), m ≥ 2, on a gallery (n, d), from at most 5,000 and 10,000 rows of them.
     biases_of: fits items (n, d) at full strength, on half of the bank. queries: by default the other half."""
@@ -135,8 +142,15 @@ def findings(figures: Figures) -> list[Finding]:
             "no hubs are removed, so keep the raw search",
         ),
     ]
-    shown = [Finding(name, text, fails, remedy if fails else "") for name, text, fails, remedy in rows]
-    warning = Finding("kind", "bank and gallery are distributed alike", False, "check that it holds queries, not items")
+    shown = [
+        Finding(name, text, fails, remedy if fails else "") for name, text, fails, remedy in rows
+    ]
+    warning = Finding(
+        "kind",
+        "bank and gallery are distributed alike",
+        False,
+        "check that it holds queries, not items",
+    )
     return [*shown, warning] if f.alike < THRESHOLD else shown
 
 

@@ -60,16 +60,32 @@ class _Drawing:
     def add(self, element: str, *values: object) -> None:
         self._elements.append(Markup(element).format(*values))
 
-    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "soft") -> None:
+    def text(
+        self, x: float, y: float, text: str, anchor: str = "start", kind: str = "soft"
+    ) -> None:
         element = '<text x="{:.1f}" y="{:.1f}" text-anchor="{}" class="{}">{}</text>'
         self.add(element, x, y, anchor, kind, text)
 
     def line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
-        self.add('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>', kind, x1, x2, y1, y2)
+        self.add(
+            '<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>',
+            kind,
+            x1,
+            x2,
+            y1,
+            y2,
+        )
 
     def dot(self, kind: str, x: float, y: float, radius: float, tooltip: str = "") -> None:
         element = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>'
-        self.add(element, kind, x, y, radius, Markup("<title>{}</title>").format(tooltip) if tooltip else "")
+        self.add(
+            element,
+            kind,
+            x,
+            y,
+            radius,
+            Markup("<title>{}</title>").format(tooltip) if tooltip else "",
+        )
 
     def svg(self) -> Markup:
         start = '<svg viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>'
@@ -81,7 +97,12 @@ class _Plot:
     """A plot with labelled horizontal lines at round values. box: left, right, top, bottom. ends: the range of x."""
 
     def __init__(
-        self, drawing: _Drawing, box: Box, ends: tuple[float, float], values: Sequence[float], label: Label
+        self,
+        drawing: _Drawing,
+        box: Box,
+        ends: tuple[float, float],
+        values: Sequence[float],
+        label: Label,
     ) -> None:
         self._drawing, (self._first, self._last) = drawing, ends
         left, self.right, self.top, self.bottom = box
@@ -95,10 +116,14 @@ class _Plot:
             drawing.text(self.left - LABEL_GAP, self.y(tick) + 4, label(tick), "end")
 
     def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * (value - self._first) / (self._last - self._first)
+        return self.left + (self.right - self.left) * (value - self._first) / (
+            self._last - self._first
+        )
 
     def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - self.top) * (value - self._low) / (self._high - self._low)
+        return self.bottom - (self.bottom - self.top) * (value - self._low) / (
+            self._high - self._low
+        )
 
     def draw(self, shape: str, kind: str, points: Iterable[tuple[float, float]]) -> None:
         corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
@@ -106,7 +131,11 @@ class _Plot:
 
     def draw_band(self, band: Sequence[tuple[float, float, float]]) -> None:
         """Draw the area between two lines. band: x, low, high."""
-        self.draw("polygon", "band", [*((x, high) for x, _, high in band), *((x, low) for x, low, _ in reversed(band))])
+        self.draw(
+            "polygon",
+            "band",
+            [*((x, high) for x, _, high in band), *((x, low) for x, low, _ in reversed(band))],
+        )
 
     def mark_now(self, x: float, label: str, anchor: str, room: float) -> None:
         """Draw a vertical line with its label, which ends at the line if less than `room` is left."""
@@ -130,8 +159,14 @@ def curve(
     of: the name of the strength, in short and in full, and that of the mark."""
     name, against, marked = of
     drawing = _Drawing(f"{title} against {against}", WIDTH, height)
-    box, bounds = (44, WIDTH - 14, CURVE_TOP, height - 22), [bound for _, *bounds in band for bound in bounds]
-    ends, label = (0, max(strengths) or 1.0), lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}"
+    box, bounds = (
+        (44, WIDTH - 14, CURVE_TOP, height - 22),
+        [bound for _, *bounds in band for bound in bounds],
+    )
+    ends, label = (
+        (0, max(strengths) or 1.0),
+        lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}",
+    )
     plot = _Plot(drawing, box, ends, [*values, *bounds], label)
     last_label = -math.inf
     for strength in strengths:
@@ -139,7 +174,12 @@ def curve(
             last_label = plot.x(strength)
             drawing.text(last_label, height - 6, f"{strength:g}", "middle")
     if band:
-        plot.draw_band([(strength, low, high) for strength, (_, low, high) in zip(strengths, band, strict=True)])
+        plot.draw_band(
+            [
+                (strength, low, high)
+                for strength, (_, low, high) in zip(strengths, band, strict=True)
+            ]
+        )
     plot.draw("polyline", "line", zip(strengths, values, strict=True))
     plot.mark_now(now, f"{marked}: {now:g}", "middle", 70)
     for strength, value in zip(strengths, values, strict=True):
@@ -150,14 +190,24 @@ def curve(
     return drawing.svg()
 
 
-def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float) -> Markup:
+def expected_gain(
+    curve: Sequence[tuple[float, float, float, float]], agreement: float, least: float
+) -> Markup:
     """Draw the points of R@1 that a correction gained against the two-view agreement of its bank. curve: (agreement,
     mean, low, high) by agreement. agreement: of this bank, which is marked. least: below it a bank is foreign."""
     height = 200
-    drawing = _Drawing("Gain of a correction against the two-view agreement of its bank", WIDTH, height)
+    drawing = _Drawing(
+        "Gain of a correction against the two-view agreement of its bank", WIDTH, height
+    )
     bounds = [bound for _, *values in curve for bound in values]
     last = max(agreement, curve[-1][0])
-    plot = _Plot(drawing, (44, WIDTH - 14, CURVE_TOP, height - 22), (0, last), bounds, lambda tick: f"{tick:+.4g}")
+    plot = _Plot(
+        drawing,
+        (44, WIDTH - 14, CURVE_TOP, height - 22),
+        (0, last),
+        bounds,
+        lambda tick: f"{tick:+.4g}",
+    )
     for tick in (tick for tick in round_ticks(0, last) if tick <= last):
         drawing.text(plot.x(tick), height - 6, f"{tick:.0%}", "middle")
     plot.draw_band([(at, low, high) for at, _, low, high in curve])
@@ -166,19 +216,34 @@ def expected_gain(curve: Sequence[tuple[float, float, float, float]], agreement:
     gain = float(np.interp(agreement, [at for at, *_ in curve], [mean for _, mean, _, _ in curve]))
     label = f"this bank: {agreement:.0%}"
     plot.mark_now(agreement, label, "start", 110)
-    drawing.dot("after", plot.x(agreement), plot.y(gain), 5, f"{label}; banks like it gain {gain:+.1f} points")
+    drawing.dot(
+        "after",
+        plot.x(agreement),
+        plot.y(gain),
+        5,
+        f"{label}; banks like it gain {gain:+.1f} points",
+    )
     drawing.text(0, 14, "Points of R@1 gained", "start", "name")
     return drawing.svg()
 
 
 def timeline(
-    title: str, lines: Sequence[Line], since: datetime, until: datetime, shown: Label, marks: Sequence[Mark] = ()
+    title: str,
+    lines: Sequence[Line],
+    since: datetime,
+    until: datetime,
+    shown: Label,
+    marks: Sequence[Mark] = (),
 ) -> Markup:
     """Draw lines over time from 0 on, with their names at their ends and in the title. shown: formats a value."""
     width, height = TIMELINE_SIZE
     drawing = _Drawing(f"{title}: {', '.join(line.name for line in lines)}", width, height)
     start = min(since, until - timedelta(minutes=1))
-    values = [0, *(value for line in lines for _, value in line.points), *(mark.value for mark in marks)]
+    values = [
+        0,
+        *(value for line in lines for _, value in line.points),
+        *(mark.value for mark in marks),
+    ]
     box = (60, width - 104, 14, height - 26)
     plot = _Plot(drawing, box, (start.timestamp(), until.timestamp()), values, shown)
 
@@ -194,7 +259,9 @@ def timeline(
         name = f"{at:{within_a_day if until - start < timedelta(days=1) else '%d %b %H:%M'}}"
         drawing.text(x(at), height - 6, name, "middle")
     for line in lines:
-        plot.draw("polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points])
+        plot.draw(
+            "polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points]
+        )
         if line.dots and len(line.points) <= MOST_DOTS:
             for at, value in line.points:
                 dot(Mark(at, value, line.kind, f"{line.name}: {shown(value)}"), 3)
@@ -225,7 +292,11 @@ def page_template(package: str, name: str, longest: int, **filters: Callable[...
     """Return the template `name` in the folder of a package. filters: further ones than number, points, span and
     `short`, which leaves at most `longest` characters of a text."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
     )
     short = partial(do_truncate, environment, length=longest, killwords=True, end="…", leeway=0)
     environment.filters |= {

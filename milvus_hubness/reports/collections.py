@@ -30,7 +30,9 @@ from milvus_hubness.reports.report import Diagnosis
 LONGEST = 160
 
 
-def render(diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None) -> str:
+def render(
+    diagnosis: Diagnosis, image_field: str | None = None, images: Images | None = None
+) -> str:
     """Return the HTML page in UTF-8; write it with encoding="utf-8". image_field: a field of items with the path or URL
     of an image, which the page shows. images: says of which folder files are embedded; by default of none."""
     images = images or Images()
@@ -85,9 +87,13 @@ def read_biased(
         if estimator is None and verdict and verdict.choice:
             estimator, gates = from_dict(verdict.choice), (verdict.gate, verdict.gate_targets)
         estimator = estimator or Blend()
-        correction = Correction.fit(layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank)
+        correction = Correction.fit(
+            layout, estimator, bank, gallery=gallery.vectors, target_bank=target_bank
+        )
         targets = reduced_targets(layout, target_bank).asking if target_bank else None
-        mask = activated_by(gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets)
+        mask = activated_by(
+            gates, correction.fitted.bank.vectors, layout.reduce_items(gallery.vectors), targets
+        )
         activated = None if mask is None else frozenset(compress(gallery.keys, mask))
         biases = correction.centred(gallery.vectors)
         biases = biases - np.float32(biases.mean())
@@ -120,7 +126,13 @@ def diagnose(
     expect_store(store)
     queries = QueryBank.of(queries)
     biased = read_biased(
-        store, collection, bank, target_bank=target_bank, estimator=estimator, field=field, progress=progress
+        store,
+        collection,
+        bank,
+        target_bank=target_bank,
+        estimator=estimator,
+        field=field,
+        progress=progress,
     )
     gallery, layout, verdict = biased.gallery, biased.gallery.layout, biased.verdict
     queries.expect_dim(layout.dim, "the field")
@@ -134,7 +146,9 @@ def diagnose(
         fields=gallery.fields,
         query_texts=texts,
         strength=biased.strength,
-        activated=None if biased.activated is None else [key in biased.activated for key in gallery.keys],
+        activated=None
+        if biased.activated is None
+        else [key in biased.activated for key in gallery.keys],
         verdict={"verdict": verdict.verdict, "reason": verdict.reason} if verdict else None,
         title=biased.info.name,
         slice_by=slice_by,
@@ -168,7 +182,9 @@ def tune(
         stored = store.load_bank(state.profile.bank)
         bank, target_bank = stored.queries, target_bank or stored.targets
     if bank is None:
-        raise InvalidInput(f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})")
+        raise InvalidInput(
+            f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})"
+        )
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
     field = field or only_field(info)
@@ -186,9 +202,13 @@ def tune(
         seed=seed,
         progress=progress,
     )
-    values = {name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields}
+    values = {
+        name: value for name, value in tuned.to_dict().items() if name in TuningRecord.model_fields
+    }
     values |= {"strength": round(tuned.strength, 2), "bank_fingerprint": bank.fingerprint}
-    record = TuningRecord(**values, field=field or only_field(info), tuned_at=datetime.now(timezone.utc))
+    record = TuningRecord(
+        **values, field=field or only_field(info), tuned_at=datetime.now(timezone.utc)
+    )
     # Read again: another process may have tuned another bank meanwhile.
     verdicts = store.info(info.name, counted=False).verdicts
     store.write_property(info.name, TUNING_PROPERTY, verdicts.with_record(record))

@@ -97,7 +97,9 @@ class Hubs(NamedTuple):
     rows: list[Occurrence]
 
 
-def explain_row(biased: BiasedGallery, key: str | Key, texts: Sequence[str] | None = None) -> RowExplanation:
+def explain_row(
+    biased: BiasedGallery, key: str | Key, texts: Sequence[str] | None = None
+) -> RowExplanation:
     """Return why the row of this key is found or not found by the queries of the bank. texts: of these queries. Raises
     InvalidInput for an unknown key."""
     place, strength = _place(biased, key), biased.strength
@@ -136,32 +138,52 @@ def explain_query(
     as the application sends them; None for those of the bank. Raises InvalidInput, DimensionMismatch."""
     layout, keys, reduced = biased.gallery.layout, biased.gallery.keys, _reduced(biased, queries)
     if not 0 <= number < len(reduced):
-        raise InvalidInput(f"no query {number}: choose one from 0 to {len(reduced) - 1} with --query-number")
+        raise InvalidInput(
+            f"no query {number}: choose one from 0 to {len(reduced) - 1} with --query-number"
+        )
     raw = layout.reduce_items(biased.gallery.vectors) @ reduced[number]
     gated = biased.activated is not None and keys[int(raw.argmax())] not in biased.activated
     strength = 0.0 if gated else biased.strength
     corrected = raw - strength * biased.biases
-    columns = _scores(biased, raw), biased.biases, _scores(biased, corrected), _ranks(raw), _ranks(corrected)
+    columns = (
+        _scores(biased, raw),
+        biased.biases,
+        _scores(biased, corrected),
+        _ranks(raw),
+        _ranks(corrected),
+    )
     answers = list(map(Answer, keys, *(column.tolist() for column in columns)))
     shown = sorted(answers, key=attrgetter("corrected_rank"))[:top]
     if key is not None and (own := answers[_place(biased, key)]) not in shown:
         shown.append(own)
-    return QueryExplanation(None if texts is None else texts[number], layout.metric, strength, gated, shown)
+    return QueryExplanation(
+        None if texts is None else texts[number], layout.metric, strength, gated, shown
+    )
 
 
 def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
     """Return `top` hubs and `top` anti-hubs among the rows. queries: those that are counted; by default the bank's.
     Raises DimensionMismatch."""
-    reduced, items = _reduced(biased, queries), biased.gallery.layout.reduce_items(biased.gallery.vectors)
+    reduced, items = (
+        _reduced(biased, queries),
+        biased.gallery.layout.reduce_items(biased.gallery.vectors),
+    )
     k = min(DEPTH, len(items))
-    retrieved = (measures.nearest(reduced, items, k, bias) for bias in (None, biased.strength * biased.biases))
+    retrieved = (
+        measures.nearest(reduced, items, k, bias)
+        for bias in (None, biased.strength * biased.biases)
+    )
     before, after = (measures.k_occurrence(numbers, len(items), k) for numbers in retrieved)
     total = k * len(reduced)
     columns = before, after, biased.biases, before / total, after / total
     rows = list(zip(biased.gallery.keys, *(column.tolist() for column in columns), strict=True))
-    hubs = [rows[place] for place in np.argsort(-before, kind="stable")[:top].tolist() if before[place]]
+    hubs = [
+        rows[place] for place in np.argsort(-before, kind="stable")[:top].tolist() if before[place]
+    ]
     lost = sorted((row for row in rows if not row[1]), key=lambda row: -row[3])
-    listed = [Occurrence("hub", *row) for row in hubs] + [Occurrence("anti-hub", *row) for row in lost[:top]]
+    listed = [Occurrence("hub", *row) for row in hubs] + [
+        Occurrence("anti-hub", *row) for row in lost[:top]
+    ]
     return Hubs(k, len(reduced), len(items), len(lost), int((after == 0).sum()), listed)
 
 
@@ -178,7 +200,9 @@ def _place(biased: BiasedGallery, key: str | Key) -> int:
     """Return the position of the row of this key, or of the key that is written so."""
     place = next((i for i, own in enumerate(biased.gallery.keys) if str(own) == str(key)), None)
     if place is None:
-        raise InvalidInput(f"{biased.info.name!r} has no row with the key {key!r} and a valid vector: check the key")
+        raise InvalidInput(
+            f"{biased.info.name!r} has no row with the key {key!r} and a valid vector: check the key"
+        )
     return place
 
 
@@ -187,6 +211,8 @@ def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     return 1 + np.argsort(np.argsort(-scores, kind="stable"))
 
 
-def _scores(biased: BiasedGallery, similarities: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _scores(
+    biased: BiasedGallery, similarities: npt.NDArray[np.float32]
+) -> npt.NDArray[np.float32]:
     """Return similarities as searches of the collection's metric return them: under L2 as distances."""
     return -2 * similarities if biased.gallery.layout.metric == "L2" else similarities

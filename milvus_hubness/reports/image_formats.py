@@ -50,7 +50,11 @@ def _png(content: bytes) -> _Span | None:
         length, kind = struct.unpack_from(">I4s", content, at)
         end = at + 12 + length
         [check] = struct.unpack_from(">I", content, end - 4)
-        if end > len(content) or zlib.crc32(content[at + 4 : end - 4]) != check or (at == 8) != (kind == b"IHDR"):
+        if (
+            end > len(content)
+            or zlib.crc32(content[at + 4 : end - 4]) != check
+            or (at == 8) != (kind == b"IHDR")
+        ):
             return None
         if kind == b"IHDR":
             if length != 13:
@@ -157,4 +161,9 @@ def _three(content: bytes, at: int) -> int:
     return int.from_bytes(content[at : at + 3], "little")
 
 
-_FORMATS: dict[str, Callable[[bytes], _Span | None]] = {"png": _png, "jpeg": _jpeg, "gif": _gif, "webp": _webp}
+_FORMATS: dict[str, Callable[[bytes], _Span | None]] = {
+    "png": _png,
+    "jpeg": _jpeg,
+    "gif": _gif,
+    "webp": _webp,
+}

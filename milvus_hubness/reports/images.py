@@ -70,7 +70,9 @@ class Images:
         if image is None:
             return None
         source = base64.b64encode(image.content).decode()
-        return Markup('<img src="data:image/{};base64,{}" alt="Image of {}">').format(image.kind, source, name)
+        return Markup('<img src="data:image/{};base64,{}" alt="Image of {}">').format(
+            image.kind, source, name
+        )
 
     def _file(self, path: str) -> bytes | None:
         return None if self._folder is None else read_beneath(self._folder, path, LARGEST)

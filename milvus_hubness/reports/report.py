@@ -171,10 +171,16 @@ class Diagnosis:
             sentences.append(
                 f"A right answer comes first for {self.retrieval_before['R@1']:.1%} of the queries without correction "
                 f"and for {self.retrieval_after['R@1']:.1%} with it: "
-                + (f"{change} that is larger than chance explains." if is_clear else "a change within chance.")
+                + (
+                    f"{change} that is larger than chance explains."
+                    if is_clear
+                    else "a change within chance."
+                )
             )
         else:
-            sentences.append("No right answers are known here, so this does not say whether the search is better.")
+            sentences.append(
+                "No right answers are known here, so this does not say whether the search is better."
+            )
         if len(self.slices) > 1:
             worst = max(self.slices, key=lambda part: part.after.skewness)
             sentences.append(
@@ -182,7 +188,11 @@ class Diagnosis:
             )
         if len(self.groups) > 1:
             most = max(self.groups, key=lambda group: group.excess_before.estimate)
-            due = (most.gallery, "items") if most.right is None else (most.right.estimate, "right answers")
+            due = (
+                (most.gallery, "items")
+                if most.right is None
+                else (most.right.estimate, "right answers")
+            )
             sentences.append(
                 f"Items whose {self.group_by} is {most.name} are {due[0]:.1%} of the {due[1]}. They take "
                 f"{most.first_before.estimate:.1%} of the first answers without correction and "
@@ -226,7 +236,11 @@ def diagnose(
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
     items, texts = len(stored), len(query_vectors)
-    for name, values, n in ("keys", keys, items), ("fields", fields, items), ("query_texts", query_texts, texts):
+    for name, values, n in (
+        ("keys", keys, items),
+        ("fields", fields, items),
+        ("query_texts", query_texts, texts),
+    ):
         if values is not None and len(values) != n:
             raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")
     for value in (strength, *strengths):
@@ -243,7 +257,9 @@ def diagnose(
             retrieved = np.where(opens[:, None], retrieved, raw.retrieved)
             if placed and raw.ranks:
                 of_positives = np.repeat(opens, np.diff(placed.starts))
-                placed = placed._replace(ranks=np.where(of_positives, placed.ranks, raw.ranks.ranks))
+                placed = placed._replace(
+                    ranks=np.where(of_positives, placed.ranks, raw.ranks.ranks)
+                )
         counts = measures.k_occurrence(retrieved, len(stored), k)
         searches[value] = _Search(retrieved, counts, placed)
         recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
@@ -251,7 +267,9 @@ def diagnose(
     before, after = searches[0.0], searches[strength]
     pair, gain = _Comparison(before, after, keys, fields, query_texts), None
     if before.ranks and after.ranks:
-        gain = measures.paired_difference(measures.hits(before.ranks, 1), measures.hits(after.ranks, 1))
+        gain = measures.paired_difference(
+            measures.hits(before.ranks, 1), measures.hits(after.ranks, 1)
+        )
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
@@ -271,9 +289,14 @@ def diagnose(
         verdict=None if verdict is None else measures.as_plain(verdict),
         bank=_figures(bank, stored[:, :-1]),
         slice_by=slice_by,
-        slices=[pair.part(name, inside, positives) for name, inside in by_value(fields, slice_by, "--slice-by")],
+        slices=[
+            pair.part(name, inside, positives)
+            for name, inside in by_value(fields, slice_by, "--slice-by")
+        ],
         group_by=group_by,
-        groups=shares(by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives),
+        groups=shares(
+            by_value(fields, group_by, "--group-by"), before.retrieved, after.retrieved, positives
+        ),
     )
 
 
@@ -323,7 +346,10 @@ class _Comparison(NamedTuple):
         """Return the items with the largest counts, with the queries that rank them highest."""
         worst = np.argsort(-self.before.counts, kind="stable")[:HUBS]
         worst = worst[self.before.counts[worst] > 0]
-        return [Hub(item, self.swallowed(hub)) for item, hub in zip(self.items(worst), worst.tolist(), strict=True)]
+        return [
+            Hub(item, self.swallowed(hub))
+            for item, hub in zip(self.items(worst), worst.tolist(), strict=True)
+        ]
 
     def swallowed(self, hub: int) -> list[Swallowed]:
         """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
@@ -351,17 +377,24 @@ class _Comparison(NamedTuple):
             never=self.items(order[rescued:][:EXAMPLES]),
         )
 
-    def part(self, name: str | None, inside: Members, positives: measures.Positives | None) -> Slice:
+    def part(
+        self, name: str | None, inside: Members, positives: measures.Positives | None
+    ) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
         before, after, own = self.before.counts, self.after.counts, np.flatnonzero(inside)
         k = self.before.retrieved.shape[1]
         queries = gain = None
         if positives is not None and self.before.ranks and self.after.ranks:
-            items, starts = measures.checked_positives(positives, len(self.before.retrieved), len(before))
+            items, starts = measures.checked_positives(
+                positives, len(self.before.retrieved), len(before)
+            )
             asking = np.logical_or.reduceat(inside[items], starts[:-1])
             queries = int(asking.sum())
             if queries > 1:
-                hits = (measures.hits(ranks, 1)[asking] for ranks in (self.before.ranks, self.after.ranks))
+                hits = (
+                    measures.hits(ranks, 1)[asking]
+                    for ranks in (self.before.ranks, self.after.ranks)
+                )
                 gain = measures.paired_difference(*hits)
         return Slice(
             value=name,
@@ -379,7 +412,10 @@ class _Comparison(NamedTuple):
         n_items, k = len(gallery), self.before.retrieved.shape[1]
         coverage = bank_coverage(bank, gallery, k=k)
         reached = coverage.counts > 0
-        sizes, hits = np.bincount(coverage.region), np.bincount(coverage.region, reached).astype(int)
+        sizes, hits = (
+            np.bincount(coverage.region),
+            np.bincount(coverage.region, reached).astype(int),
+        )
         farthest = np.argsort(coverage.similarity, kind="stable")[:EXAMPLES]
         return BankReach(
             bank_size=len(bank),
@@ -387,10 +423,14 @@ class _Comparison(NamedTuple):
             by_chance=n_items - _unreached(n_items, len(bank), k),
             blind_answers=float((~reached)[self.before.retrieved].mean()),
             regions=[
-                Region(int(sizes[region]), int(hits[region]), self.key(int(coverage.central[region])))
+                Region(
+                    int(sizes[region]), int(hits[region]), self.key(int(coverage.central[region]))
+                )
                 for region in np.argsort(hits / sizes, kind="stable")
             ],
-            farthest=list(zip(self.items(farthest), coverage.similarity[farthest].tolist(), strict=True)),
+            farthest=list(
+                zip(self.items(farthest), coverage.similarity[farthest].tolist(), strict=True)
+            ),
         )
 
 

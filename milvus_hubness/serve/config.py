@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
 from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, Live
 from milvus_hubness.correction.estimators import Estimator, from_dict
@@ -49,7 +57,9 @@ class Timing:
         try:
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=timezone.utc)))
         except CronSimError as error:
-            raise InvalidParameter(f"{text!r} is not a cron schedule: {str(error).lower()}") from None
+            raise InvalidParameter(
+                f"{text!r} is not a cron schedule: {str(error).lower()}"
+            ) from None
         except StopIteration:
             raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
         return cls(text, None)
@@ -57,7 +67,11 @@ class Timing:
     def after(self, moment: datetime, zone: tzinfo) -> datetime:
         """Return the next time after this one. zone: the time zone of cron, in which weekday 0 is Sunday, and of a day
         of the month and a weekday one must hold."""
-        return moment + self.every if self.every is not None else next(CronSim(self.text, moment.astimezone(zone)))
+        return (
+            moment + self.every
+            if self.every is not None
+            else next(CronSim(self.text, moment.astimezone(zone)))
+        )
 
     def __str__(self) -> str:
         return f"every {self.text}" if self.every is not None else f"at {self.text}"
@@ -71,7 +85,9 @@ class Calendar:
         self.next_times: dict[str, datetime] = {}
 
     def begin(self, moment: datetime) -> None:
-        self.next_times = {task: timing.after(moment, self._zone) for task, timing in self._timings.items()}
+        self.next_times = {
+            task: timing.after(moment, self._zone) for task, timing in self._timings.items()
+        }
 
     def passed(self, moment: datetime) -> dict[str, int]:
         """Return how many times of each task have passed by this moment that no earlier call has counted."""
@@ -92,7 +108,9 @@ def _from_folder(path: str, info: ValidationInfo) -> str:
 
 def _without_password(uri: str) -> str:
     if "@" in urlsplit(uri).netloc:
-        raise ValueError("holds a user or a password: keep them in token_file or $MILVUS_HUBNESS_TOKEN")
+        raise ValueError(
+            "holds a user or a password: keep them in token_file or $MILVUS_HUBNESS_TOKEN"
+        )
     return uri
 
 
@@ -162,7 +180,9 @@ class CollectionTable(_Table):
     bank: FilePath | None = None
     bank_column: Name | None = None
     target_bank: FilePath | None = None
-    method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = None
+    method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = (
+        None
+    )
     params: dict[str, Any] = Field(default_factory=dict)
     override: bool = False
     """Whether `method` and `params` may differ from the verdict of tune, which is refused otherwise."""
@@ -187,7 +207,9 @@ class CollectionTable(_Table):
     @classmethod
     def _has_no_bank(cls, live: Live, info: ValidationInfo) -> Live:
         if live != "never" and info.data.get("bank") is not None:
-            raise ValueError("adds sampled queries to the bank in use: remove the key bank, or this one")
+            raise ValueError(
+                "adds sampled queries to the bank in use: remove the key bank, or this one"
+            )
         return live
 
     @field_validator("params")

@@ -49,7 +49,11 @@ UNNAMED = "(no name)"
 TUNED = ("strength", "gate", "gate_targets")
 """What tune chooses together with the method, and the collection state keeps."""
 SECRETS = ("token", "password", "user", "api_key")
-_TABLES: dict[str, type[BaseModel]] = {"server": ServerTable, "http": HttpTable, "collection": CollectionTable}
+_TABLES: dict[str, type[BaseModel]] = {
+    "server": ServerTable,
+    "http": HttpTable,
+    "collection": CollectionTable,
+}
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
@@ -71,11 +75,15 @@ class ConfigFile:
         except UnreadableFile as error:
             raise InvalidConfig(str(error)) from None
         except RecursionError:
-            raise InvalidConfig(f"{path}:1: is nested too deeply: write tables as the reference shows them") from None
+            raise InvalidConfig(
+                f"{path}:1: is nested too deeply: write tables as the reference shows them"
+            ) from None
         except tomllib.TOMLDecodeError as error:
             place = _AT_LINE.search(str(error))
             line = place[1] if place and place[1] else self._text.rstrip("\n").count("\n") + 1
-            raise InvalidConfig(f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}") from None
+            raise InvalidConfig(
+                f"{path}:{line}: is not TOML: {_AT_LINE.sub('', str(error))}"
+            ) from None
         folder = path.resolve().parent
         self.faults: list[Fault] = []
         try:
@@ -100,9 +108,13 @@ class ConfigFile:
     def refusal(self, faults: Iterable[Fault]) -> InvalidConfig:
         """Return an error with a line for each fault, in the order of the file."""
         places = _lines(self._text)
-        lines = sorted(((_line(places, fault.path), fault) for fault in faults), key=lambda pair: pair[0])
+        lines = sorted(
+            ((_line(places, fault.path), fault) for fault in faults), key=lambda pair: pair[0]
+        )
         return InvalidConfig(
-            "\n".join(f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in lines)
+            "\n".join(
+                f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in lines
+            )
         )
 
 
@@ -202,7 +214,10 @@ def _without(data: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, 
 def _named(path: KeyPath) -> str:
     """Return the path in words, such as "server.uri: " or "collection 2, schedule: "."""
     if len(path) > 1 and isinstance(path[1], int):
-        return ", ".join([f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]).rstrip(", ") + ": "
+        return (
+            ", ".join([f"{path[0]} {path[1] + 1}", ".".join(map(str, path[2:]))]).rstrip(", ")
+            + ": "
+        )
     return ".".join(map(str, path)) + ": " if path else ""
 
 
@@ -317,7 +332,10 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
         yield "name", f"{info.name!r} is unfinished: continue its migration first"
     if table.profile is not None and table.profile not in state.profiles and table.bank is None:
         profiles = ", ".join(state.profiles)
-        yield "profile", f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank"
+        yield (
+            "profile",
+            f"no profile {table.profile!r}; profiles: {profiles}; a new one needs the key bank",
+        )
     if table.profile in (None, state.active):
         # A verdict is about one bank: the one that the next refresh uses, unless the file names another.
         verdict = info.verdicts.of(state.field, state.profile.bank.fingerprint)
@@ -325,7 +343,9 @@ def _faults_of(table: CollectionTable, store: Store) -> Iterator[tuple[str, str]
             yield "method", message
     for key, bank, column in _banks(table):
         try:
-            read_bank(store, bank, column).expect_dim(state.dim, f"field {state.field!r} of {info.name!r}")
+            read_bank(store, bank, column).expect_dim(
+                state.dim, f"field {state.field!r} of {info.name!r}"
+            )
         except ServerUnavailable:
             raise
         except (StoreError, InvalidInput) as error:

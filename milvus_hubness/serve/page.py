@@ -49,13 +49,20 @@ def _policy() -> str:
     """Return a policy that allows only the page's own style, and forbids other sites to frame the page."""
     page = files(__package__).joinpath("page.html").read_text("utf-8")
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256((style[1] if style else "").encode()).digest()).decode()
+    digest = base64.b64encode(
+        hashlib.sha256((style[1] if style else "").encode()).digest()
+    ).decode()
     return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     )
 
 
-HEADERS = {"Content-Security-Policy": _policy(), "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+HEADERS = {
+    "Content-Security-Policy": _policy(),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 
 def render(view: ServiceView, *, renews: bool = True) -> str:
@@ -75,18 +82,32 @@ def render(view: ServiceView, *, renews: bool = True) -> str:
 @cache
 def _template() -> Template:
     # Compiling it takes ten times as long as rendering it.
-    return page_template(__package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format)
+    return page_template(
+        __package__, "page.html", LONGEST, ago=ago, ahead=ahead, moment=MOMENT.format
+    )
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
     """Return the latest reconciliations that changed something or failed, last one first, equal neighbours as one."""
-    shown = [outcome for outcome in reversed(outcomes) if outcome.is_eventful or outcome.result == "failed"]
-    groups = [list(group) for _, group in groupby(shown, key=attrgetter("result", "action", "message"))]
+    shown = [
+        outcome
+        for outcome in reversed(outcomes)
+        if outcome.is_eventful or outcome.result == "failed"
+    ]
+    groups = [
+        list(group) for _, group in groupby(shown, key=attrgetter("result", "action", "message"))
+    ]
     return [
         {
             "last": group[0],
-            "what": ACTIONS.get(group[0].action, group[0].action) if group[0].result == "ok" else group[0].result,
-            "tone": "bad" if group[0].result == "failed" else "weak" if group[0].action == "refused" else "",
+            "what": ACTIONS.get(group[0].action, group[0].action)
+            if group[0].result == "ok"
+            else group[0].result,
+            "tone": "bad"
+            if group[0].result == "failed"
+            else "weak"
+            if group[0].action == "refused"
+            else "",
             "times": len(group),
             "rows": [(name, sum(map(attrgetter(count), group))) for name, count in COUNTS],
             "seconds": sum(outcome.seconds for outcome in group),
@@ -108,16 +129,24 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
     if not lines:
         return None
     marks = [
-        Mark(outcome.at, outcome.skewness["new"], "refused", f"refused {outcome.skewness['new']:.2f}")
+        Mark(
+            outcome.at, outcome.skewness["new"], "refused", f"refused {outcome.skewness['new']:.2f}"
+        )
         for outcome in measured
         if outcome.action == "refused" and "new" in outcome.skewness
     ]
-    return timeline("Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks)
+    return timeline(
+        "Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks
+    )
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return a chart of the age of the biases, if known, before and after each of not very many reconciliations."""
-    measured = [(outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None]
+    measured = [
+        (outcome, outcome.bias_age_seconds)
+        for outcome in outcomes
+        if outcome.bias_age_seconds is not None
+    ]
     if not measured:
         return None
     points: list[tuple[datetime, float]] = []
@@ -131,7 +160,9 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     points.append((until, current))
     most = max(age for _, age in points)
     unit, size = next((unit for unit in TIME_UNITS if most >= 2 * unit[1]), TIME_UNITS[-1])
-    line = Line(f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False)
+    line = Line(
+        f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False
+    )
     title = "Age of the biases over time"
     return timeline(title, [line], outcomes[0].at, until, lambda value: f"{value:.4g} {unit}")
 
@@ -153,10 +184,14 @@ def service_routes(
         return RedactedResponse({"status": "ready"})
 
     def measured() -> RedactedResponse:
-        return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE_LATEST)
+        return RedactedResponse(
+            metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE_LATEST
+        )
 
     def page(*, renews: bool) -> RedactedResponse:
-        return RedactedResponse(render(view(), renews=renews), headers=HEADERS, media_type="text/html")
+        return RedactedResponse(
+            render(view(), renews=renews), headers=HEADERS, media_type="text/html"
+        )
 
     return [
         get("/", lambda: page(renews=True)),

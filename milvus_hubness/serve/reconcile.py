@@ -65,9 +65,13 @@ class Reconciliation(BaseModel):
 
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
-        shared = {name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)}
+        shared = {
+            name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)
+        }
         drift = refreshed.drift.statistic if refreshed.drift else None
-        return cls(**(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift}))
+        return cls(
+            **(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift})
+        )
 
     @property
     def is_eventful(self) -> bool:
@@ -105,7 +109,9 @@ class Reconciler:
     """Runs reconciliations. open_store: called at the first reconciliation, and again after the database
     failed. stop: set it to end a reconciliation soon."""
 
-    def __init__(self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event) -> None:
+    def __init__(
+        self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event
+    ) -> None:
         self.table = table
         self._open_store, self._refresh, self._stop = open_store, refresh, stop
         self._opened: Store | None = None
@@ -146,8 +152,13 @@ class Reconciler:
                 self._opened = None
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            result, message = "failed", f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        return Reconciliation(at=now(), result=result, message=message, seconds=time.perf_counter() - began)
+            result, message = (
+                "failed",
+                f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})",
+            )
+        return Reconciliation(
+            at=now(), result=result, message=message, seconds=time.perf_counter() - began
+        )
 
     def release(self) -> None:
         """Release the lease of the service on this profile, so that another service can take over."""
@@ -170,7 +181,11 @@ class Reconciler:
     def _share_waits(self) -> bool:
         share = self.table.pending_share
         current = status(self.store, self.table.name, field=self.table.field)
-        return share is not None and bool(current.pending) and (current.pending or 0) >= share * current.rows
+        return (
+            share is not None
+            and bool(current.pending)
+            and (current.pending or 0) >= share * current.rows
+        )
 
 
 QUIET = timedelta(minutes=10)

@@ -14,7 +14,13 @@ from milvus_hubness.jobs.refresh.run import refresh
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.serve.config_file import ConfigFile, database_faults
 from milvus_hubness.serve.reconcile import OpenStore, Reconciler, Reconciliation, Refresh, now
-from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServicePolicy, ServiceView, Worker
+from milvus_hubness.serve.worker import (
+    CollectionView,
+    ServiceMetrics,
+    ServicePolicy,
+    ServiceView,
+    Worker,
+)
 
 
 class Service:
@@ -75,11 +81,17 @@ class Service:
     def once(self) -> list[Reconciliation]:
         """Reconcile every collection once, in turn. Raises StoreError, InvalidConfig if the database does not fit."""
         self._check(self._open_store())
-        return [outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None]
+        return [
+            outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None
+        ]
 
     def is_alive(self) -> bool:
         """Whether all required threads are running."""
-        return not self._is_keeping or self._stop.is_set() or all(worker.is_alive for worker in self._workers)
+        return (
+            not self._is_keeping
+            or self._stop.is_set()
+            or all(worker.is_alive for worker in self._workers)
+        )
 
     def view(self) -> ServiceView:
         return ServiceView(
@@ -89,7 +101,9 @@ class Service:
             at=now(),
             waiting_for=self._waiting_for(),
             collections=tuple(
-                CollectionView(worker.table, worker.standing(), worker.next_run, worker.history.outcomes)
+                CollectionView(
+                    worker.table, worker.standing(), worker.next_run, worker.history.outcomes
+                )
                 for worker in self._workers
             ),
         )
@@ -118,6 +132,11 @@ class Service:
 
     def _heard(self, event: Event) -> None:
         """Report `ready` after the last of the first reconciliations."""
-        if event.name == "reconciled" and not self._was_ready and self._is_keeping and not self._waiting_for():
+        if (
+            event.name == "reconciled"
+            and not self._was_ready
+            and self._is_keeping
+            and not self._waiting_for()
+        ):
             self._was_ready = True
             self._events.report("ready")

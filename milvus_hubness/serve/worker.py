@@ -41,12 +41,18 @@ class ServiceMetrics:
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._ages: dict[tuple[str, ...], tuple[float, datetime]] = {}
-        self._ready = Gauge("milvus_hubness_ready", "Whether every collection was reconciled.", registry=self._registry)
+        self._ready = Gauge(
+            "milvus_hubness_ready",
+            "Whether every collection was reconciled.",
+            registry=self._registry,
+        )
         gauge, counter = partial(self._metric, Gauge), partial(self._metric, Counter)
         self._success = gauge("last_success_timestamp_seconds", "Time of the last success.")
         self._rows = gauge("rows", "Rows of the collection.")
         self._pending = gauge("pending_rows", "Rows without a bias at the last run.")
-        self._intents = gauge("write_intents", "Rows in the write-intent log of a killed job at the last run.")
+        self._intents = gauge(
+            "write_intents", "Rows in the write-intent log of a killed job at the last run."
+        )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
@@ -56,14 +62,24 @@ class ServiceMetrics:
         self._scanned = counter("rows_scanned_total", "Rows read.")
         self._changed = counter("rows_changed_total", "Rows whose biases were written.")
         self._skipped = counter("rows_skipped_total", "Rows left unchanged.")
-        self._refreshes = counter("refreshes_total", "Runs, by action and result.", "action", "result")
+        self._refreshes = counter(
+            "refreshes_total", "Runs, by action and result.", "action", "result"
+        )
         self._busy = counter("busy_total", "Runs that another process prevented.")
-        self._missed = counter("missed_runs_total", "Scheduled runs that were made up for.", "reason")
-        self._seconds = self._metric(Histogram, "refresh_seconds", "Duration of a run.", buckets=SECONDS)
+        self._missed = counter(
+            "missed_runs_total", "Scheduled runs that were made up for.", "reason"
+        )
+        self._seconds = self._metric(
+            Histogram, "refresh_seconds", "Duration of a run.", buckets=SECONDS
+        )
 
-    def _metric(self, kind: Any, name: str, documentation: str, *labels: str, **options: Any) -> Any:
+    def _metric(
+        self, kind: Any, name: str, documentation: str, *labels: str, **options: Any
+    ) -> Any:
         labels = (*LABELS, *labels)
-        return kind(f"milvus_hubness_{name}", documentation, labels, registry=self._registry, **options)
+        return kind(
+            f"milvus_hubness_{name}", documentation, labels, registry=self._registry, **options
+        )
 
     def watch(self, table: CollectionTable) -> None:
         """Create the counters of a collection, from 0."""
@@ -186,7 +202,9 @@ class Worker:
         self._woken = threading.Event()
         self._standing = Standing()
         self._owes_full = False
-        self._thread = threading.Thread(target=self._serve, name=f"milvus-hubness {table.label}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, name=f"milvus-hubness {table.label}", daemon=True
+        )
         metrics.watch(table)
 
     def start(self) -> None:
@@ -228,7 +246,9 @@ class Worker:
             self._stand(running=course)
             self._metrics.refreshing(self.table, True)
             try:
-                outcome = self._reconciler.reconcile(task, partial(self._progress, course), alone=alone)
+                outcome = self._reconciler.reconcile(
+                    task, partial(self._progress, course), alone=alone
+                )
             finally:
                 self._stand(running=None)
                 self._metrics.refreshing(self.table, False)
@@ -249,7 +269,9 @@ class Worker:
             if task is not None:
                 self._fulfil(task)
             else:
-                self._woken.wait(max(0.0, (min(self._calendar.next_times.values()) - now()).total_seconds()))
+                self._woken.wait(
+                    max(0.0, (min(self._calendar.next_times.values()) - now()).total_seconds())
+                )
             reason = "late" if task is None else "running"
         self._reconciler.release()
 
@@ -261,12 +283,16 @@ class Worker:
             due = [task for task in get_args(Task) if task in self._requested or task in passed]
             self._requested.clear()
             if due:
-                self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
+                self._standing = replace(
+                    self._standing, running=Course(now(), "waiting for its turn")
+                )
         for task, times in passed.items():
             count = times - (reason == "late")
             if count and task != "share":
                 self._metrics.missed(self.table, reason, count)
-                self._events.report("missed", collection=self.table.label, reason=reason, count=count)
+                self._events.report(
+                    "missed", collection=self.table.label, reason=reason, count=count
+                )
         return due[-1] if due else None
 
     def _fulfil(self, task: Task) -> None:
@@ -285,7 +311,9 @@ class Worker:
         try:
             self.history.read(self._reconciler.store)
         except HubnessError as error:
-            self._events.report("warning", collection=self.table.label, message=f"no history: {error}")
+            self._events.report(
+                "warning", collection=self.table.label, message=f"no history: {error}"
+            )
         self._metrics.remember(self.table, self.history.stored)
         succeeded = [outcome.at for outcome in self.history.stored if outcome.result == "ok"]
         self._stand(last_success=succeeded[-1] if succeeded else None)
@@ -309,7 +337,9 @@ class Worker:
             is_ready=before.is_ready or outcome.result in ("ok", "busy"),
         )
         self._metrics.reconciled(self.table, outcome, self.standing().failures)
-        self._events.report("reconciled", collection=self.table.label, **outcome.model_dump(exclude={"at"}))
+        self._events.report(
+            "reconciled", collection=self.table.label, **outcome.model_dump(exclude={"at"})
+        )
         self.history.add(outcome)
         if not self._reconciler.is_connected:
             return
@@ -345,7 +375,11 @@ class CollectionView:
             return "busy", "another process holds the lease"
         if last.result == "stopped":
             return "busy", "stopped"
-        return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
+        return (
+            ("weak", "the new biases were refused")
+            if last.action == "refused"
+            else ("good", "up to date")
+        )
 
     @property
     def trouble(self) -> Reconciliation | None:
@@ -386,7 +420,9 @@ class ServiceView:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            **to_jsonable_python({name: value for name, value in vars(self).items() if name != "collections"}),
+            **to_jsonable_python(
+                {name: value for name, value in vars(self).items() if name != "collections"}
+            ),
             "ready": not self.waiting_for,
             "collections": [view.to_dict() for view in self.collections],
         }

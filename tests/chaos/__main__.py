@@ -28,17 +28,29 @@ EVERYTHING = (["overlaps", "--count", "12"], ["kills"])
 OVERLAP_BACKENDS = ("lite", "server-2.3.5", *QDRANT_BACKENDS)
 TRIALS_PER_SERVER = 40
 WORKERS, WRITING_SECONDS = 3, 60
-SUITES = {"migrations": killed_migrations.COUNT, "refreshes": killed_refreshes.COUNT, "rebuilds": killed_rebuilds.COUNT}
+SUITES = {
+    "migrations": killed_migrations.COUNT,
+    "refreshes": killed_refreshes.COUNT,
+    "rebuilds": killed_rebuilds.COUNT,
+}
 """What is killed, and how many trials of it each backend has."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(10**6))
-    parser.add_argument("--seed", type=int, default=seed, help="[default: $CHAOS_SEED, or a random one]")
+    parser.add_argument(
+        "--seed", type=int, default=seed, help="[default: $CHAOS_SEED, or a random one]"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_overlaps(commands.add_parser("overlaps", help="jobs that overlap, calls that are held, paused processes"))
-    _add_kills(commands.add_parser("kills", help="killed jobs, and applications that go on meanwhile"))
+    _add_overlaps(
+        commands.add_parser(
+            "overlaps", help="jobs that overlap, calls that are held, paused processes"
+        )
+    )
+    _add_kills(
+        commands.add_parser("kills", help="killed jobs, and applications that go on meanwhile")
+    )
     given = sys.argv[1:]
     runs = [given] if given else EVERYTHING
     print(f"seed {seed if not given else parser.parse_args(given).seed}", flush=True)
@@ -68,10 +80,17 @@ def _add_overlaps(parser: argparse.ArgumentParser) -> None:
     names = [*KINDS, *QDRANT_KINDS, *groups]
     parser.set_defaults(run=_run_overlaps)
     parser.add_argument("--kind", nargs="+", choices=names, default=groups, metavar="KIND")
-    parser.add_argument("--count", type=int, default=20, help="trials of each kind given; each has a seed of its own")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=20,
+        help="trials of each kind given; each has a seed of its own",
+    )
     parser.add_argument("--backend", choices=OVERLAP_BACKENDS, default="lite")
     parser.add_argument("--plan", choices=PLANS, default="")
-    parser.add_argument("--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"')
+    parser.add_argument(
+        "--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"'
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="in benchmarks/results/chaos.json")
 
@@ -89,12 +108,17 @@ def _run_overlaps(chosen: argparse.Namespace) -> bool:
     with _pool(chosen.workers) as pool:
         for done in as_completed([pool.submit(run_part, part) for part in parts]):
             outcomes += done.result()
-    found = {kind: _overlap_summary([each for each in outcomes if each.trial in by_kind[kind]]) for kind in by_kind}
+    found = {
+        kind: _overlap_summary([each for each in outcomes if each.trial in by_kind[kind]])
+        for kind in by_kind
+    }
     for kind, facts in found.items():
         print(f"{kind}: {facts['trials']} trials, {facts['failed']} failed {facts['failures']}")
     if chosen.save:
         facts = {"first_seed": chosen.seed, "environment": environment(began)}
-        _save("chaos", {kind: {**facts, **each} for kind, each in found.items()}, under=chosen.backend)
+        _save(
+            "chaos", {kind: {**facts, **each} for kind, each in found.items()}, under=chosen.backend
+        )
     return any(each["failed"] for each in found.values())
 
 
@@ -116,10 +140,15 @@ def _overlap_summary(outcomes: list[Outcome]) -> dict[str, object]:
     return {
         "trials": len(outcomes),
         "failed": len(failed),
-        "failures": [{"kind": each.trial.kind, "seed": each.trial.seed, "problem": each.problem} for each in failed],
+        "failures": [
+            {"kind": each.trial.kind, "seed": each.trial.seed, "problem": each.problem}
+            for each in failed
+        ],
         "reached": sum(each.reached for each in outcomes),
         "plans": dict(Counter(each.plan for each in outcomes)),
-        "held": dict(Counter(each.held.partition(" of ")[2].split(" ")[0] for each in outcomes if each.held)),
+        "held": dict(
+            Counter(each.held.partition(" of ")[2].split(" ")[0] for each in outcomes if each.held)
+        ),
         "exits": dict(Counter(str(sorted(each.exits.items())) for each in outcomes)),
         "skewed": sum(bool(each.skew) for each in outcomes),
         "writes_refused": sum(len(each.refusals) for each in outcomes),
@@ -134,9 +163,13 @@ def _add_kills(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_run_kills)
     parser.add_argument("--backend", choices=BACKENDS, help="only this one; nothing is saved")
     parser.add_argument(
-        "--of", choices=SUITES, help="only these; what is saved of the others stays. With --only: migrations"
+        "--of",
+        choices=SUITES,
+        help="only these; what is saved of the others stays. With --only: migrations",
     )
-    parser.add_argument("--only", type=int, nargs="+", default=[], help="only these trials; nothing is saved")
+    parser.add_argument(
+        "--only", type=int, nargs="+", default=[], help="only these trials; nothing is saved"
+    )
 
 
 def _run_kills(chosen: argparse.Namespace) -> bool:
@@ -149,15 +182,23 @@ def _run_kills(chosen: argparse.Namespace) -> bool:
         for suite in suites:
             numbers = chosen.only or list(range(SUITES[suite]))
             parts = [(backend, numbers[i::2]) for backend in backends for i in range(2)]
-            running[suite] = [pool.submit(trial.run_kills, suite, chosen.seed, *part) for part in parts if part[1]]
+            running[suite] = [
+                pool.submit(trial.run_kills, suite, chosen.seed, *part) for part in parts if part[1]
+            ]
         writing, pausing = [], []
         if not chosen.only and "migrations" in suites:
             beside = [(backend, rename) for backend in backends for rename in _moves(backend)]
-            writing = [pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside]
+            writing = [
+                pool.submit(run_writers, name, WRITING_SECONDS, rename=rename)
+                for name, rename in beside
+            ]
         if not chosen.only and "refreshes" in suites:
             shared = [backend for backend in backends if BACKENDS[backend].hosts]
             pausing = [pool.submit(run_pauses, chosen.seed, backend) for backend in shared]
-        outcomes = {suite: [outcome for each in parts for outcome in each.result()] for suite, parts in running.items()}
+        outcomes = {
+            suite: [outcome for each in parts for outcome in each.result()]
+            for suite, parts in running.items()
+        }
         writers = [each.result() for each in writing]
         pauses = [pair for each in pausing for pair in each.result()]
     found = {suite: trial.summary(outcomes[suite]) for suite in suites}
@@ -175,7 +216,9 @@ def _run_kills(chosen: argparse.Namespace) -> bool:
             for suite in suites
         }
         _save("crash", made)
-    return any(each["failed"] for each in found.values()) or any(each["problem"] for each in writers + pauses)
+    return any(each["failed"] for each in found.values()) or any(
+        each["problem"] for each in writers + pauses
+    )
 
 
 def _moves(backend: str) -> list[bool]:

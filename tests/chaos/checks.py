@@ -44,7 +44,9 @@ def assert_refreshed(
     state = info.state
     assert state is not None
     _assert_rows(database, corrected, wrote_on)
-    assert is_same(biases.estimator, state.profile.estimator), f"biases are of {state.profile.estimator}"
+    assert is_same(biases.estimator, state.profile.estimator), (
+        f"biases are of {state.profile.estimator}"
+    )
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
     assert info.intent_log is None, "clients are still told to note what they write"
@@ -73,26 +75,43 @@ def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> No
 
 
 def _assert_biases(
-    store: Store, info: CollectionInfo, state: CollectionState, corrected: Corrected, biases: Biases, went_back: bool
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    corrected: Corrected,
+    biases: Biases,
+    went_back: bool,
 ) -> None:
     bias_location, slot = BiasBackend(store, info, state), state.profile.slot
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:
         biased_rows = bias_location.read(all_keys(store, info.name, partition), partition)
-        waiting = [key for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True) if waits]
+        waiting = [
+            key
+            for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True)
+            if waits
+        ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
         if corrected.bias_location in ("vectors", "second"):
-            shown = np.array([row[state.codec.bias_field] for row in biased_rows.batch.rows]).reshape(-1, 1)
+            shown = np.array(
+                [row[state.codec.bias_field] for row in biased_rows.batch.rows]
+            ).reshape(-1, 1)
             slots = biased_rows.biases if went_back else biased_rows.biases[:, [slot]]
             same = np.abs(shown - slots).min(axis=1, initial=np.inf) <= OFF
-            differs += [key for key, is_same in zip(biased_rows.batch.keys, same, strict=True) if not is_same]
+            differs += [
+                key
+                for key, is_same in zip(biased_rows.batch.keys, same, strict=True)
+                if not is_same
+            ]
     assert got.keys() == corrected.wanted.keys(), "rows are in no partition, or in two"
     items = [corrected.wanted[key]["vec"] for key in got]
     wanted = expected_biases(store, state, biases, items)
     off = np.abs(np.array(list(got.values())) - wanted)
-    came_later = np.array([key in corrected.new_keys for key in got]) & biases.estimator.needs_gallery
+    came_later = (
+        np.array([key in corrected.new_keys for key in got]) & biases.estimator.needs_gallery
+    )
     allowed = np.where(came_later, OFF_OF_NEW_ROWS * wanted.std(), OFF)
     wrong = [key for key, by, most in zip(got, off, allowed, strict=True) if by > most]
     assert not wrong, f"{len(wrong)} biases are off by up to {off.max():.4g}: {wrong[:5]}"
@@ -110,4 +129,6 @@ def _assert_ledger(store: Store, name: str) -> None:
     assert entries, "no lease was taken"
     assert entries[-1].expires_at is None, "the lease was not released"
     assert not open_batches(store, name), "a batch record was left"
-    assert store.record(LEDGER, f"{REFRESHES}/{name}") is None, "the ledger holds a refresh half done"
+    assert store.record(LEDGER, f"{REFRESHES}/{name}") is None, (
+        "the ledger holds a refresh half done"
+    )

@@ -56,7 +56,12 @@ class Biases(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """Of the command line."""
         result = to_dict(self.estimator)
-        params = [text for name in ("k", "alpha") if name in result for text in (f"--{name}", str(result[name]))]
+        params = [
+            text
+            for name in ("k", "alpha")
+            if name in result
+            for text in (f"--{name}", str(result[name]))
+        ]
         return ("--bank", str(self.bank), "--method", _METHODS[type(self.estimator)], *params)
 
     def oracle(self, state: CollectionState, items: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -76,7 +81,9 @@ class Corrected:
 
     name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be there."""
 
-    def __init__(self, place: Place, stem: str, shape: Shape, bias_location: str, seed: int) -> None:
+    def __init__(
+        self, place: Place, stem: str, shape: Shape, bias_location: str, seed: int
+    ) -> None:
         self.place, self.shape, self.bias_location = place, shape, bias_location
         self._stem, self._seed = stem, seed
         self.name = f"{stem}_copy" if bias_location == "vectors" else stem
@@ -90,23 +97,33 @@ class Corrected:
     def make(self, database: Database, biases: Biases, former: Biases | None = None) -> None:
         """With a bias for each row. former: what these come from at first, before they are refreshed."""
         store, first = database.store, former or biases
-        database.make_source(self._stem, self.shape, self._seed, count=COUNT, biases=self.bias_location)
+        database.make_source(
+            self._stem, self.shape, self._seed, count=COUNT, biases=self.bias_location
+        )
         bank = QueryBank.load(str(first.bank))
         if self.bias_location == "vectors":
-            plan = plan_migration(store, self._stem, bank, estimator=first.estimator, target=self.name)
+            plan = plan_migration(
+                store, self._stem, bank, estimator=first.estimator, target=self.name
+            )
             migrate(store, plan, no_writers=True)
         else:
             where = {"second": "vectors"}.get(self.bias_location, self.bias_location)
             options = {"side": self.side} if self.bias_location == "side" else {}
             enable(
                 store,
-                plan_enable(store, self.name, bank, estimator=first.estimator, where=where, **options),
+                plan_enable(
+                    store, self.name, bank, estimator=first.estimator, where=where, **options
+                ),
                 client_ttl=0.0,
             )
         if former is not None:
             new = QueryBank.load(str(biases.bank))
-            refresh(store, self.name, bank=new, estimator=biases.estimator, force=True, client_ttl=0.0)
-        self.wanted = {key: self._as_the_user_sees(row) for key, row in database.held(self._stem).items()}
+            refresh(
+                store, self.name, bank=new, estimator=biases.estimator, force=True, client_ttl=0.0
+            )
+        self.wanted = {
+            key: self._as_the_user_sees(row) for key, row in database.held(self._stem).items()
+        }
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
@@ -175,6 +192,8 @@ def expected_biases(
     """(n,) what the active slot is to hold: freshly computed, or, where the method learns from the gallery,
     by what was fitted on it."""
     if biases.estimator.needs_gallery:
-        return np.asarray(load_correction(store, state, state.profile).centred(np.float32(items)), np.float64)
+        return np.asarray(
+            load_correction(store, state, state.profile).centred(np.float32(items)), np.float64
+        )
     found = biases.oracle(state, items)
     return found - state.profile.mean_bias

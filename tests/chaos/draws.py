@@ -49,7 +49,9 @@ REQUESTS = {
 }  # fmt: skip
 """About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
 for _stages in REQUESTS.values():
-    _stages["revert"] = {stage: count for stage, count in _stages["full"].items() if stage not in EARLY}
+    _stages["revert"] = {
+        stage: count for stage, count in _stages["full"].items() if stage not in EARLY
+    }
 SHORT_TTL, LONG_TTL = 0.3, 2.5
 """Of clients that go on throughout, in seconds."""
 
@@ -87,9 +89,15 @@ class Trial:
         return LONG_TTL if self.again == "other" else SHORT_TTL
 
     def __str__(self) -> str:
-        how = [self.again, *(["reads"] if self.reads else []), *([f"writes {self.writes}"] if self.writes else [])]
+        how = [
+            self.again,
+            *(["reads"] if self.reads else []),
+            *([f"writes {self.writes}"] if self.writes else []),
+        ]
         what = f"{self.changes} {self.method} in {self.bias_location}"
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
+        shape = (
+            f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
+        )
         return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {what}, {shape})"
 
 
@@ -152,4 +160,6 @@ def drawn_biases(folder: Path, method: str, changes: str) -> tuple[Biases, Biase
 def _estimators(method: str) -> tuple[Estimator, Estimator, Estimator]:
     if method == "nnn":
         return NNN(8, 0.75), NNN(3, 1.0), NNN(5, 0.75)
-    return (CSLS(8), CSLS(4), NNN(5, 0.75)) if method == "csls" else (Blend(), NNN(8, 0.75), Blend())
+    return (
+        (CSLS(8), CSLS(4), NNN(5, 0.75)) if method == "csls" else (Blend(), NNN(8, 0.75), Blend())
+    )

@@ -57,7 +57,9 @@ class HttpRelay(Rules):
                 call = Call(time.monotonic(), relay.process, name, collection)
                 headers = {key: self.headers[key] for key in PASSED_ON if key in self.headers}
                 try:
-                    answer = relay.deliver(call, lambda: relay._forward(self.command, self.path, headers, body))
+                    answer = relay.deliver(
+                        call, lambda: relay._forward(self.command, self.path, headers, body)
+                    )
                 except Unavailable:
                     self.close_connection = True  # Without an answer.
                     return

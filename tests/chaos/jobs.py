@@ -34,11 +34,18 @@ class Job:
     """One process of the command line. name: in messages."""
 
     def __init__(
-        self, name: str, argv: list[str], folder: Path, settings: Settings, program: str = "milvus-hubness"
+        self,
+        name: str,
+        argv: list[str],
+        folder: Path,
+        settings: Settings,
+        program: str = "milvus-hubness",
     ) -> None:
         self.name, self.argv = name, argv
         self._out = folder / f"{name}-{time.monotonic_ns()}"
-        self._process = FORKS.Process(target=run, args=(program, argv, str(self._out), settings), daemon=True)
+        self._process = FORKS.Process(
+            target=run, args=(program, argv, str(self._out), settings), daemon=True
+        )
         self._process.start()
 
     def stop(self) -> None:
@@ -88,7 +95,10 @@ class Job:
     def message(self) -> str:
         """What it says went wrong."""
         error = self.result.get("error", {})
-        return str(error.get("message", "") if isinstance(error, dict) else error) or self._read("err")[-600:]
+        return (
+            str(error.get("message", "") if isinstance(error, dict) else error)
+            or self._read("err")[-600:]
+        )
 
     @property
     def has_traceback(self) -> bool:

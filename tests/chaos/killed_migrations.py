@@ -90,8 +90,12 @@ class Trial:
 
     def __str__(self) -> str:
         how = ["frozen" if self.no_writers else "mirrored", *(["rename"] if self.rename else [])]
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
-        return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {self.method}, {shape})"
+        shape = (
+            f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
+        )
+        return (
+            f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {self.method}, {shape})"
+        )
 
 
 def trials(seed: int, backend: str) -> list[Trial]:
@@ -205,7 +209,9 @@ class _Attempt:
         try:
             self._prepare()
             code = self._command.run(timing=timing)
-            assert code == 0, f"an undisturbed {self._trial.kind} exited with {code}: {self._told()}"
+            assert code == 0, (
+                f"an undisturbed {self._trial.kind} exited with {code}: {self._told()}"
+            )
             return float(timing.read_text())
         finally:
             self._clean()
@@ -267,7 +273,11 @@ class _Attempt:
         common = ("--uri", self._place.uri, "--json")
         if trial.kind == "rollback":
             return program.roll_back(names.application, *writers, *common)
-        method = ("--k", str(K), "--alpha", str(ALPHA)) if trial.method == "nnn" else ("--method", "blend")
+        method = (
+            ("--k", str(K), "--alpha", str(ALPHA))
+            if trial.method == "nnn"
+            else ("--method", "blend")
+        )
         planned = ("--bank", str(self._runner.bank), "--target", names.target, *method)
         switch = ("--rename",) if trial.rename else ("--alias", names.alias)
         if trial.kind == "plan":
@@ -339,7 +349,9 @@ class _Attempt:
         self._check_collections(database, names.kept_as)
         self._check_source(database, names.kept_as, self._source, converted=False)
         self._check_copy(database)
-        assert self._behind(database) == {names.target}, f"the alias leads to {self._behind(database)}"
+        assert self._behind(database) == {names.target}, (
+            f"the alias leads to {self._behind(database)}"
+        )
         known = Ledger(store).of_target(names.target)
         assert known is not None
         assert known.phase == "switched", f"the ledger says {known.phase!r}"
@@ -362,15 +374,21 @@ class _Attempt:
         assert self._behind(database) == wanted, f"the alias leads to {self._behind(database)}"
         assert self._phase(database) == "rolled back", f"the ledger says {self._phase(database)!r}"
         info = database.store.info(names.target)
-        assert info.dual_write is None, "clients are still told to write from the copy to the source"
+        assert info.dual_write is None, (
+            "clients are still told to write from the copy to the source"
+        )
         assert info.state is not None
         assert info.state.source == names.source
 
-    def _check_source(self, database: Database, name: str, wanted: Rows, *, converted: bool) -> None:
+    def _check_source(
+        self, database: Database, name: str, wanted: Rows, *, converted: bool
+    ) -> None:
         sameness = database.sameness(self._trial.shape.metric, converted=converted)
         assert_same(database.held(name), wanted, sameness)
         described = database.described(name)
-        assert described == self._before, f"the source was changed from {self._before} to {described}"
+        assert described == self._before, (
+            f"the source was changed from {self._before} to {described}"
+        )
 
     def _check_collections(self, database: Database, source: str) -> None:
         names = self._names
@@ -408,7 +426,12 @@ class _Attempt:
     def _drop_collections(self) -> None:
         names = self._names
         with self._place.open() as database:
-            for name in {names.source, names.target, names.kept_as, names.bank} & database.collections():
+            for name in {
+                names.source,
+                names.target,
+                names.kept_as,
+                names.bank,
+            } & database.collections():
                 database.drop(name)
             ledger = Ledger(database.store)
             for migration in ledger.migrations():

@@ -57,7 +57,9 @@ class Trial:
 
     def __str__(self) -> str:
         how = [self.again, *(["writes"] if self.writes else []), self.method]
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
+        shape = (
+            f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
+        )
         return f"{self.backend} {self.number:2} rebuild ({', '.join(how)}, {shape})"
 
 
@@ -132,7 +134,9 @@ class _Attempt:
             assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
             with self._place.open() as database:
                 self._check(database, leads_to, is_new=trial.again == "same" or known is not None)
-                self._check_former(database, corrected.wanted if leads_to == self._former else before)
+                self._check_former(
+                    database, corrected.wanted if leads_to == self._former else before
+                )
         finally:
             corrected.drop()
 
@@ -165,7 +169,9 @@ class _Attempt:
             return
         known = self._known(database)
         assert known is not None
-        assert (known.phase, known.target) == ("switched", leads_to), f"the ledger says {known.phase!r}"
+        assert (known.phase, known.target) == ("switched", leads_to), (
+            f"the ledger says {known.phase!r}"
+        )
         corrected.name = known.target
         corrected.kept.add(self._former)
         assert_refreshed(database, corrected, self._new, leased=asked)

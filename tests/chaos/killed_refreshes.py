@@ -79,7 +79,11 @@ class _Attempt:
                 assert not each.problem, each.problem
             with self._place.open() as database:
                 assert_refreshed(
-                    database, corrected, wanted, went_back=trial.kind == "revert", wrote_on=trial.writes == "throughout"
+                    database,
+                    corrected,
+                    wanted,
+                    went_back=trial.kind == "revert",
+                    wrote_on=trial.writes == "throughout",
                 )
         finally:
             corrected.drop()
@@ -121,7 +125,9 @@ class _Attempt:
     def _expected(self, before: CollectionState, now: CollectionState) -> Biases:
         """What all biases are to come from once it was run again."""
         flipped, announced = now.profile.epoch > before.profile.epoch, now.incoming is not None
-        self._outcome.reached = "all done" if flipped else "announced" if announced else "nothing announced"
+        self._outcome.reached = (
+            "all done" if flipped else "announced" if announced else "nothing announced"
+        )
         trial = self._trial
         if trial.kind == "pending":
             return self._old

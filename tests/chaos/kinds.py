@@ -45,7 +45,9 @@ class Kind:
             for _ in range(2):
                 if not _is_switched(scene):
                     _until_done(scene, run, cutover_renaming if self.renames else cutover)
-            assert _is_switched(scene), "the last run exited with 0, and the application reads the source"
+            assert _is_switched(scene), (
+                "the last run exited with 0, and the application reads the source"
+            )
         elif scene.state() is None or not scene.state().serves:
             _until_done(scene, enable(self.place))
         _until_done(scene, refresh(1))
@@ -60,7 +62,9 @@ def _until_done(scene: Scene, *commands: Command) -> Job:
             jobs.append(scene.start("last", list(command(scene))))
             if jobs[-1].wait() == 0:
                 return jobs[-1]
-        assert time.monotonic() < until, "the last run fails: " + " | ".join(each.message for each in jobs)
+        assert time.monotonic() < until, "the last run fails: " + " | ".join(
+            each.message for each in jobs
+        )
         time.sleep(0.5)
 
 
@@ -102,7 +106,10 @@ def copy(scene: Scene) -> Sequence[str]:
 
 
 def run(scene: Scene) -> Sequence[str]:
-    return (*copy(scene), *(("--rename",) if scene.name == scene.source else ("--alias", scene.name)))
+    return (
+        *copy(scene),
+        *(("--rename",) if scene.name == scene.source else ("--alias", scene.name)),
+    )
 
 
 def restart(scene: Scene) -> Sequence[str]:

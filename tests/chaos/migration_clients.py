@@ -12,7 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, migrate, plan_migration, rollback
+from milvus_hubness import (
+    NNN,
+    MigrationOptions,
+    QueryBank,
+    cutover,
+    migrate,
+    plan_migration,
+    rollback,
+)
 from milvus_hubness.jobs.common.progress import Throttle
 from tests.chaos.places import BACKENDS
 from tests.chaos.ports import Application as Client
@@ -35,7 +43,9 @@ class Application:
     """Three writers, each with keys of its own, and a reader. uses: the name of what it writes and reads.
     rows_per_second: of all writers together."""
 
-    def __init__(self, client: Callable[[], Client], uses: str, items: np.ndarray, rows_per_second: float) -> None:
+    def __init__(
+        self, client: Callable[[], Client], uses: str, items: np.ndarray, rows_per_second: float
+    ) -> None:
         self.uses, self._client, self._items = uses, client, items
         self.failures: list[str] = []
         self.written = dict.fromkeys(("insert", "update", "delete"), 0)
@@ -189,7 +199,11 @@ def run_writers(backend: str, seconds: float, *, rename: bool) -> dict[str, Any]
         try:
             with there.place.within(Path(folder), server).open() as database:
                 done = migrate_beside_writers(
-                    database, "written", seconds, rename=rename, rows_per_second=there.rows_per_second
+                    database,
+                    "written",
+                    seconds,
+                    rename=rename,
+                    rows_per_second=there.rows_per_second,
                 )
             facts |= {"written": done.written, "reads": done.reads, "problem": ""}
         except Exception as error:
@@ -209,7 +223,12 @@ def _go_on(application: Application, seconds: float) -> None:
 def assert_nothing_lost(client: Client, application: Application, *, sure: bool) -> None:
     """What the application's name leads to holds what was acknowledged; while it writes, only the rows that
     it never writes are sure."""
-    ends = [ENDLESS, *range(ENDLESS + ROWS_PER_QUERY, max(application.reference) + ROWS_PER_QUERY, ROWS_PER_QUERY)]
+    ends = [
+        ENDLESS,
+        *range(
+            ENDLESS + ROWS_PER_QUERY, max(application.reference) + ROWS_PER_QUERY, ROWS_PER_QUERY
+        ),
+    ]
     found = [
         row
         for first, end in itertools.pairwise([0, *ends])

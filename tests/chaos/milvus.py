@@ -27,7 +27,10 @@ from tests.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
 from tests.servers import MilvusServer, aliases_of, lite_uri
 
 _STORED_WIDTH = 32
-_FLOAT, _EPOCH = ({"datatype": DataType.FLOAT, "default_value": 0.0}, {"datatype": DataType.INT64, "default_value": 0})
+_FLOAT, _EPOCH = (
+    {"datatype": DataType.FLOAT, "default_value": 0.0},
+    {"datatype": DataType.INT64, "default_value": 0},
+)
 FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
     "second": {
@@ -49,18 +52,24 @@ class MilvusDatabase(Database):
         self.uri, self.client = uri, client
         self.store = MilvusStore(client)
 
-    def make_source(self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = "") -> None:
+    def make_source(
+        self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = ""
+    ) -> None:
         """As Database.make_source; loaded."""
         client, more = self.client, FURTHER_FIELDS.get(biases, {})
         schema = rich_schema(client, shape.key, DIM)
         for field, (kind, _) in more.items():
             schema.add_field(field, **kind)
         if shape.bias_location != "partition key":
-            next(field for field in schema.fields if field.name == "tenant").is_partition_key = False
+            next(
+                field for field in schema.fields if field.name == "tenant"
+            ).is_partition_key = False
         if shape.nullable:
             schema.add_field("maybe", DataType.INT64, nullable=True)
         params = {"HNSW": {"M": 8, "efConstruction": 64}, "FLAT": {}}[shape.index]
-        index = client.prepare_index_params("vec", index_type=shape.index, metric_type=shape.metric, params=params)
+        index = client.prepare_index_params(
+            "vec", index_type=shape.index, metric_type=shape.metric, params=params
+        )
         keyed = {"num_partitions": 4} if shape.bias_location == "partition key" else {}
         client.create_collection(name, schema=schema, index_params=index, **keyed)
         rows = rich_rows(np.random.default_rng(seed), count, shape.key, DIM)
@@ -75,7 +84,9 @@ class MilvusDatabase(Database):
             return
         for partition, tenants in PARTITIONS.items():
             client.create_partition(name, partition)
-            client.insert(name, [row for row in rows if row["tenant"] in tenants], partition_name=partition)
+            client.insert(
+                name, [row for row in rows if row["tenant"] in tenants], partition_name=partition
+            )
         biased_rows = {tenant for tenants in PARTITIONS.values() for tenant in tenants}
         client.insert(name, [row for row in rows if row["tenant"] not in biased_rows])
 
@@ -105,19 +116,29 @@ class MilvusDatabase(Database):
 
     def counted(self, name: str) -> int:
         self.load(name)
-        [found] = self.client.query(name, filter="", output_fields=["count(*)"], consistency_level="Strong")
+        [found] = self.client.query(
+            name, filter="", output_fields=["count(*)"], consistency_level="Strong"
+        )
         return int(found["count(*)"])
 
     def biases(self, name: str) -> dict[Key, float]:
         found = self.client.query(
-            name, filter="", output_fields=["pk", "hubness_bias"], limit=16_384, consistency_level="Strong"
+            name,
+            filter="",
+            output_fields=["pk", "hubness_bias"],
+            limit=16_384,
+            consistency_level="Strong",
         )
         return {row["pk"]: row["hubness_bias"] for row in found}
 
     def generations(self, bank: str) -> Counter[str]:
         self.load(bank)
         rows = self.client.query(
-            bank, filter='part == "queries"', output_fields=["generation"], limit=16_384, consistency_level="Strong"
+            bank,
+            filter='part == "queries"',
+            output_fields=["generation"],
+            limit=16_384,
+            consistency_level="Strong",
         )
         return Counter(row["generation"] for row in rows)
 
@@ -155,7 +176,9 @@ class MilvusDatabase(Database):
 
 def _all_rows(client: MilvusClient, name: str) -> Rows:
     client.load_collection(name)
-    read = client.query(name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong")
+    read = client.query(
+        name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
+    )
     return {row["pk"]: dict(row) for row in read}
 
 

@@ -78,7 +78,9 @@ class Outcome:
         ended = f"FAILED: {self.problem}" if self.problem else "ok"
         there = "" if self.reached else " (never came)"
         skew = f", clocks {self.skew:+.0f} s" if self.skew else ""
-        said = f" [{len(self.refusals)} writes refused: {self.refusals[0]}]" if self.refusals else ""
+        said = (
+            f" [{len(self.refusals)} writes refused: {self.refusals[0]}]" if self.refusals else ""
+        )
         said += "".join(f" [{name}: {text[:150]}]" for name, text in self.said.items())
         return (
             f"{self.trial.backend} {self.trial.kind} seed {self.trial.seed}: {self.plan} {self.held}{there}, "
@@ -86,7 +88,10 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self.trial), **{name: value for name, value in vars(self).items() if name != "trial"}}
+        return {
+            **asdict(self.trial),
+            **{name: value for name, value in vars(self).items() if name != "trial"},
+        }
 
 
 def kind_of(trial: Trial) -> Kind:
@@ -120,7 +125,9 @@ def typical_calls(trial: Trial, uri: str, folder: Path) -> tuple[tuple[str, str,
 def _drawn(rng: random.Random, calls: tuple[tuple[str, str, int], ...]) -> tuple[str, str, int]:
     groups: dict[str, list[tuple[str, str, int]]] = {"rows": [], "changes": [], "reads": []}
     for call in calls:
-        is_row = call[0] in ROW_WRITES and call[1].startswith("_") and not OTHER_ROWS.search(call[1])
+        is_row = (
+            call[0] in ROW_WRITES and call[1].startswith("_") and not OTHER_ROWS.search(call[1])
+        )
         group = "rows" if is_row else "changes" if call[0].startswith(CHANGES) else "reads"
         groups[group].append(call)
     shares = {name: SHARES[name] for name, found in groups.items() if found}
@@ -132,7 +139,9 @@ def run_trial(trial: Trial, uri: str, folder: Path) -> Outcome:
     """What happened."""
     outcome, began = Outcome(trial), time.monotonic()
     try:
-        calls = () if trial.call else typical_calls(Trial(0, trial.kind, trial.backend), uri, folder)
+        calls = (
+            () if trial.call else typical_calls(Trial(0, trial.kind, trial.backend), uri, folder)
+        )
         began = time.monotonic()
         rng = random.Random(f"chaos {trial.kind} {trial.seed}")
         # Qdrant's score of L2 is a root, from which no bias in a payload can be subtracted.
@@ -151,7 +160,10 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
     be_quiet()
     hasten()
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, _served(trials[0].backend, Path(folder)) as uri:
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+        _served(trials[0].backend, Path(folder)) as uri,
+    ):
         for trial in trials:
             outcomes.append(run_trial(trial, uri, Path(folder)))
             sys.stdout.write(outcomes[-1].line + "\n")
@@ -165,7 +177,12 @@ def _served(backend: str, folder: Path) -> contextlib.AbstractContextManager[str
 
 class _Run:
     def __init__(
-        self, trial: Trial, outcome: Outcome, scene: Scene, rng: random.Random, calls: tuple[tuple[str, str, int], ...]
+        self,
+        trial: Trial,
+        outcome: Outcome,
+        scene: Scene,
+        rng: random.Random,
+        calls: tuple[tuple[str, str, int], ...],
     ) -> None:
         self._outcome, self._scene, self._rng, self._calls = outcome, scene, rng, calls
         self._kind: Kind = kind_of(trial)
@@ -293,9 +310,13 @@ class _Run:
         collection = self._named(name)
         made: dict[str, Any] = {
             "duplicate": lambda: relay.duplicate(method, collection, nth),
-            "late": lambda: relay.late(method, collection, nth, seconds=self._rng.choice([None, 1.5, 3.0])),
+            "late": lambda: relay.late(
+                method, collection, nth, seconds=self._rng.choice([None, 1.5, 3.0])
+            ),
             "drop": lambda: relay.drop(method, collection, nth, edge),
-            "delay": lambda: relay.delay(method, collection, nth, seconds=self._rng.uniform(0.5, 3.0)),
+            "delay": lambda: relay.delay(
+                method, collection, nth, seconds=self._rng.uniform(0.5, 3.0)
+            ),
         }
         self._outcome.held = f"{edge} of {method} {nth} {name or '-'}"
         hold = lambda: relay.hold(method, collection, nth, edge)  # noqa: E731
@@ -312,7 +333,9 @@ class _Run:
         for job in self._jobs:
             assert not job.has_traceback, f"{job.name} ended with a traceback: {job.message[-400:]}"
             assert job.code in (0, 1), f"{job.name} exited with {job.code}: {job.message}"
-            assert job.code == 0 or job.message, f"{job.name} exited with {job.code} and says nothing"
+            assert job.code == 0 or job.message, (
+                f"{job.name} exited with {job.code} and says nothing"
+            )
         done = [job for job in self._jobs if job.code == 0]
         made = [claims(self._scene, job) for job in done]
         assert not made or any(holds(self._scene, claim) for claim in made), (
@@ -320,8 +343,12 @@ class _Run:
         )
         refreshes = [job.result["refresh"] for job in done if "refresh" in job.result]
         epochs = [each["epoch"] for each in refreshes if each["action"] in ("full", "rebuilt")]
-        assert len(set(epochs)) == len(epochs), f"two refreshes say that they made the same epoch: {refreshes}"
+        assert len(set(epochs)) == len(epochs), (
+            f"two refreshes say that they made the same epoch: {refreshes}"
+        )
         state = self._scene.state() if epochs else None
         if state is not None and len(made) == len(refreshes):
             now = state.profile.epoch
-            assert now >= max(epochs), f"a refresh says that it made epoch {max(epochs)}, but it is {now}"
+            assert now >= max(epochs), (
+                f"a refresh says that it made epoch {max(epochs)}, but it is {now}"
+            )

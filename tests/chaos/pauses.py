@@ -47,7 +47,9 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
 
     It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
     """
-    corrected = Corrected(place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99))
+    corrected = Corrected(
+        place, f"paused_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99)
+    )
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
     options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)
     command = Command(place, ("refresh", corrected.name, *options))
@@ -60,7 +62,9 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
             with _paused(command, moment) as paused:
                 before = _seen(database, corrected)
                 _assert_refused(command)
-                assert _seen(database, corrected) == before, "a process without the lease changed something"
+                assert _seen(database, corrected) == before, (
+                    "a process without the lease changed something"
+                )
                 corrected.write(rng, database.application())
                 _expire(database.store, corrected.name, waits=waits)
                 code = command.run()
@@ -69,7 +73,9 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
                 os.kill(paused.pid, signal.SIGCONT)
                 code = command.finished(paused)
                 assert code == 1, f"revived, it exited with {code}: {command.told()}"
-                assert "was lost" in _last_lines(command), f"revived, it says {_last_lines(command)!r}"
+                assert "was lost" in _last_lines(command), (
+                    f"revived, it says {_last_lines(command)!r}"
+                )
             assert_refreshed(database, corrected, new)
             assert _seen(database, corrected) == after, "revived, it changed something"
     finally:
@@ -85,7 +91,12 @@ def run_pauses(seed: int, backend: str) -> list[dict[str, Any]]:
         server = stack.enter_context(BACKENDS[backend].server())
         for number in range(PAIRS):
             rng = random.Random(f"pauses {seed} {backend} {number}")
-            facts: dict[str, Any] = {"backend": backend, "number": number, "paused": "", "problem": ""}
+            facts: dict[str, Any] = {
+                "backend": backend,
+                "number": number,
+                "paused": "",
+                "problem": "",
+            }
             place = MilvusPlace.within(Path(folder), server)
             began = time.monotonic()
             try:
@@ -118,7 +129,9 @@ def _paused(command: Command, moment: Moment) -> Iterator[BaseProcess]:
 def _assert_refused(command: Command) -> None:
     code = command.run()
     assert code == 1, f"a second process exited with {code}: {command.told()}"
-    assert "holds the lease on" in _last_lines(command), f"a second process says {_last_lines(command)!r}"
+    assert "holds the lease on" in _last_lines(command), (
+        f"a second process says {_last_lines(command)!r}"
+    )
 
 
 def _last_lines(command: Command) -> str:
@@ -142,7 +155,11 @@ def _seen(database: MilvusDatabase, corrected: Corrected) -> object:
     """All that a refresh changes: what the collection says of itself, and its rows, as they are stored."""
     client = database.client
     properties = client.describe_collection(corrected.name)["properties"]
-    rows = client.query(corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong")
+    rows = client.query(
+        corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
+    )
     stored = {row["pk"]: {**row, "vec": np.float32(row["vec"]).tobytes()} for row in rows}
-    banks = client.query(corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong")
+    banks = client.query(
+        corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong"
+    )
     return properties, stored, sorted(row["id"] for row in banks), corrected.ours(database)

@@ -115,7 +115,9 @@ class Command:
 
     def told(self) -> str:
         """The last line of the log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        lines = (
+            self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        )
         return lines[-1][-400:] if lines else "nothing was printed"
 
     def order(self, **facts: object) -> Order:
@@ -143,7 +145,11 @@ class Command:
     def struck(self, victim: str, moment: Moment) -> int | None:
         """Run it and kill, at this moment, the process, the server, which comes back, or both. Its exit code."""
         server = self._place.server
-        victims = {"process": (0,), "server": (server and server.pid,), "both": (server and server.pid, 0)}
+        victims = {
+            "process": (0,),
+            "server": (server and server.pid,),
+            "both": (server and server.pid, 0),
+        }
         process = self.started(moment=moment, victims=victims[victim])
         if victim == "process":
             code = self.finished(process)

@@ -28,7 +28,9 @@ class Application(Protocol):
 
     def insert(self, name: str, rows: list[dict[str, Any]], /) -> Any: ...
 
-    def upsert(self, name: str, rows: list[dict[str, Any]], /, *, partition_name: str = "") -> Any: ...
+    def upsert(
+        self, name: str, rows: list[dict[str, Any]], /, *, partition_name: str = ""
+    ) -> Any: ...
 
     def delete(self, name: str, /, ids: Sequence[Key] | None = None, filter: str = "") -> Any: ...
 
@@ -44,7 +46,9 @@ class Database(ABC):
     store: Store
 
     @abstractmethod
-    def make_source(self, name: str, shape: Shape, seed: int, *, count: int, biases: str = "") -> None:
+    def make_source(
+        self, name: str, shape: Shape, seed: int, *, count: int, biases: str = ""
+    ) -> None:
         """A collection of every kind of field. biases: where they are to lie; what of that the database
         cannot add later is there."""
 

@@ -27,7 +27,9 @@ def be_quiet() -> None:
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
 
 
-def run_command_line(main: Callable[[], None], argv: Sequence[str], out: Path | str, err: Path | str) -> None:
+def run_command_line(
+    main: Callable[[], None], argv: Sequence[str], out: Path | str, err: Path | str
+) -> None:
     """Run `main` in this process with these arguments, which adds what it prints to files."""
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)

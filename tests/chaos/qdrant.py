@@ -49,7 +49,9 @@ class AsMilvus:
         self._client.upsert(name, [self.point(row, row[self._vector], field) for row in rows])
 
     def point(self, row: dict[str, Any], vector: Any, field: str) -> models.PointStruct:
-        payload = {name: value for name, value in row.items() if name not in (self._key, self._vector)}
+        payload = {
+            name: value for name, value in row.items() if name not in (self._key, self._vector)
+        }
         numbers = np.asarray(vector, np.float32).tolist()
         taken = {field: numbers} if field else numbers
         return models.PointStruct(id=row[self._key], vector=taken, payload=payload)
@@ -75,7 +77,10 @@ class AsMilvus:
         records, rest = self._client.scroll(name, limit=16_384, with_vectors=True)
         assert rest is None
         field = field_of(self._client, name)
-        return [{self._key: r.id, self._vector: r.vector[field] if field else r.vector, **r.payload} for r in records]
+        return [
+            {self._key: r.id, self._vector: r.vector[field] if field else r.vector, **r.payload}
+            for r in records
+        ]
 
 
 def field_of(client: QdrantClient, name: str) -> str:
@@ -91,17 +96,24 @@ class QdrantDatabase(Database):
         self.client = client
         self.store = QdrantStore(client)
 
-    def make_source(self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = "") -> None:
+    def make_source(
+        self, name: str, shape: Shape, seed: int, *, count: int = ROWS, biases: str = ""
+    ) -> None:
         """As Database.make_source: payloads take any field."""
         params = models.VectorParams(size=DIM, distance=DISTANCES[shape.metric])
-        self.client.create_collection(name, vectors_config={"vec": params} if shape.is_named else params)
+        self.client.create_collection(
+            name, vectors_config={"vec": params} if shape.is_named else params
+        )
         rows = rich_rows(np.random.default_rng(seed), count, "int", DIM)
         self._rows().upsert(name, [{**row, "pk": shape.key_of(i)} for i, row in enumerate(rows)])
 
     def make_plain(self, name: str, items: np.ndarray) -> None:
         params = models.VectorParams(size=items.shape[1], distance="Dot")
         self.client.create_collection(name, vectors_config=params)
-        rows = [{"id": i, "vector": item, "group": i % 5, "note": f"n{i}"} for i, item in enumerate(items)]
+        rows = [
+            {"id": i, "vector": item, "group": i % 5, "note": f"n{i}"}
+            for i, item in enumerate(items)
+        ]
         AsMilvus(self.client).upsert(name, rows)
 
     def application(self, state_ttl: float = 0.0, *, plain: bool = False) -> Application:
@@ -121,16 +133,23 @@ class QdrantDatabase(Database):
         mark: dict[str, Any] = {}
         if state.reranking is None:
             layout = state.layout
-            given = state.codec.form.split(layout.augment(given, np.zeros((len(rows), layout.slots), np.float32)))
+            given = state.codec.form.split(
+                layout.augment(given, np.zeros((len(rows), layout.slots), np.float32))
+            )
             mark = {state.codec.epoch_field: PENDING}
-        made = [self._rows().point({**row, **mark}, own, state.field) for row, own in zip(rows, given, strict=True)]
+        made = [
+            self._rows().point({**row, **mark}, own, state.field)
+            for row, own in zip(rows, given, strict=True)
+        ]
         self.client.upsert(name, made)
 
     def held(self, name: str) -> Rows:
         return {row["pk"]: row for row in self._rows().query(name)}
 
     def shown(self, name: str) -> Rows:
-        return {row["pk"]: row for row in self.application().query(name, filter="", output_fields=["*"])}
+        return {
+            row["pk"]: row for row in self.application().query(name, filter="", output_fields=["*"])
+        }
 
     def counted(self, name: str) -> int:
         return int(self.client.count(name).count)
@@ -164,7 +183,10 @@ class QdrantDatabase(Database):
             for key, value in result.items()
             if key != IDENTITY_PROPERTY and (value or key != DUAL_WRITE_PROPERTY)
         }
-        return {"config": {**found.config.model_dump(), "metadata": metadata}, "payload": found.payload_schema}
+        return {
+            "config": {**found.config.model_dump(), "metadata": metadata},
+            "payload": found.payload_schema,
+        }
 
     def aliases(self, name: str) -> set[str]:
         return {each.alias_name for each in self.client.get_collection_aliases(name).aliases}

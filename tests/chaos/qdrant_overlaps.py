@@ -79,8 +79,13 @@ class QdrantScene(Scene):
         state = self.state()
         items = np.float32([row["vec"] for row in rows])
         layout = state.layout
-        stored = state.codec.form.split(layout.augment(items, np.zeros((count, layout.slots), np.float32)))
-        marked = [{**row, "vec": own, state.codec.epoch_field: 0} for row, own in zip(rows, stored, strict=True)]
+        stored = state.codec.form.split(
+            layout.augment(items, np.zeros((count, layout.slots), np.float32))
+        )
+        marked = [
+            {**row, "vec": own, state.codec.epoch_field: 0}
+            for row, own in zip(rows, stored, strict=True)
+        ]
         self._rows_of(self.plain).upsert(self.name, marked)
         self.model |= {row["pk"]: row for row in rows}
 
@@ -116,18 +121,27 @@ class QdrantScene(Scene):
         try:
             query = np.float32(next(iter(self.model.values()))["vec"]).tolist()
             scores = [
-                {p.id: p.score for p in client.query_points(self.name, query, limit=MANY, strength=strength).points}
+                {
+                    p.id: p.score
+                    for p in client.query_points(
+                        self.name, query, limit=MANY, strength=strength
+                    ).points
+                }
                 for strength in (0.0, 1.0)
             ]
             rows = self._rows_of(client).query(self.name)
         finally:
             client.close()
         if self.metric == "L2":
-            scores = [{key: -score * abs(score) / 2 for key, score in found.items()} for found in scores]
+            scores = [
+                {key: -score * abs(score) / 2 for key, score in found.items()} for found in scores
+            ]
         assert scores[0].keys() == scores[1].keys() == {row["pk"] for row in rows}
         keys = [row["pk"] for row in rows]
         biases = np.array([scores[0][key] - scores[1][key] for key in keys])
-        off = biases - nnn(np.load(bank), np.float32([row["vec"] for row in rows]), self.metric, K, ALPHA)
+        off = biases - nnn(
+            np.load(bank), np.float32([row["vec"] for row in rows]), self.metric, K, ALPHA
+        )
         off -= np.median(off)
         wrong = [key for key, by in zip(keys, off, strict=True) if abs(by) > 1e-3]
         assert not wrong, f"{len(wrong)} of {len(keys)} rows have the wrong bias: {wrong[:5]}"
@@ -150,7 +164,9 @@ class QdrantKind(Kind):
             for _ in range(2):
                 if not _is_switched(scene):
                     _until_done(scene, migrate, copy_again)
-            assert _is_switched(scene), "the last run exited with 0, and the application reads the source"
+            assert _is_switched(scene), (
+                "the last run exited with 0, and the application reads the source"
+            )
         elif scene.state() is None or not scene.state().serves:
             _until_done(scene, enable)
         _until_done(scene, refresh(1))
@@ -217,16 +233,28 @@ def pending(scene: Scene) -> None:
 
 ANY_ROWS = ("--rebuild-rows", "1")
 QDRANT_KINDS: dict[str, Kind] = {
-    "refresh": QdrantKind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
-    "refresh-fields": QdrantKind("refresh", "fields", enabled, refresh(1), (refresh(1), refresh(2), disable)),
-    "pending": QdrantKind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
+    "refresh": QdrantKind(
+        "refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)
+    ),
+    "refresh-fields": QdrantKind(
+        "refresh", "fields", enabled, refresh(1), (refresh(1), refresh(2), disable)
+    ),
+    "pending": QdrantKind(
+        "refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))
+    ),
     "enable-fields": QdrantKind("enable", "fields", nothing, enable, (enable, disable)),
-    "disable-fields": QdrantKind("disable", "fields", enabled, disable, (disable, enable, refresh(1))),
+    "disable-fields": QdrantKind(
+        "disable", "fields", enabled, disable, (disable, enable, refresh(1))
+    ),
     "migrate": QdrantKind("migrate", "copy", nothing, migrate, (migrate, copy_again, drop_copy)),
     "cutover": QdrantKind("cutover", "copy", copied, migrate, (migrate, drop_copy)),
     "rollback": QdrantKind("rollback", "copy", migrated, rollback, (rollback, refresh(1))),
     "rebuild": QdrantKind(
-        "rebuild", "copy", migrated, refresh(1, *ANY_ROWS), (refresh(1, *ANY_ROWS), refresh(2), rollback)
+        "rebuild",
+        "copy",
+        migrated,
+        refresh(1, *ANY_ROWS),
+        (refresh(1, *ANY_ROWS), refresh(2), rollback),
     ),
     "clean": QdrantKind("clean", "copy", copied, drop_copy, (migrate, drop_copy)),
 }

@@ -71,7 +71,9 @@ class Writer(_Client):
 
     pause = WRITE_PAUSE
 
-    def __init__(self, corrected: Corrected, state_ttl: float, rng: random.Random, *, sure: bool) -> None:
+    def __init__(
+        self, corrected: Corrected, state_ttl: float, rng: random.Random, *, sure: bool
+    ) -> None:
         super().__init__(corrected, state_ttl, sure=sure)
         self._rng = rng
         self.turns = 0
@@ -86,7 +88,9 @@ class Reader(_Client):
 
     pause = READ_PAUSE
 
-    def __init__(self, corrected: Corrected, state_ttl: float, biases: Sequence[Biases], *, sure: bool) -> None:
+    def __init__(
+        self, corrected: Corrected, state_ttl: float, biases: Sequence[Biases], *, sure: bool
+    ) -> None:
         super().__init__(corrected, state_ttl, sure=sure)
         self._biases = biases
         self._state = self._client.hubness_state(corrected.name, "vec")

@@ -59,7 +59,9 @@ def _described(method: str, body: bytes) -> tuple[str, int]:
         request = request_class.FromString(body) if request_class else None
     except DecodeError:
         request = None
-    names = [getattr(request, name, "") for name in _NAMES] + list(getattr(request, "collection_names", []))
+    names = [getattr(request, name, "") for name in _NAMES] + list(
+        getattr(request, "collection_names", [])
+    )
     return next(filter(None, names), ""), int(getattr(request, "num_rows", 0))
 
 
@@ -225,11 +227,15 @@ class Rules:
         """Deliver this call so many seconds later."""
         return self.add(Hold(method, collection, nth, "request", seconds))
 
-    def duplicate(self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None) -> Duplicate:
+    def duplicate(
+        self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None
+    ) -> Duplicate:
         """Deliver this call twice: again after so many seconds, or when released."""
         return self.add(Duplicate(method, collection, nth, seconds=seconds))
 
-    def late(self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None) -> Late:
+    def late(
+        self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None
+    ) -> Late:
         """Fail this call, and deliver it after so many seconds, or when released."""
         return self.add(Late(method, collection, nth, seconds=seconds))
 
@@ -245,7 +251,10 @@ class Rules:
     def written(self, collection: str) -> Iterator[Call]:
         """Calls that wrote rows of this collection."""
         for call in list(self.calls):
-            if call.method in ("Insert", "Upsert", "Delete") and base_name(call.collection) == collection:
+            if (
+                call.method in ("Insert", "Upsert", "Delete")
+                and base_name(call.collection) == collection
+            ):
                 yield call
 
 
@@ -288,13 +297,17 @@ class Relay(Rules, grpc.GenericRpcHandler):
         method = path.rpartition("/")[2]
         collection, rows = _described(method, body)
         call = Call(time.monotonic(), self.process, method, collection, rows)
-        passed_on = [pair for pair in metadata if not pair[0].startswith((":", "grpc-", "user-agent"))]
+        passed_on = [
+            pair for pair in metadata if not pair[0].startswith((":", "grpc-", "user-agent"))
+        ]
 
         def forward() -> bytes:
             if self._closed:
                 raise Unavailable
             invoke = self._channel.unary_unary(path)
-            return bytes(invoke(body, timeout=FORWARD_SECONDS, metadata=passed_on, wait_for_ready=True))
+            return bytes(
+                invoke(body, timeout=FORWARD_SECONDS, metadata=passed_on, wait_for_ready=True)
+            )
 
         try:
             return bytes(self.deliver(call, forward))

@@ -45,7 +45,16 @@ def milvus(backend: str, folder: Path) -> Iterator[str]:
             yield server.uri
         return
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "milvus_lite", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "milvus_lite",
+        "server",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     process = subprocess.Popen(
         die_with_parent([*command, "--data-dir", str(folder / "lite")]),
         stdout=subprocess.DEVNULL,
@@ -53,7 +62,9 @@ def milvus(backend: str, folder: Path) -> Iterator[str]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}", [("grpc.max_reconnect_backoff_ms", 100)]) as channel:
+        with grpc.insecure_channel(
+            f"127.0.0.1:{port}", [("grpc.max_reconnect_backoff_ms", 100)]
+        ) as channel:
             grpc.channel_ready_future(channel).result(60)
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -99,12 +110,16 @@ class Scene:
         for job in self.jobs:
             job.kill()
         self._stack.close()
-        with contextlib.suppress(*(self.refused if isinstance(self.refused, tuple) else (self.refused,))):
+        with contextlib.suppress(
+            *(self.refused if isinstance(self.refused, tuple) else (self.refused,))
+        ):
             self._drop()
         self.client.close()
         self.plain.close()
 
-    def make(self, extra: dict[str, tuple[dict[str, Any], Any]] | None = None, *, alias: bool = True) -> None:
+    def make(
+        self, extra: dict[str, tuple[dict[str, Any], Any]] | None = None, *, alias: bool = True
+    ) -> None:
         """The source, filled. extra: further fields, each with its value. alias: the application's name is
         one from the beginning; else it is the source's own."""
         schema = self.plain.create_schema(enable_dynamic_field=True)
@@ -114,7 +129,9 @@ class Scene:
         for name, (kind, _) in (extra or {}).items():
             schema.add_field(name, **kind)
         index = self.plain.prepare_index_params("vec", index_type="FLAT", metric_type=self.metric)
-        self.plain.create_collection(self.source, schema=schema, index_params=index, consistency_level="Strong")
+        self.plain.create_collection(
+            self.source, schema=schema, index_params=index, consistency_level="Strong"
+        )
         rows = self._rows(range(ROWS))
         self._extra = {name: value for name, (_, value) in (extra or {}).items()}
         self.plain.insert(self.source, [{**row, **self._extra} for row in rows])
@@ -130,10 +147,18 @@ class Scene:
     def relay(self, process: str) -> Relay:
         return self._stack.enter_context(Relay(self.uri.partition("//")[2], process))
 
-    def start(self, process: str, argv: list[str], relay: Relay | None = None, **settings: Any) -> Job:
+    def start(
+        self, process: str, argv: list[str], relay: Relay | None = None, **settings: Any
+    ) -> Job:
         """A job through a relay, or directly."""
         uri = relay.uri if relay else self.uri
-        job = Job(process, [*argv, "--json", "--uri", uri], self.folder, Settings(**settings), self.program)
+        job = Job(
+            process,
+            [*argv, "--json", "--uri", uri],
+            self.folder,
+            Settings(**settings),
+            self.program,
+        )
         self.jobs.append(job)
         return job
 
@@ -181,7 +206,12 @@ class Scene:
         self._version += 1
         made = vectors(self._numbers, len(keys), DIM)
         return [
-            {"pk": key, "vec": vector.tolist(), "version": self._version, "note": f"v{self._version}"}
+            {
+                "pk": key,
+                "vec": vector.tolist(),
+                "version": self._version,
+                "note": f"v{self._version}",
+            }
             for key, vector in zip(keys, made, strict=True)
         ]
 
@@ -221,17 +251,31 @@ class Scene:
         wrong += [
             key
             for key, rows in self.uncertain.items()
-            if not any(key not in found if row is None else key in found and _same(found[key], row) for row in rows)
+            if not any(
+                key not in found if row is None else key in found and _same(found[key], row)
+                for row in rows
+            )
         ]
-        result = {"updates undone": undone, "rows back": revert, "rows lost": lost, "rows wrong": wrong}
-        problems = [f"{len(keys)} {what}, {sorted(keys)[:3]} say" for what, keys in result.items() if keys]
+        result = {
+            "updates undone": undone,
+            "rows back": revert,
+            "rows lost": lost,
+            "rows wrong": wrong,
+        }
+        problems = [
+            f"{len(keys)} {what}, {sorted(keys)[:3]} say" for what, keys in result.items() if keys
+        ]
         assert not problems, f"{when}: " + "; ".join(problems)
 
     def read(self) -> dict[int, Row]:
         client = HubnessClient(self.uri, state_ttl=0.0)
         try:
             rows = client.query(
-                self.name, filter="pk >= 0", output_fields=["*"], limit=16_000, consistency_level="Strong"
+                self.name,
+                filter="pk >= 0",
+                output_fields=["*"],
+                limit=16_000,
+                consistency_level="Strong",
             )
         finally:
             client.close()

@@ -35,7 +35,9 @@ class Settings:
     def apply(self) -> None:
         """Apply them to this process."""
         if self.skew:
-            shifted = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=self.skew)
+            shifted = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(
+                seconds=self.skew
+            )
             time_machine.travel(shifted).start()
         if self.host:
             elsewhere = Owner.here().model_copy(update={"host": self.host, "boot_id": self.host})

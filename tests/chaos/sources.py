@@ -82,7 +82,9 @@ def assert_same(found: Rows, wanted: Rows, sameness: Sameness = "bit for bit") -
         theirs = found[key]
         assert {**theirs, "vec": 0} == {**row, "vec": 0}, f"row {key!r} differs"
         a, b = np.float32(theirs["vec"]), np.float32(row["vec"])
-        assert _is_same(a, b, sameness), f"the vector of row {key!r} differs by {np.abs(a - b).max()}"
+        assert _is_same(a, b, sameness), (
+            f"the vector of row {key!r} differs by {np.abs(a - b).max()}"
+        )
 
 
 def _is_same(a: np.ndarray, b: np.ndarray, sameness: Sameness) -> bool:

@@ -27,7 +27,8 @@ def assert_survives(kind, runner, backend, number, **changes):
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)]
+    "number",
+    [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)],
 )
 def test_a_migration(tmp_path, number):
     runner = killed_migrations.Runner(tmp_path)
@@ -41,7 +42,9 @@ def test_a_migration_on_a_server(served_uri, tmp_path, number):
     assert_survives(killed_migrations, runner, "server-2.3.5", number, **FEW)
 
 
-@pytest.mark.parametrize("number", [pytest.param(READ, marks=LONG), WRITTEN, pytest.param(BACK, marks=LONG)])
+@pytest.mark.parametrize(
+    "number", [pytest.param(READ, marks=LONG), WRITTEN, pytest.param(BACK, marks=LONG)]
+)
 def test_a_refresh(tmp_path, number):
     assert_survives(killed_refreshes, killed_refreshes.Runner(tmp_path), "lite", number)
 
@@ -54,7 +57,8 @@ def test_a_refresh_on_a_server(served_uri, tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("number", "stage", "again"), [pytest.param(0, "copying", "same", marks=LONG), (1, "moving", "plain")]
+    ("number", "stage", "again"),
+    [pytest.param(0, "copying", "same", marks=LONG), (1, "moving", "plain")],
 )
 def test_a_rebuild(tmp_path, number, stage, again):
     runner = killed_rebuilds.Runner(tmp_path)
@@ -62,10 +66,14 @@ def test_a_rebuild(tmp_path, number, stage, again):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "stage", "again"), [(0, "announcing", "plain"), (1, "moving", "plain")])
+@pytest.mark.parametrize(
+    ("number", "stage", "again"), [(0, "announcing", "plain"), (1, "moving", "plain")]
+)
 def test_a_rebuild_on_a_server(served_uri, tmp_path, number, stage, again):
     runner, process = killed_rebuilds.Runner(tmp_path, uri=served_uri), {"victim": "process"}
-    assert_survives(killed_rebuilds, runner, "server-2.3.5", number, stage=stage, again=again, **process)
+    assert_survives(
+        killed_rebuilds, runner, "server-2.3.5", number, stage=stage, again=again, **process
+    )
 
 
 @pytest.fixture(scope="module")

@@ -28,12 +28,16 @@ def assert_passes(trial, uri, folder):
 def test_a_job_takes_over_from_one_that_was_paused_before_a_write(uri, tmp_path, kind):
     assert KINDS.keys() >= TAKEOVERS.keys()
     assert {KINDS[name].group for name in TAKEOVERS} == {each.group for each in KINDS.values()}
-    assert_passes(Trial(11, kind, "lite", "take over", skewed=False, call=TAKEOVERS[kind]), uri, tmp_path)
+    assert_passes(
+        Trial(11, kind, "lite", "take over", skewed=False, call=TAKEOVERS[kind]), uri, tmp_path
+    )
 
 
 @pytest.mark.parametrize(("plan", "seed"), [("duplicate", 3), ("late", 5)])
 def test_a_write_is_delivered_twice(uri, tmp_path, plan, seed):
-    assert_passes(Trial(seed, "refresh", "lite", plan, skewed=False, call=TAKEOVERS["refresh"]), uri, tmp_path)
+    assert_passes(
+        Trial(seed, "refresh", "lite", plan, skewed=False, call=TAKEOVERS["refresh"]), uri, tmp_path
+    )
 
 
 @pytest.mark.long

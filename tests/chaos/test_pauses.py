@@ -45,9 +45,26 @@ def held_and_stopped(scene, argv, collection, *, nth=1, rows=60, host=""):
 
 def test_a_late_write_of_a_refresh_undoes_nothing(scene):
     scene.make()
-    run = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR, "--alias", scene.name]
+    run = [
+        "migrate",
+        "run",
+        scene.source,
+        "--bank",
+        str(scene.banks[0]),
+        *ESTIMATOR,
+        "--alias",
+        scene.name,
+    ]
     corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
-    argv = ["refresh", corrected, "--bank", str(scene.banks[1]), "--force", "--client-ttl", str(CLIENT_TTL)]
+    argv = [
+        "refresh",
+        corrected,
+        "--bank",
+        str(scene.banks[1]),
+        "--force",
+        "--client-ttl",
+        str(CLIENT_TTL),
+    ]
     with held_and_stopped(scene, argv, corrected, rows=600) as (first, upsert):
         second = scene.do(*argv, lease_seconds=LEASE_SECONDS)
         assert second.result["refresh"]["action"] == "full"
@@ -66,9 +83,26 @@ def test_a_late_write_of_a_refresh_undoes_nothing(scene):
 def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(scene):
     """The job has sent it again, and repaired those rows, before it arrives."""
     scene.make()
-    run = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR, "--alias", scene.name]
+    run = [
+        "migrate",
+        "run",
+        scene.source,
+        "--bank",
+        str(scene.banks[0]),
+        *ESTIMATOR,
+        "--alias",
+        scene.name,
+    ]
     corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
-    argv = ["refresh", corrected, "--bank", str(scene.banks[1]), "--force", "--client-ttl", str(CLIENT_TTL)]
+    argv = [
+        "refresh",
+        corrected,
+        "--bank",
+        str(scene.banks[1]),
+        "--force",
+        "--client-ttl",
+        str(CLIENT_TTL),
+    ]
     relay = scene.relay("A")
     late, fourth = relay.late("Upsert", corrected), relay.hold("Upsert", corrected, 4)
     job = scene.start("A", argv, relay, rows=60)
@@ -101,7 +135,10 @@ def test_a_migration_that_was_taken_over_undoes_nothing(scene):
     assert code != 0 or first.result["facts"]["phase"] == "switched"
     scene.do(*argv[:3])
     scene.compare("after one more run")
-    assert scene.plain.describe_alias(scene.name)["collection_name"] == second.result["facts"]["target"]
+    assert (
+        scene.plain.describe_alias(scene.name)["collection_name"]
+        == second.result["facts"]["target"]
+    )
 
 
 def test_a_second_process_is_refused_then_takes_over(tmp_path):

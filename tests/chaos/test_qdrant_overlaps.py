@@ -11,7 +11,8 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.parametrize("kind", QDRANT_KINDS)
 @pytest.mark.parametrize(
-    ("backend", "plan", "seed"), [("qdrant-strict", "take over", 13), ("qdrant-local", "together", 17)]
+    ("backend", "plan", "seed"),
+    [("qdrant-strict", "take over", 13), ("qdrant-local", "together", 17)],
 )
 def test_any_request_is_held(tmp_path, backend, kind, plan, seed):
     with qdrant(backend) as uri:

@@ -42,12 +42,21 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
 
     status = run("status", "live")
     assert status.returncode == 0, status.stderr
-    for fact in ("products_hubness", "corrected", "yes", "products__bank, 40 queries", "NNN(k=8", "epoch 1"):
+    for fact in (
+        "products_hubness",
+        "corrected",
+        "yes",
+        "products__bank, 40 queries",
+        "NNN(k=8",
+        "epoch 1",
+    ):
         assert fact in status.stdout
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
-    refreshed = run("refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", *NOW, "--json")
+    refreshed = run(
+        "refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", *NOW, "--json"
+    )
     assert refreshed.returncode == 0, refreshed.stderr
     told = json.loads(refreshed.stdout)["refresh"]
     assert (told["action"], told["scanned"]) == ("full", 60)
@@ -71,11 +80,23 @@ def test_banks_of_every_kind(run, files, bank, column):
     chosen = ["--bank-column", column] if column else []
     done = run("migrate", "plan", "products", "--bank", bank, *chosen, "--k", "8", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (60 if bank.startswith("coll") else 40)
+    assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (
+        60 if bank.startswith("coll") else 40
+    )
 
 
 def test_a_gate_with_two_sets(run, files):
-    asked = ["run", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1", "--no-writers"]
+    asked = [
+        "run",
+        "products",
+        "--bank",
+        "bank.npz",
+        "--bank-column",
+        "queries",
+        "--gate",
+        "1",
+        "--no-writers",
+    ]
     assert_fails(run("migrate", *asked, "--gate-targets", "2"), 1, "give a target bank")
     done = run("migrate", *asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--json")
     assert done.returncode == 0, done.stderr
@@ -90,25 +111,58 @@ def test_tune_then_diagnose(run, files):
     np.savez("pairs.npz", query=queries, key=np.arange(30))
     table = pa.table({"query": list(queries), "key": list(range(30))})
     pq.write_table(table, "pairs.parquet")
-    told = json.loads(run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz", "--json").stdout)
+    told = json.loads(
+        run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz", "--json").stdout
+    )
     assert told["tune"]["verdict"] in {"apply", "apply weakly", "leave it alone"}
     assert told["tune"]["labelled"]
     human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet")
     assert human.returncode == 0, human.stderr
     assert f"products: {told['tune']['verdict']}" in human.stdout
     assert "as it is" in human.stdout
-    shares = [int(line.split()[-1][:-1]) for line in human.stdout.splitlines() if line.endswith("%")]
+    shares = [
+        int(line.split()[-1][:-1]) for line in human.stdout.splitlines() if line.endswith("%")
+    ]
     assert sum(shares) == (0 if told["tune"]["choice"] is None else 100)
-    done = run("diagnose", "products", "--pairs", "pairs.npz", "--bank", "bank.npy", "--output", "page.html")
+    done = run(
+        "diagnose",
+        "products",
+        "--pairs",
+        "pairs.npz",
+        "--bank",
+        "bank.npy",
+        "--output",
+        "page.html",
+    )
     assert done.returncode == 0, done.stderr
     assert "<svg" in (files / "page.html").read_text()
-    for figure in ("30 over 60 items", "skewness of N_10", " -> ", "R@1", "95% interval", "page.html"):
+    for figure in (
+        "30 over 60 items",
+        "skewness of N_10",
+        " -> ",
+        "R@1",
+        "95% interval",
+        "page.html",
+    ):
         assert figure in done.stdout
-    asked = ("diagnose", "products", "--pairs", "pairs.npz", "--bank", "bank.npy", "--output", "/dev/full")
+    asked = (
+        "diagnose",
+        "products",
+        "--pairs",
+        "pairs.npz",
+        "--bank",
+        "bank.npy",
+        "--output",
+        "/dev/full",
+    )
     assert_fails(run(*asked), 1, "cannot write /dev/full: No space left on device")
     np.savez("short.npz", query=queries, key=np.arange(29))
     np.savez("keyless.npz", query=queries)
-    for pairs, said in (("short.npz", "29 keys for 30"), ("keyless.npz", "'key'"), ("missing.npz", "missing")):
+    for pairs, said in (
+        ("short.npz", "29 keys for 30"),
+        ("keyless.npz", "'key'"),
+        ("missing.npz", "missing"),
+    ):
         assert_fails(run("tune", "products", "--bank", "bank.npy", "--pairs", pairs), 1, said)
     assert_fails(run("tune", "products"), 1, "not corrected")
     np.save("asked.npy", queries)
@@ -117,7 +171,9 @@ def test_tune_then_diagnose(run, files):
     assert "Measured on the bank alone" in blind.stdout
     assert "Measured on the bank alone" not in seeing.stdout
     assert "products: " in seeing.stdout
-    both = run("tune", "products", "--bank", "bank.npy", "--queries", "asked.npy", "--pairs", "pairs.npz")
+    both = run(
+        "tune", "products", "--bank", "bank.npy", "--queries", "asked.npy", "--pairs", "pairs.npz"
+    )
     assert both.returncode == 2
 
 
@@ -178,17 +234,37 @@ FAILURES = [
     (["migrate", "rehearse", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
     (["migrate", "run", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
     (["migrate", "run", "products"], 1, ["no migration of 'products'", "--bank", *README]),
-    (["diagnose", "products", "--queries", "bank.npy"], 1, ["'products' is not corrected", *README]),
+    (
+        ["diagnose", "products", "--queries", "bank.npy"],
+        1,
+        ["'products' is not corrected", *README],
+    ),
     (["tune", "products"], 1, ["'products' is not corrected", *README]),
     (
         ["tune", "products", "--bank", "bank.npy", "--pairs", "objects.npz"],
         1,
         ["objects.npz: 'key' holds Python objects"],
     ),
-    (["tune", "products", "--bank", "bank.npy", "--pairs", "floats.npz"], 1, ["'key' of floats.npz", "0.0"]),
-    (["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE], 1, ["nowhere/page.html: No such"]),
-    (["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE], 1, ["Not a directory"]),
-    (["diagnose", "products", "--output", ".", *QUERY_SCALE], 1, ["cannot write .: Is a directory"]),
+    (
+        ["tune", "products", "--bank", "bank.npy", "--pairs", "floats.npz"],
+        1,
+        ["'key' of floats.npz", "0.0"],
+    ),
+    (
+        ["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE],
+        1,
+        ["nowhere/page.html: No such"],
+    ),
+    (
+        ["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE],
+        1,
+        ["Not a directory"],
+    ),
+    (
+        ["diagnose", "products", "--output", ".", *QUERY_SCALE],
+        1,
+        ["cannot write .: Is a directory"],
+    ),
     (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream must be HOST:PORT"]),
     ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
     ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
@@ -234,7 +310,18 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
 
 def test_profiles_that_cannot_be_leave_those_that_are(run, files):
     spoiled(files)
-    asked = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live", "--no-writers")
+    asked = (
+        "migrate",
+        "run",
+        "products",
+        "--bank",
+        "bank.npy",
+        "--k",
+        "8",
+        "--alias",
+        "live",
+        "--no-writers",
+    )
     assert run(*asked).returncode == 0
     before = connect("shop.db").describe_collection("products_hubness")["properties"]
     for arguments, code, said in (
@@ -303,7 +390,11 @@ def test_a_dead_server_is_told(run, arguments):
 
 
 def test_a_file_that_is_no_database_is_told(run, tmp_path):
-    for uri, said in ((str(tmp_path), ".db"), ("shop.txt", ".db"), ("nowhere/shop.db", "correct the path")):
+    for uri, said in (
+        (str(tmp_path), ".db"),
+        ("shop.txt", ".db"),
+        ("nowhere/shop.db", "correct the path"),
+    ):
         assert_fails(run("status", "products", uri=uri), 1, uri, said)
 
 
@@ -346,7 +437,11 @@ def test_a_page_is_not_spoiled_by_looking_whether_it_can_be_written(run, files):
     done = run("diagnose", "products", *QUERY_SCALE, "--output", "page.html")
     assert_fails(done, 1, "nobody-reads-this.npy")
     assert (files / "page.html").read_text() == "former"
-    assert_fails(run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"), 1, "nobody-reads-this.npy")
+    assert_fails(
+        run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"),
+        1,
+        "nobody-reads-this.npy",
+    )
     assert not (files / "new.html").exists()
 
 
@@ -356,7 +451,9 @@ def test_a_file_without_room_for_a_page_is_told_before_the_work(files):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
     try:
         for name in ("page.html", "new.html"):
-            with pytest.raises(UnreadableFile, match=f"cannot write {name}: (No space|File too large)"):
+            with pytest.raises(
+                UnreadableFile, match=f"cannot write {name}: (No space|File too large)"
+            ):
                 check_writable(Path(name))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -370,7 +467,9 @@ def test_shares_add_up():
     for weights in ([1 / 3] * 3, [1 / 7] * 7, [0.005, 0.995], [0.5, 0.5], [1.0], [0.125] * 8):
         shares = rounded_shares(weights)
         assert sum(shares) == 100
-        assert all(abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True))
+        assert all(
+            abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True)
+        )
     parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
     told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
     assert told == "agreement (0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3))"
@@ -391,7 +490,9 @@ def test_an_estimator_is_shown_with_its_factor(strength, text):
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert run("migrate", "run", "products", "--bank", "bank.npy", "--no-writers").returncode == 0
-    planned = run("refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan")
+    planned = run(
+        "refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
+    )
     assert planned.returncode == 0, planned.stderr
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
@@ -402,7 +503,9 @@ def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
 
 def test_the_module_runs_as_a_command(tmp_path):
     command = [sys.executable, "-m", "milvus_hubness", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0
     for name in ("demo", "migrate", "refresh", "status"):
         assert name in done.stdout
@@ -410,7 +513,9 @@ def test_the_module_runs_as_a_command(tmp_path):
 
 def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     before = collections(files)
-    planned = run("enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan")
+    planned = run(
+        "enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
+    )
     assert planned.returncode == 0
     for said in ("products__bias", "60", "NNN(k=4", "candidates", "missed", "without --plan"):
         assert said in planned.stdout
@@ -431,9 +536,19 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
 
 
 def test_enable_refuses_what_it_cannot_do(files, run):
-    assert_fails(run("enable", "products", "--bank", "bank.npy", "--max-miss-rate", "2"), 2, "max_miss_rate", "2")
+    assert_fails(
+        run("enable", "products", "--bank", "bank.npy", "--max-miss-rate", "2"),
+        2,
+        "max_miss_rate",
+        "2",
+    )
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
-    assert_fails(run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products")
+    assert_fails(
+        run("enable", "products", "--bank", "bank.npy", "--where", "fields"),
+        1,
+        "side collection",
+        "products",
+    )
     assert run("enable", "products").returncode == 2
 
 
@@ -446,4 +561,6 @@ def test_status_and_plans_show_the_verdict_on_their_bank(run, files):
         assert "verdict of tune on this bank, 20" in of_this.stdout, of_this.stderr
         np.save("other.npy", np.load("bank.npy")[:30])
         of_none = run(*command, "--bank", "other.npy")
-        assert "tune has no verdict on this bank, but on 1 other bank" in of_none.stdout.replace("\n", " ")
+        assert "tune has no verdict on this bank, but on 1 other bank" in of_none.stdout.replace(
+            "\n", " "
+        )

@@ -19,7 +19,11 @@ PAIRS = ("diagnose", "products", "--pairs", "pairs.parquet", *NNN)
 @pytest.fixture
 def pairs(files):
     queries = vectors(np.random.default_rng(7), 30, DIM)
-    table = {"query": list(queries), "key": list(range(30)), "question": [f"who sells {n}?" for n in range(30)]}
+    table = {
+        "query": list(queries),
+        "key": list(range(30)),
+        "question": [f"who sells {n}?" for n in range(30)],
+    }
     pq.write_table(pa.table(table), "pairs.parquet")
     np.savez("queries.npz", query=queries, question=np.array(table["question"]))
 
@@ -27,8 +31,19 @@ def pairs(files):
 def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, run):
     client = connect("shop.db")
     rows = client.query("products", filter="id >= 0", output_fields=["*"], limit=100)
-    client.upsert("products", [{**row, "photo": f"https://shop.test/{row['id']}.jpg"} for row in rows])
-    named = ("--query-text", "question", "--image-field", "photo", "--slice-by", "group", "--group-by", "group")
+    client.upsert(
+        "products", [{**row, "photo": f"https://shop.test/{row['id']}.jpg"} for row in rows]
+    )
+    named = (
+        "--query-text",
+        "question",
+        "--image-field",
+        "photo",
+        "--slice-by",
+        "group",
+        "--group-by",
+        "group",
+    )
     done = run(*PAIRS, *named)
     assert done.returncode == 0, done.stderr
     page = (files / "hubness.html").read_text()
@@ -42,12 +57,29 @@ def test_the_page_has_the_texts_images_and_slices_that_were_named(pairs, files, 
     assert shares.count("20.0%") >= 5
     result = json.loads(run(*PAIRS, *named, "--json").stdout)
     slices = result["diagnosis"]["slices"]
-    assert sorted((part["value"], part["items"]) for part in slices) == [(str(value), 12) for value in range(5)]
+    assert sorted((part["value"], part["items"]) for part in slices) == [
+        (str(value), 12) for value in range(5)
+    ]
     assert sum(part["queries"] for part in slices) == 30
-    assert sum(group["right"]["estimate"] for group in result["diagnosis"]["groups"]) == pytest.approx(1)
+    assert sum(
+        group["right"]["estimate"] for group in result["diagnosis"]["groups"]
+    ) == pytest.approx(1)
     assert result["crossed"] == []
-    assert any("who sells" in query["text"] for hub in result["diagnosis"]["hubs"] for query in hub["swallows"])
-    done = run("diagnose", "products", "--queries", "queries.npz", *NNN, "--query-text", "question", "--json")
+    assert any(
+        "who sells" in query["text"]
+        for hub in result["diagnosis"]["hubs"]
+        for query in hub["swallows"]
+    )
+    done = run(
+        "diagnose",
+        "products",
+        "--queries",
+        "queries.npz",
+        *NNN,
+        "--query-text",
+        "question",
+        "--json",
+    )
     assert done.returncode == 0, done.stderr
     hubs = json.loads(done.stdout)["diagnosis"]["hubs"]
     assert all("who sells" in query["text"] for hub in hubs for query in hub["swallows"])
@@ -67,14 +99,19 @@ def test_only_images_of_the_named_folder_are_embedded(pairs, files, run):
     assert done.returncode == 0, done.stderr
     shown, [line] = page.count("<img"), done.stderr.splitlines()
     assert shown > 0
-    left_out = json.loads(run(*PAIRS, *field, "--image-folder", "images", "--json").stdout)["images_left_out"]
+    left_out = json.loads(run(*PAIRS, *field, "--image-folder", "images", "--json").stdout)[
+        "images_left_out"
+    ]
     assert left_out > 0
     assert line.startswith(f"milvus-hubness: warning: {left_out} images left out: not a PNG")
     assert f"{left_out} images left out" in page
     done = run(*PAIRS, *field)
     assert done.returncode == 0, done.stderr
     assert "<img" not in (files / "hubness.html").read_text()
-    assert f"{left_out + shown} images left out: files are shown only with --image-folder" in done.stderr
+    assert (
+        f"{left_out + shown} images left out: files are shown only with --image-folder"
+        in done.stderr
+    )
     for wrong, words in (
         (("--image-folder", "images"), "--image-folder needs --image-field"),
         ((*field, "--image-folder", "outside.png"), "is no folder: name one"),
@@ -88,7 +125,12 @@ def test_texts_and_slices_that_are_missing_are_named(pairs, run):
     for options, *words in (
         (("--query-text", "answer"), "pairs.parquet has no column 'answer'"),
         (("--group-by", "colour"), "no scalar field 'colour'", "--group-by"),
-        (("--slice-by", "colour"), "no scalar field 'colour': choose one of", "group", "--slice-by"),
+        (
+            ("--slice-by", "colour"),
+            "no scalar field 'colour': choose one of",
+            "group",
+            "--slice-by",
+        ),
     ):
         assert_fails(run(*PAIRS, *options), 1, *words)
 
@@ -99,16 +141,22 @@ def test_thresholds_decide_about_the_exit_code(pairs, files, run):
     kept = run(*PAIRS, "--max-skewness", f"{skewness + 0.01}", "--min-gain", f"{gain - 0.01}")
     assert (kept.returncode, kept.stderr) == (0, "")
     (files / "hubness.html").unlink()
-    done = run(*PAIRS, "--max-skewness", f"{skewness - 0.01:.3f}", "--min-gain", f"{gain + 0.01:.3f}")
+    done = run(
+        *PAIRS, "--max-skewness", f"{skewness - 0.01:.3f}", "--min-gain", f"{gain + 0.01:.3f}"
+    )
     assert done.returncode == 3
     first, second = done.stderr.splitlines()
     assert first.startswith(
         f"milvus-hubness: the skewness after correction, {skewness:.2f}, is above --max-skewness {skewness - 0.01:.3f}"
     )
-    assert second.startswith(f"milvus-hubness: the gain of R@1, {gain:+.2f} points, is below --min-gain")
+    assert second.startswith(
+        f"milvus-hubness: the gain of R@1, {gain:+.2f} points, is below --min-gain"
+    )
     assert "skewness of N_10" in done.stdout
     before, after = (measured[when]["hub_occurrence"] for when in ("before", "after"))
-    assert f"{before:.1%} -> {after:.1%}" in next(line for line in done.stdout.splitlines() if "N_10 ≥ 20" in line)
+    assert f"{before:.1%} -> {after:.1%}" in next(
+        line for line in done.stdout.splitlines() if "N_10 ≥ 20" in line
+    )
     assert (files / "hubness.html").exists(), "the page shows why"
     done = run(*PAIRS, "--max-skewness", "-9", "--json")
     assert (done.returncode, len(json.loads(done.stdout)["crossed"])) == (3, 1)

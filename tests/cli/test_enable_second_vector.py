@@ -26,7 +26,13 @@ def photos(files):
 def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run):
     planned = run("enable", "photos", *WHERE, "--plan")
     assert planned.returncode == 0
-    for said in ("in place", "hubness_vector, 16 wide", "not changed", "must name one of", "without --plan"):
+    for said in (
+        "in place",
+        "hubness_vector, 16 wide",
+        "not changed",
+        "must name one of",
+        "without --plan",
+    ):
         assert said in planned.stdout
     assert "corrected  no" in run("status", "photos").stdout
     shown = run("enable", "photos", *WHERE, "--client-ttl", "0")
@@ -34,7 +40,11 @@ def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run
     assert "50 rows have a bias" in shown.stdout
     assert "second vector field" in run("status", "photos").stdout
     told = json.loads(run("status", "photos", "--json").stdout)["status"]
-    assert (told["where"], told["second_vector"], told["pending"]) == ("vectors", "hubness_vector", 0)
+    assert (told["where"], told["second_vector"], told["pending"]) == (
+        "vectors",
+        "hubness_vector",
+        0,
+    )
     assert "none (bank and parameters" in run("refresh", "photos").stdout
     ended = json.loads(run("disable", "photos", "--json").stdout)["disable"]
     assert (ended["dropped"], ended["stays"]) == (None, "hubness_vector")

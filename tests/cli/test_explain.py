@@ -49,7 +49,9 @@ def test_they_agree_with_a_plain_computation(files, run, location):
     if command:
         done = run(*command)
         assert done.returncode == 0, done.stderr
-    name, needed = ("photos_hubness", ()) if location == "vectors" else ("photos", () if command else NNN)
+    name, needed = (
+        ("photos_hubness", ()) if location == "vectors" else ("photos", () if command else NNN)
+    )
     raw = similarity(bank, items, metric)
     biases = 0.75 * np.sort(raw, axis=0)[-K:].mean(axis=0)
     biases -= biases.mean()
@@ -62,10 +64,16 @@ def test_they_agree_with_a_plain_computation(files, run, location):
         key: (counts[0][key], counts[1][key]) for key in range(ROWS) if counts[0][key]
     }
     assert [row["before"] for row in hubs] == sorted((row["before"] for row in hubs), reverse=True)
-    assert {row["key"] for row in listed["rows"]} == set(range(ROWS)), "every row is a hub or an anti-hub here"
-    assert [row["bias"] for row in hubs] == pytest.approx([biases[row["key"]] for row in hubs], abs=1e-5)
+    assert {row["key"] for row in listed["rows"]} == set(range(ROWS)), (
+        "every row is a hub or an anti-hub here"
+    )
+    assert [row["bias"] for row in hubs] == pytest.approx(
+        [biases[row["key"]] for row in hubs], abs=1e-5
+    )
     assert sum(row["share_before"] for row in hubs) == pytest.approx(1)
-    assert (listed["antihubs_before"], listed["antihubs_after"]) == tuple(int((own == 0).sum()) for own in counts)
+    assert (listed["antihubs_before"], listed["antihubs_after"]) == tuple(
+        int((own == 0).sum()) for own in counts
+    )
 
     key = hubs[0]["key"]
     row = read(run, "explain", name, str(key), *needed)["explain"]["row"]
@@ -73,19 +81,25 @@ def test_they_agree_with_a_plain_computation(files, run, location):
     assert row["bias"] == pytest.approx(biases[key], abs=1e-5)
     assert row["rows_with_less_bias"] == pytest.approx((biases < biases[key]).mean())
     answered = np.flatnonzero(np.minimum(before, after)[:, key] <= DEPTH)
-    assert {rank["query"]: (rank["raw_rank"], rank["corrected_rank"]) for rank in row["queries"]} == {
-        query: (before[query, key], after[query, key]) for query in answered.tolist()
-    }
+    assert {
+        rank["query"]: (rank["raw_rank"], rank["corrected_rank"]) for rank in row["queries"]
+    } == {query: (before[query, key], after[query, key]) for query in answered.tolist()}
     for rank in row["queries"]:
         own = raw[rank["query"], key]
         shown = (rank["raw_score"], rank["corrected_score"])
-        assert shown == pytest.approx((as_distance(own, metric), as_distance(own - biases[key], metric)), abs=1e-4)
+        assert shown == pytest.approx(
+            (as_distance(own, metric), as_distance(own - biases[key], metric)), abs=1e-4
+        )
 
     np.save("new.npy", bank[[7, 3]])
-    found = read(run, "explain", name, *needed, "--query", "new.npy", "--query-number", "1", "--top", "5")
+    found = read(
+        run, "explain", name, *needed, "--query", "new.npy", "--query-number", "1", "--top", "5"
+    )
     assert (
         found["explain"]["query"]
-        == read(run, "explain", name, *needed, "--query-number", "3", "--top", "5")["explain"]["query"]
+        == read(run, "explain", name, *needed, "--query-number", "3", "--top", "5")["explain"][
+            "query"
+        ]
     ), "a query of the bank has its number there"
     answers = found["explain"]["query"]["answers"]
     assert [answer["key"] for answer in answers] == np.argsort(-(raw - biases)[3])[:5].tolist()
@@ -93,23 +107,49 @@ def test_they_agree_with_a_plain_computation(files, run, location):
         key = answer["key"]
         assert (answer["raw_rank"], answer["corrected_rank"]) == (before[3, key], after[3, key])
         own = (answer["raw_score"], answer["bias"], answer["corrected_score"])
-        expected = as_distance(raw[3, key], metric), biases[key], as_distance((raw - biases)[3, key], metric)
+        expected = (
+            as_distance(raw[3, key], metric),
+            biases[key],
+            as_distance((raw - biases)[3, key], metric),
+        )
         assert own == pytest.approx(expected, abs=1e-4)
     last = int(np.argmax(after[3]))
-    answers = read(run, "explain", name, str(last), *needed, "--query-number", "3", "--top", "5")["explain"]["query"]
-    assert [(answer["key"], answer["corrected_rank"]) for answer in answers["answers"][5:]] == [(last, ROWS)]
+    answers = read(run, "explain", name, str(last), *needed, "--query-number", "3", "--top", "5")[
+        "explain"
+    ]["query"]
+    assert [(answer["key"], answer["corrected_rank"]) for answer in answers["answers"][5:]] == [
+        (last, ROWS)
+    ]
 
 
 def test_they_print_tables_with_the_texts_of_queries(files, run):
     bank = np.load("bank.npy")
     texts = [f"red shoes {n} [/b]" for n in range(len(bank))]
     pq.write_table(pa.table({"text": texts, "embedding": list(bank)}), "texts.parquet")
-    bank_with_texts = ("--bank", "texts.parquet", "--query-text", "text", "--method", "nnn", "--k", "4")
+    bank_with_texts = (
+        "--bank",
+        "texts.parquet",
+        "--query-text",
+        "text",
+        "--method",
+        "nnn",
+        "--k",
+        "4",
+    )
     hub = read(run, "hubs", "products", *NNN, "--top", "1")["hubs"]["rows"][0]
     shown = run("explain", "products", str(hub["key"]), *bank_with_texts, "--top", "3").stdout
     assert f"of {hub['before']} of 40 bank queries -> {hub['after']}" in shown
     assert shown.count("red shoes") == 3
-    shown = run("explain", "products", str(hub["key"]), *bank_with_texts, "--query-number", "8", "--top", "3").stdout
+    shown = run(
+        "explain",
+        "products",
+        str(hub["key"]),
+        *bank_with_texts,
+        "--query-number",
+        "8",
+        "--top",
+        "3",
+    ).stdout
     assert "red shoes 8 [/b]" in shown
     assert "COSINE: raw score - 1 x bias = corrected score" in shown
     assert "raw rank" in shown
@@ -117,7 +157,9 @@ def test_they_print_tables_with_the_texts_of_queries(files, run):
     assert read(run, "explain", "products", *NNN, *of_rows)["explain"]["query"]["text"] == "n9"
     shown = run("hubs", "products", *NNN, "--top", "2").stdout
     assert f"{hub['before']} -> {hub['after']}" in shown
-    lines = list(csv.DictReader(io.StringIO(run("hubs", "products", *NNN, "--top", "1", "--csv").stdout)))
+    lines = list(
+        csv.DictReader(io.StringIO(run("hubs", "products", *NNN, "--top", "1", "--csv").stdout))
+    )
     assert [line["kind"] for line in lines if line["kind"] == "hub"] == ["hub"]
     assert (lines[0]["key"], lines[0]["before"]) == (str(hub["key"]), str(hub["before"]))
 
@@ -128,7 +170,9 @@ def test_a_gate_that_leaves_a_query_uncorrected_is_shown(files, run):
     far = vectors(np.random.default_rng(99), 200, DIM)
     np.save("far.npy", far)
     shown = [
-        read(run, "explain", "products", "--query", "far.npy", "--query-number", str(n))["explain"]["query"]
+        read(run, "explain", "products", "--query", "far.npy", "--query-number", str(n))["explain"][
+            "query"
+        ]
         for n in range(6)
     ]
     gated = [answers for answers in shown if answers["gated"]]
@@ -161,4 +205,9 @@ def test_what_is_wrong_is_said_in_one_line(files, run):
     assert run("migrate", "run", "products", *NNN, "--no-writers", "--force").returncode == 0
     client = connect("shop.db")
     client.delete("products__bank", filter="id != ''")
-    assert_fails(run("explain", "products_hubness", "7"), 1, "bank 'products__bank' has no queries", "run refresh")
+    assert_fails(
+        run("explain", "products_hubness", "7"),
+        1,
+        "bank 'products__bank' has no queries",
+        "run refresh",
+    )

@@ -29,7 +29,11 @@ def commands(name, command):
         yield from commands(f"{name} {word}", inner)
 
 
-COMMANDS = {words: (name, command) for name, app in APPS.items() for words, command in commands(name, get_command(app))}
+COMMANDS = {
+    words: (name, command)
+    for name, app in APPS.items()
+    for words, command in commands(name, get_command(app))
+}
 
 
 def test_the_help_names_each_estimator():
@@ -65,28 +69,40 @@ def test_the_example_of_a_command_calls_it_and_is_valid(words):
 @pytest.mark.parametrize("words", COMMANDS)
 def test_every_option_is_in_a_panel_of_the_help(words):
     name, command = COMMANDS[words]
-    shown = CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100).output
+    shown = (
+        CliRunner().invoke(APPS[name], [*words.split()[1:], "--help"], terminal_width=100).output
+    )
     heading, panel_of = "", {}
     for line in shown.splitlines():
         if line.endswith(":") and not line.startswith(" "):
             heading = line[:-1]
         elif line.startswith("  --"):
             panel_of[line.split()[0].strip(",")] = heading
-    own = {parameter.opts[0]: parameter for parameter in command.params if parameter.param_type_name == "option"}
+    own = {
+        parameter.opts[0]: parameter
+        for parameter in command.params
+        if parameter.param_type_name == "option"
+    }
     assert panel_of.pop("--help") == "Help"
     assert panel_of.keys() == own.keys()
     for option, parameter in own.items():
         of_root = option in ("--version", "--install-completion", "--show-completion")
         assert panel_of[option] == ("Help" if of_root else parameter.rich_help_panel), option
         assert of_root or panel_of[option] in PANELS, option
-    headings = [line[:-1] for line in shown.splitlines() if line[:-1] in PANELS and line.endswith(":")]
+    headings = [
+        line[:-1] for line in shown.splitlines() if line[:-1] in PANELS and line.endswith(":")
+    ]
     assert headings == [name for name in PANELS if name in headings]
     assert command.epilog in shown, "the example is on one line, to be copied"
 
 
 @pytest.mark.parametrize(
     ("words", "choices"),
-    [("enable", "auto|fields|side|vectors"), ("migrate run", "local|server|ray"), ("refresh", "never|on drift|always")],
+    [
+        ("enable", "auto|fields|side|vectors"),
+        ("migrate run", "local|server|ray"),
+        ("refresh", "never|on drift|always"),
+    ],
 )
 def test_the_help_lists_the_choices_of_an_option(words, choices):
     assert choices in CliRunner().invoke(app, [*words.split(), "--help"]).output
@@ -102,7 +118,9 @@ def completed(program, text):
     module = "milvus_hubness" if program == "milvus-hubness" else "qdrant_hubness"
     code = f"import sys; sys.argv[0] = {program!r}; from {module}.cli import main; main()"
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    ).stdout
 
 
 @pytest.mark.parametrize(
@@ -124,13 +142,17 @@ def test_the_completion_of_a_shell_can_be_shown(tmp_path):
     script = tmp_path / "script.sh"
     script.write_text(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}\ntrue\n")
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
-    assert "complete -o default -F _milvus_hubness_completion milvus-hubness" in done.stdout, done.stderr
+    assert "complete -o default -F _milvus_hubness_completion milvus-hubness" in done.stdout, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_one_convention_says_which_commands_write(words):
     """Commands write; with --plan they only show; --yes confirms what drops data for good."""
-    parameters = {name: parameter for parameter in COMMANDS[words][1].params for name in parameter.opts}
+    parameters = {
+        name: parameter for parameter in COMMANDS[words][1].params for name in parameter.opts
+    }
     assert not parameters.keys() & {"--execute", "--apply", "--commit", "--dry-run", "--confirm"}
     if "--plan" in parameters:
         assert parameters["--plan"].help.endswith("; write nothing.")

@@ -56,14 +56,23 @@ def folder(tmp_path_factory):
     schema.add_field("group", DataType.VARCHAR, max_length=200)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-    client.create_collection("products", schema=schema, index_params=index, consistency_level="Strong")
+    client.create_collection(
+        "products", schema=schema, index_params=index, consistency_level="Strong"
+    )
     keys = [*HOSTILE.values()]
     groups = [keys[i % 4] for i in range(len(keys))]
     rows = zip(keys, groups, vectors(rng, len(keys), DIM), strict=True)
-    client.insert("products", [{"sku": key, "group": group, "vector": vector} for key, group, vector in rows])
+    client.insert(
+        "products", [{"sku": key, "group": group, "vector": vector} for key, group, vector in rows]
+    )
     bank = vectors(rng, 40, DIM)
     texts = [f"{keys[i % len(keys)]}\ud800 text" for i in range(40)]
-    np.savez("bank.npz", query=bank, key=np.array([keys[i % len(keys)] for i in range(40)]), text=np.array(texts))
+    np.savez(
+        "bank.npz",
+        query=bank,
+        key=np.array([keys[i % len(keys)] for i in range(40)]),
+        text=np.array(texts),
+    )
     client.close()
     yield folder
     server_manager_instance.release_server("shop.db")
@@ -77,7 +86,17 @@ def assert_harmless(text):
 
 COMMANDS = {
     "hubs": ["hubs", "products", *NNN],
-    "explain a query": ["explain", "products", *NNN, "--query-number", "1", "--top", "20", "--query-text", "text"],
+    "explain a query": [
+        "explain",
+        "products",
+        *NNN,
+        "--query-number",
+        "1",
+        "--top",
+        "20",
+        "--query-text",
+        "text",
+    ],
     "diagnose": [
         *("diagnose", "products", "--pairs", "bank.npz", *NNN, "--query-text", "text"),
         *("--slice-by", "group", "--group-by", "group"),
@@ -86,12 +105,22 @@ COMMANDS = {
     "match": ["match", "products", "--queries", "bank.npz", "--out", "matches.npz"],
     "status": ["status", "products"],
     "migrate plan": ["migrate", "plan", "products", *NNN],
-    **{f"explain {name}": ["explain", "products", key, *NNN, "--query-text", "text"] for name, key in HOSTILE.items()},
+    **{
+        f"explain {name}": ["explain", "products", key, *NNN, "--query-text", "text"]
+        for name, key in HOSTILE.items()
+    },
     "an unknown key": ["explain", "products", "none\x1b[2J\u202e", *NNN],
     "an unknown collection": ["status", "none\x1b[2J\u202e"],
     "an unknown command": ["none\x1b[2J\u202e"],
     "an unknown option": ["status", "products", "--none\x1b[2J\u202e"],
-    "an unknown method": ["hubs", "products", "--bank", "bank.npz", "--method", "none\x1b[2J\u202e"],
+    "an unknown method": [
+        "hubs",
+        "products",
+        "--bank",
+        "bank.npz",
+        "--method",
+        "none\x1b[2J\u202e",
+    ],
     "a file that is missing": ["hubs", "products", "--bank", "none\x1b[2J\u202e.npy"],
     "a configuration": ["serve", "--config", "hubness.toml", "--check"],
 }
@@ -134,7 +163,9 @@ def test_keys_are_shown_and_no_markup_is_obeyed(folder, run):
 def test_json_and_csv_for_programs_are_exact(folder, run):
     listed = json.loads(run("hubs", "products", *NNN, "--json").stdout)["hubs"]["rows"]
     assert {row["key"] for row in listed} == set(HOSTILE.values())
-    told = json.loads(run("explain", "products", HOSTILE["clear"], *NNN, "--query-text", "text", "--json").stdout)
+    told = json.loads(
+        run("explain", "products", HOSTILE["clear"], *NNN, "--query-text", "text", "--json").stdout
+    )
     assert all(query["text"].endswith("\ud800 text") for query in told["explain"]["row"]["queries"])
     as_csv = run("hubs", "products", *NNN, "--csv").stdout
     assert HOSTILE["clear"] in as_csv
@@ -173,7 +204,9 @@ def test_progress_bars_name_what_they_count(monkeypatch, capsys):
             drawn += capsys.readouterr().err
     for text in HOSTILE.values():
         assert f"reading {visible_line(text)}" in drawn
-    assert not set(drawn) & set(FORBIDDEN) - set("\x1b\r"), "rich draws bars with escape sequences of its own"
+    assert not set(drawn) & set(FORBIDDEN) - set("\x1b\r"), (
+        "rich draws bars with escape sequences of its own"
+    )
     for steered in ("\x1b[2J", "\x1b]0;", "\x1b]8;"):
         assert steered not in drawn
 
@@ -181,7 +214,10 @@ def test_progress_bars_name_what_they_count(monkeypatch, capsys):
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_lines_tables_and_events(text, capsys):
     with printed() as listen:
-        for name, facts in (("warning", {"message": text}), ("throttled", {"detail": text, "reason": "load"})):
+        for name, facts in (
+            ("warning", {"message": text}),
+            ("throttled", {"detail": text, "reason": "load"}),
+        ):
             assert name in LINES
             listen(Event(name, facts, datetime.now(timezone.utc)))
     console.say(text)

@@ -21,18 +21,37 @@ def test_a_file_has_the_matches_of_the_client(files, run, out):
     columns = pq.read_table(out).to_pydict() if out.endswith("parquet") else dict(np.load(out))
     matches = HubnessClient("shop.db").match("products", np.load("bank.npy"), limit=3)
     names = ("id", "score", "matched_score", "raw_rank", "rank")
-    expected = [(query, *(hit[name] for name in names)) for query, hits in enumerate(matches) for hit in hits]
+    expected = [
+        (query, *(hit[name] for name in names))
+        for query, hits in enumerate(matches)
+        for hit in hits
+    ]
     rows = list(zip(*(columns[name] for name in ("query", *names)), strict=True))
     assert len(rows) == 3 * 40
     np.testing.assert_allclose(np.array(rows), np.array(expected), rtol=0, atol=1e-6)
     report = json.loads(done.stdout)["match"]
-    assert (report["queries"], report["items"], report["matches"], report["unmatched"]) == (40, 60, 120, [])
+    assert (report["queries"], report["items"], report["matches"], report["unmatched"]) == (
+        40,
+        60,
+        120,
+        [],
+    )
     assert not list(files.glob("*.parts"))
 
 
 def test_it_prints_the_numbers_and_warns(files, run):
     np.save("few.npy", np.load("bank.npy")[:3])
-    done = run("match", "products", "--queries", "few.npy", "--out", "few.npz", "--one-to-one", "--filter", "id < 50")
+    done = run(
+        "match",
+        "products",
+        "--queries",
+        "few.npy",
+        "--out",
+        "few.npz",
+        "--one-to-one",
+        "--filter",
+        "id < 50",
+    )
     assert done.returncode == 0, done.stderr
     assert "3 against 50 rows" in done.stdout
     assert "3 matches to few.npz" in done.stdout

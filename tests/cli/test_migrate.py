@@ -42,11 +42,19 @@ def interrupted(monkeypatch, method):
 def test_a_plan_writes_nothing(run, files):
     plan = run("migrate", "plan", "products", *BANK, "--rename")
     assert plan.returncode == 0, plan.stderr
-    for fact in ("products_hubness", "COSINE, served as IP", "8 -> 16", "40 queries", "NNN(k=8, alpha=0.75"):
+    for fact in (
+        "products_hubness",
+        "COSINE, served as IP",
+        "8 -> 16",
+        "40 queries",
+        "NNN(k=8, alpha=0.75",
+    ):
         assert fact in plan.stdout
     assert "products becomes an alias of the copy" in plan.stdout
     assert "Nothing was written" in plan.stdout
-    told = json.loads(run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout)["plan"]
+    told = json.loads(
+        run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout
+    )["plan"]
     assert (told["rows"], told["alias"], told["rename"]) == (60, "live", False)
     assert collections(files) == {"products"}
     assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
@@ -66,7 +74,15 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     rehearsed = run("migrate", "rehearse", "products", *BANK, *AT_ONCE)
     assert rehearsed.returncode == 0, rehearsed.stderr
-    for fact in ("copying", "rows/s", "MiB", "60 rows, ", "0 of 60", "--alias live", "--drop products_"):
+    for fact in (
+        "copying",
+        "rows/s",
+        "MiB",
+        "60 rows, ",
+        "0 of 60",
+        "--alias live",
+        "--drop products_",
+    ):
         assert fact in rehearsed.stdout
     assert behind(live, "live") == "products"
     standing = run("migrate", "status", "live")
@@ -103,7 +119,9 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
 
     client = HubnessClient("shop.db")
     added = vectors(np.random.default_rng(9), 3, DIM)
-    client.insert("live", [{"id": 100 + i, "vector": row, "group": 0} for i, row in enumerate(added)])
+    client.insert(
+        "live", [{"id": 100 + i, "vector": row, "group": 0} for i, row in enumerate(added)]
+    )
     assert_fails(run("migrate", "verify", "live"), 1, "does not hold", "100")
     revert = run("migrate", "rollback", "live", *AT_ONCE)
     assert revert.returncode == 0, revert.stderr
@@ -147,7 +165,9 @@ def test_step_by_step_under_the_collections_own_name(run, files):
 
 def test_a_plan_counts_the_wait_for_clients(run, files):
     def seconds(*options):
-        plan = json.loads(run("migrate", "plan", "products", *BANK, *options, "--json").stdout)["plan"]
+        plan = json.loads(run("migrate", "plan", "products", *BANK, *options, "--json").stdout)[
+            "plan"
+        ]
         assert plan["estimated_seconds"] >= plan["waiting_seconds"]
         return plan["waiting_seconds"]
 
@@ -171,14 +191,20 @@ def test_of_two_copies_the_one_that_is_meant_is_named(run, files):
         ["run", "products", "--no-writers"],
         ["rollback", "products", "--no-writers"],
     ):
-        assert_fails(run("migrate", *command), 1, "several copies (other, products_hubness)", "--target")
+        assert_fails(
+            run("migrate", *command), 1, "several copies (other, products_hubness)", "--target"
+        )
     both = run("migrate", "status", "--json")
     assert {each["phase"] for each in json.loads(both.stdout)["migrations"]} == {"verified"}
 
     assert run("migrate", "verify", "products", "--target", "other").returncode == 0
     assert "other" in run("migrate", "status", "other").stdout
-    assert_fails(run("migrate", "verify", "products", "--target", "nope"), 1, "'products' to 'nope'")
-    done = run("migrate", "cutover", "products", "--target", "other", "--alias", "live", "--no-writers")
+    assert_fails(
+        run("migrate", "verify", "products", "--target", "nope"), 1, "'products' to 'nope'"
+    )
+    done = run(
+        "migrate", "cutover", "products", "--target", "other", "--alias", "live", "--no-writers"
+    )
     assert done.returncode == 0, done.stderr
     assert behind(connect("shop.db"), "live") == "other"
     cleaned = run("migrate", "clean", "products", "--drop", "products_hubness", "--yes")
@@ -230,7 +256,9 @@ def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
     done = run(*asked, "--critical-load", "echo too many queries; false")
     assert_fails(done, 1, "the load is critical", "too many queries")
     assert behind(live, "live") == "products"
-    resumed = run("migrate", "run", "products", "--alias", "live", "--no-writers", "--max-load", "true")
+    resumed = run(
+        "migrate", "run", "products", "--alias", "live", "--no-writers", "--max-load", "true"
+    )
     assert resumed.returncode == 0, resumed.stderr
     assert behind(live, "live") == "products_hubness"
     assert "Missing argument 'source'" in run("migrate", "run").stderr
@@ -267,7 +295,11 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
 def test_a_copy_that_is_gone_is_told_in_one_line_with_the_way_out(run, files):
     assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
     connect("shop.db").drop_collection("products_hubness")
-    for command in (["run", "products", *BANK], ["run", "products"], ["cutover", "products", "--rename"]):
+    for command in (
+        ["run", "products", *BANK],
+        ["run", "products"],
+        ["cutover", "products", "--rename"],
+    ):
         gone = run("migrate", *command, "--no-writers")
         assert gone.returncode == 1
         assert "verified" not in gone.stdout
@@ -280,19 +312,26 @@ def test_a_copy_that_is_gone_is_told_in_one_line_with_the_way_out(run, files):
     again = run("migrate", "run", "products", *BANK, "--no-writers", "--restart")
     assert again.returncode == 0, again.stderr
     assert "60 rows" in again.stdout
-    assert json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]["problem"] is None
+    assert (
+        json.loads(run("migrate", "status", "products", "--json").stdout)["migration"]["problem"]
+        is None
+    )
 
 
 def test_a_run_that_continues_reports_it_and_its_metrics_have_the_rows(run, files):
     assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
-    again = run("migrate", "run", "products", "--no-writers", "--metrics-file", "migration.prom", "--json")
+    again = run(
+        "migrate", "run", "products", "--no-writers", "--metrics-file", "migration.prom", "--json"
+    )
     assert again.returncode == 0, again.stderr
     [event] = [line for line in again.lines() if line["name"] == "continuing"]
     facts = event["facts"]
     assert (facts["phase"], facts["rows"], facts["rows_total"]) == ("verified", 60, 60)
     metrics = Path("migration.prom").read_text()
     for name in ("source_rows", "rows_copied_total"):
-        [value] = [line.split()[-1] for line in metrics.splitlines() if f"migration_{name}{{" in line]
+        [value] = [
+            line.split()[-1] for line in metrics.splitlines() if f"migration_{name}{{" in line
+        ]
         assert float(value) == 60
 
 

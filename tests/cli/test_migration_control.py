@@ -11,7 +11,18 @@ from milvus_hubness import MilvusStore, connect
 from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 
-QUERY_SCALE = ("migrate", "run", "many", "--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live")
+QUERY_SCALE = (
+    "migrate",
+    "run",
+    "many",
+    "--bank",
+    "bank.npy",
+    "--k",
+    "8",
+    "--no-writers",
+    "--alias",
+    "live",
+)
 TOKEN = "s3cret-token"
 
 
@@ -42,7 +53,9 @@ def ask(url, path, body=None):
 
 
 def test_terminated_in_the_middle_it_carries_on(started, run):
-    process = started(*QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json")
+    process = started(
+        *QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json"
+    )
     until(process, "copying")
     control('{"paused": true}')
     until(process, "paused")
@@ -93,6 +106,13 @@ def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, f
     store = MilvusStore(connect("shop.db"))
     kept = store.records(LEDGER, MIGRATIONS) + store.records(LEDGER, "many_hubness")
     assert Ledger(store).find("many").phase == "switched"
-    heard = (json.dumps(printed), announced, complaint, command, Path("hook.txt").read_text(), str(kept))
+    heard = (
+        json.dumps(printed),
+        announced,
+        complaint,
+        command,
+        Path("hook.txt").read_text(),
+        str(kept),
+    )
     assert not [text for text in heard if TOKEN in text]
     assert TOKEN not in os.environ.values()

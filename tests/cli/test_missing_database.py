@@ -60,7 +60,9 @@ def test_qdrants_local_mode_likewise(tmp_path, monkeypatch):
         with pytest.raises(ServerUnavailable, match="no database of Qdrant's local mode at"):
             connect_qdrant(str(path))
         monkeypatch.setenv("QDRANT_URL", str(path))
-        assert isinstance(CliRunner().invoke(cli.app, ["status", "items"]).exception, ServerUnavailable)
+        assert isinstance(
+            CliRunner().invoke(cli.app, ["status", "items"]).exception, ServerUnavailable
+        )
     assert not folder.exists()
     assert [path.name for path in other.iterdir()] == ["todo.txt"], "another folder stays as it is"
 

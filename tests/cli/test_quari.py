@@ -12,7 +12,15 @@ from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
-SIZES = {"rank": 2, "width": 8, "heads": 2, "layers": 1, "steps": 1, "batch": 16, "learning_rate": 1e-3}
+SIZES = {
+    "rank": 2,
+    "width": 8,
+    "heads": 2,
+    "layers": 1,
+    "steps": 1,
+    "batch": 16,
+    "learning_rate": 1e-3,
+}
 SMALL = (
     "--form",
     "published",
@@ -34,14 +42,18 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_network_is_trained_and_judged(run, folder):
-    done = run("quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--json")
+    done = run(
+        "quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["quari"]
     assert told["config"]["rank"] == 2
     assert told["settings"]["epochs"] == 2
     assert [each["epoch"] for each in told["history"]] == [0, 1, 2]
     assert (folder / "net.html").read_text().count("<polyline") == 3
-    shown = run("quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--resume")
+    shown = run(
+        "quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--resume"
+    )
     assert f"{told['parameters']:,} parameters" in " ".join(shown.stdout.split())
     judged = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--json")
     found = json.loads(judged.stdout)["quari"]
@@ -59,9 +71,15 @@ def test_linear_maps_with_a_memory_are_the_default(run, folder):
     assert done.returncode == 0, done.stderr
     trained = json.loads(done.stdout)["quari"]
     assert trained["parameters"] == 2 * DIM**2 + 2 * 36 * DIM + 2
-    assert [trained["settings"][name] for name in ("epochs", "learning_rate", "weight_decay")] == [16, 3e-4, 0]
+    assert [trained["settings"][name] for name in ("epochs", "learning_rate", "weight_decay")] == [
+        16,
+        3e-4,
+        0,
+    ]
     assert trained["history"][-1]["loss"] is None
-    shown = " ".join(run("quari", "train", *options[:-1], "--out", "maps.safetensors", "--resume").stdout.split())
+    shown = " ".join(
+        run("quari", "train", *options[:-1], "--out", "maps.safetensors", "--resume").stdout.split()
+    )
     assert "two linear maps" in shown
     assert "36 pairs" in shown
     plain = run("quari", "train", *options, "--out", "plain", "--memory", "0")
@@ -82,11 +100,20 @@ def test_weights_of_the_authors_are_imported(run, folder):
     assert (config["form"], config["rank"], config["width"], config["heads"], config["steps"]) == (
         *("published", 2, 16, 4, 4),
     )
-    assert "The authors' weights" in run("quari", "import-weights", "model_weights.pt", *options).stdout
-    judged = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--encoder", "clip", "--json")
+    assert (
+        "The authors' weights"
+        in run("quari", "import-weights", "model_weights.pt", *options).stdout
+    )
+    judged = run(
+        "quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--encoder", "clip", "--json"
+    )
     assert json.loads(judged.stdout)["quari"]["queries"] == 40
     assert_fails(run("quari", "import-weights", "pairs.npz", "--out", "other"), 1, "pairs.npz")
-    assert_fails(run("quari", "import-weights", "model_weights.pt", "--out", "x", "--param", "rang=1"), 2, "rang")
+    assert_fails(
+        run("quari", "import-weights", "model_weights.pt", "--out", "x", "--param", "rang=1"),
+        2,
+        "rang",
+    )
 
 
 def test_every_option_is_heard(run, folder):
@@ -119,7 +146,9 @@ def test_every_option_is_heard(run, folder):
             options += [f"--{name.replace('_', '-')}", str(value)]
         else:
             options += ["--param", f"{name}={json.dumps(value)}"]
-    done = run("quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *options, "--json")
+    done = run(
+        "quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *options, "--json"
+    )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)["quari"]
     heard = {**told["config"], **told["settings"]}
@@ -133,21 +162,31 @@ def test_a_training_is_taken_up_where_it_was_ended(run, folder):
     run("quari", "train", *options, "--out", "net.safetensors")
     again = run("quari", "train", *options, "--out", "net.safetensors", "--resume", "--json")
     assert [each["epoch"] for each in json.loads(again.stdout)["quari"]["history"]] == [0, 1, 2]
-    other = run("quari", "train", *options, "--param", "noise=0", "--out", "net.safetensors", "--resume")
+    other = run(
+        "quari", "train", *options, "--param", "noise=0", "--out", "net.safetensors", "--resume"
+    )
     assert_fails(other, 1, "started with other noise")
-    assert_fails(run("quari", "train", *options, "--out", "none", "--resume"), 1, "none: no such file; check the path")
+    assert_fails(
+        run("quari", "train", *options, "--out", "none", "--resume"),
+        1,
+        "none: no such file; check the path",
+    )
 
 
 def test_rows_of_a_corrected_collection_are_the_gallery(run, files):
     store, rng = MilvusStore(connect("shop.db")), np.random.default_rng(1)
     plan = plan_migration(store, "products", QueryBank.load("bank.npy"), estimator=NNN(8))
     name = migrate(store, plan).target
-    rows = connect("shop.db").query("products", filter="id >= 0", output_fields=["vector"], limit=60)
+    rows = connect("shop.db").query(
+        "products", filter="id >= 0", output_fields=["vector"], limit=60
+    )
     keys = np.array([row["id"] for row in rows])
     items = np.array([row["vector"] for row in rows], np.float32)
     np.savez("keyed.npz", query=items + 0.2 * rng.normal(size=items.shape), key=keys)
     keyed = ("--pairs", "keyed.npz", "--collection", name)
-    done = run("quari", "train", *keyed, "--out", "net.safetensors", "--encoder", "mini", *SMALL, "--json")
+    done = run(
+        "quari", "train", *keyed, "--out", "net.safetensors", "--encoder", "mini", *SMALL, "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["quari"]["pairs"] == 54
     judged = run("quari", "eval", "net.safetensors", *keyed, "--encoder", "mini", "--json")
@@ -166,14 +205,20 @@ def test_what_is_wrong_is_said_in_a_line(run, folder):
     np.savez("no_items.npz", query=vectors)
     assert_fails(run(*train, "--pairs", "no_items.npz"), 1, "item")
     assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rank=0"), 2, "rank")
-    assert_fails(run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter")
+    assert_fails(
+        run(*train, "--pairs", "pairs.npz", "--param", "rang=8"), 2, "rang: unknown parameter"
+    )
     assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
     wrong = run(*train, "--pairs", "pairs.npz", "--form", "published", "--memory", "5")
     assert_fails(wrong, 2, "memory is for the form linear")
     (folder / "broken").write_bytes(b"no network")
-    assert_fails(run("quari", "eval", "broken", "--pairs", "pairs.npz"), 1, "not a readable safetensors")
+    assert_fails(
+        run("quari", "eval", "broken", "--pairs", "pairs.npz"), 1, "not a readable safetensors"
+    )
     assert run("quari", "train", "--pairs", "pairs.npz").returncode == 2
     run(*train, "--pairs", "pairs.npz", *SMALL)
     rng = np.random.default_rng(2)
     np.savez("wider.npz", query=rng.normal(size=(5, 9)), item=rng.normal(size=(5, 9)))
-    assert_fails(run("quari", "eval", "net.safetensors", "--pairs", "wider.npz"), 1, f"for dimension {DIM}")
+    assert_fails(
+        run("quari", "eval", "net.safetensors", "--pairs", "wider.npz"), 1, f"for dimension {DIM}"
+    )

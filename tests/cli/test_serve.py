@@ -69,7 +69,9 @@ def insert_pending(count, first=1_000):
     client = HubnessClient("shop.db")
     rows = vectors(np.random.default_rng(first), count, DIM)
     client.insert(
-        "products_hubness", [{"id": first + n, "vector": row, "group": 1} for n, row in enumerate(rows)], bias="pending"
+        "products_hubness",
+        [{"id": first + n, "vector": row, "group": 1} for n, row in enumerate(rows)],
+        bias="pending",
     )
     client.close()
 
@@ -133,8 +135,14 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ('method = "nnn"', "NNN(k=128, alpha=0.75) differs from NNN(k=4, alpha=0.5), which tune chose on 2026-05-04"),
-        ('method = "nnn"\nparams = { k = 4 }', "NNN(k=4, alpha=0.75) differs from NNN(k=4, alpha=0.5)"),
+        (
+            'method = "nnn"',
+            "NNN(k=128, alpha=0.75) differs from NNN(k=4, alpha=0.5), which tune chose on 2026-05-04",
+        ),
+        (
+            'method = "nnn"\nparams = { k = 4 }',
+            "NNN(k=4, alpha=0.75) differs from NNN(k=4, alpha=0.5)",
+        ),
         ('method = "csls"', "CSLS(k=10) differs from NNN(k=4, alpha=0.5)"),
         ('method = "nnn"\nparams = { k = 4, alpha = 0.5 }', None),
         ('method = "csls"\noverride = true', None),
@@ -211,15 +219,23 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     monkeypatch.setattr("milvus_hubness.serve.config.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1
-    assert "collection=products_hubness result=failed action=unfinished message=ZeroDivisionError" in done.stdout
+    assert (
+        "collection=products_hubness result=failed action=unfinished message=ZeroDivisionError"
+        in done.stdout
+    )
 
 
 @pytest.mark.long
-def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carries_on(corrected, run, started):
+def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carries_on(
+    corrected, run, started
+):
     insert_pending(6_000)
     server_manager_instance.release_server("shop.db")
     process = started(
-        "serve", "--config", configured(COLLECTION + "rows_per_second = 1000\nclient_ttl = 0\n"), "--json"
+        "serve",
+        "--config",
+        configured(COLLECTION + "rows_per_second = 1000\nclient_ttl = 0\n"),
+        "--json",
     )
     line = json.loads(process.stdout.readline())
     url = line["facts"]["url"]
@@ -231,8 +247,14 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     told, complained = process.communicate(timeout=30)
     assert (process.returncode, complained) == (0, "")
     events = [json.loads(line) for line in told.splitlines()]
-    assert [event["name"] for event in events if event["name"] != "missed"] == ["stopping", "reconciled", "stopped"]
-    assert [event["facts"]["result"] for event in events if event["name"] == "reconciled"] == ["stopped"]
+    assert [event["name"] for event in events if event["name"] != "missed"] == [
+        "stopping",
+        "reconciled",
+        "stopped",
+    ]
+    assert [event["facts"]["result"] for event in events if event["name"] == "reconciled"] == [
+        "stopped"
+    ]
     left = pending()
     assert 0 < left < 6_000
     done = run("serve", "--config", configured(), "--once", "--json")
@@ -242,14 +264,18 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
 
 
 @pytest.mark.long
-def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(served, tmp_path, monkeypatch, started):
+def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
+    served, tmp_path, monkeypatch, started
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILVUS_HUBNESS_URI", served.uri)
     rng, name = np.random.default_rng(6), served.name("served")
     banks = {each: vectors(rng, 40, DIM) for each in ("right", "wrong")}
     client = served.client(HubnessClient)
     born = CorrectionConfig(QueryBank(banks["right"]), NNN(4))
-    client.create_collection(name, DIM, metric_type="COSINE", consistency_level="Strong", hubness=born)
+    client.create_collection(
+        name, DIM, metric_type="COSINE", consistency_level="Strong", hubness=born
+    )
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(vectors(rng, 300, DIM))]
     client.insert(name, rows[:200])
     services = {}
@@ -261,7 +287,9 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(served
                 f'name = "{name}"\nbank = "{each}.npy"\nmethod = "nnn"\nparams = {{ k = 4 }}\n'
                 'schedule = "2s"\nfull_schedule = "2s"\nclient_ttl = 0\n'
             )
-        services[each] = started("serve", "--config", f"{each}.toml", "--json", MILVUS_HUBNESS_URI=served.uri)
+        services[each] = started(
+            "serve", "--config", f"{each}.toml", "--json", MILVUS_HUBNESS_URI=served.uri
+        )
         events_until(services[each], "reconciled")
     before, ends = status(served.store(), name), time.monotonic() + 60
     for part in range(10):

@@ -117,7 +117,9 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
         if step.method == "get":
             database.dual_write = None  # the name leads to another collection now
             for _ in refusals:
-                raise MilvusException(COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'")
+                raise MilvusException(
+                    COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'"
+                )
             return [ROW]
         return database.answer(step)
 
@@ -159,7 +161,9 @@ class Alias:
         if isinstance(step, Pause | LearnSchema):
             return None
         if isinstance(step, LoadBank):
-            return StoredBank(QueryBank(np.eye(1, self.DIM, dtype=np.float32)), np.zeros((1, 0), np.float32))
+            return StoredBank(
+                QueryBank(np.eye(1, self.DIM, dtype=np.float32)), np.zeros((1, 0), np.float32)
+            )
         if isinstance(step, Compute):
             return step.work()
         if isinstance(step, InStore):
@@ -179,7 +183,9 @@ class Alias:
         width = self.DIM if name == "plain" else self.width
         if sent != width:
             found = len(step.args[1]) * sent // width
-            raise MilvusException(1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows")
+            raise MilvusException(
+                1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows"
+            )
         self.written[name] += [row["id"] for row in step.args[1]]
         return {"ids": [row["id"] for row in step.args[1]]}
 

@@ -68,8 +68,12 @@ def test_a_store_of_our_client_sees_what_is_stored(client):
 
 def test_a_store_of_our_qdrant_client_sees_what_is_stored_and_leaves_it_open(bank):
     ours = HubnessQdrantClient(":memory:")
-    ours.create_collection("products", vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
-    ours.upload_collection("products", vectors(np.random.default_rng(4), ROWS, DIM), ids=range(ROWS))
+    ours.create_collection(
+        "products", vectors_config=models.VectorParams(size=DIM, distance="Cosine")
+    )
+    ours.upload_collection(
+        "products", vectors(np.random.default_rng(4), ROWS, DIM), ids=range(ROWS)
+    )
     store = QdrantStore(ours)
     migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)
     assert status(QdrantStore(ours), "products_hubness").corrected
@@ -81,8 +85,14 @@ def test_a_store_of_our_qdrant_client_sees_what_is_stored_and_leaves_it_open(ban
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (URI, "MilvusStore needs a client, not the address 'shop.db': pass MilvusStore(connect('shop.db'))"),
-        (AsyncMilvusClient, "MilvusStore needs a MilvusClient, not AsyncMilvusClient: pass MilvusStore(connect(uri))"),
+        (
+            URI,
+            "MilvusStore needs a client, not the address 'shop.db': pass MilvusStore(connect('shop.db'))",
+        ),
+        (
+            AsyncMilvusClient,
+            "MilvusStore needs a MilvusClient, not AsyncMilvusClient: pass MilvusStore(connect(uri))",
+        ),
         (
             AsyncHubnessClient,
             "MilvusStore needs a MilvusClient, not AsyncHubnessClient: pass MilvusStore(connect(uri))",
@@ -107,7 +117,10 @@ def jobs():
     """The public functions that take a store, by name."""
     for name in dir(milvus_hubness):
         function = getattr(milvus_hubness, name)
-        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") == "store":
+        if (
+            inspect.isfunction(function)
+            and next(iter(inspect.signature(function).parameters), "") == "store"
+        ):
             yield name, function
 
 
@@ -121,9 +134,13 @@ def test_these_jobs_take_a_store():
 @pytest.mark.parametrize("name", JOBS)
 def test_a_job_without_a_store_says_how_to_make_one(name):
     """pymilvus users pass a client or a URI; that was AttributeError: no attribute 'info'."""
-    names = [p.name for p in inspect.signature(JOBS[name]).parameters.values() if p.default is p.empty][1:]
+    names = [
+        p.name for p in inspect.signature(JOBS[name]).parameters.values() if p.default is p.empty
+    ][1:]
     arguments = [None for each in names if each not in ("options", "changes")]
-    keywords = {"renamed_from": "x"} if name == "adopt" else {"drop": "x"} if name == "clean" else {}
+    keywords = (
+        {"renamed_from": "x"} if name == "adopt" else {"drop": "x"} if name == "clean" else {}
+    )
     arguments = arguments[: len(arguments) - len(keywords)]
     remedies = {
         "http://root:sesame@localhost:19530": "not the address 'http://***@localhost:19530': pass MilvusStore(connect(",
@@ -164,7 +181,9 @@ def test_tensors_search_and_are_written_as_their_numbers(client, bank, kind, lis
     tensor = TENSORS[kind](bank[:2])
     data = list(tensor) if listed else tensor
     expected = client.search("products_hubness", as_numpy(tensor), limit=3)
-    assert [hits.ids for hits in client.search("products_hubness", data, limit=3)] == [hits.ids for hits in expected]
+    assert [hits.ids for hits in client.search("products_hubness", data, limit=3)] == [
+        hits.ids for hits in expected
+    ]
     request = AnnSearchRequest(data=list(data), anns_field="vector", param={}, limit=3)
     merged = client.hybrid_search("products_hubness", [request], RRFRanker(), limit=3)
     assert [hits.ids for hits in merged] == [hits.ids for hits in expected]
@@ -191,7 +210,10 @@ def test_complex_tensors_are_refused(client, bank):
 
 MISTYPED = {
     "strenght": ("strength", lambda c, q, **o: c.search("products_hubness", q, **o)),
-    "Strength": ("strength", lambda c, q, **o: c.hybrid_search("products_hubness", [], RRFRanker(), **o)),
+    "Strength": (
+        "strength",
+        lambda c, q, **o: c.hybrid_search("products_hubness", [], RRFRanker(), **o),
+    ),
     "profil": ("profile", lambda c, q, **o: c.search_iterator("products_hubness", q, **o)),
     "with_raw_scores": ("with_raw_score", lambda c, q, **o: c.search("products_hubness", q, **o)),
     "candidate": ("candidates", lambda c, q, **o: c.match("products_hubness", q, **o)),
@@ -214,7 +236,12 @@ def test_a_mistyped_argument_is_not_ignored(client, bank, name):
 
 
 def test_further_arguments_of_pymilvus_are_not_taken_for_ours(client, bank):
-    further = {"consistency_level": "Strong", "group_by_field": "group", "round_decimal": 3, "strict_cast": True}
+    further = {
+        "consistency_level": "Strong",
+        "group_by_field": "group",
+        "round_decimal": 3,
+        "strict_cast": True,
+    }
     assert client.search("products_hubness", bank[:1], limit=3, **further)
     assert client.search("products_hubness", bank[:1], limit=3, ignore_growing=True)
 

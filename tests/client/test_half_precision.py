@@ -15,7 +15,12 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 from milvus_hubness.correction.codec.arrays import encode, rounded
 from milvus_hubness.correction.codec.base import RowBiases, with_columns
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.state import BankReference, CandidateReranking, CollectionState, Profile
+from milvus_hubness.correction.state import (
+    BankReference,
+    CandidateReranking,
+    CollectionState,
+    Profile,
+)
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.messages import Question
@@ -27,7 +32,10 @@ from tests.galleries import METRICS, as_distance, similarity, vectors
 
 ITEMS, QUERIES, DIM = 40, 3, 20
 KINDS = {"float16": DataType.FLOAT16_VECTOR, "bfloat16": DataType.BFLOAT16_VECTOR}
-PLACEHOLDERS = {"float16": PlaceholderType.FLOAT16_VECTOR, "bfloat16": PlaceholderType.BFLOAT16_VECTOR}
+PLACEHOLDERS = {
+    "float16": PlaceholderType.FLOAT16_VECTOR,
+    "bfloat16": PlaceholderType.BFLOAT16_VECTOR,
+}
 
 
 class Field:
@@ -62,7 +70,11 @@ class Field:
         self.schema = {
             "fields": [
                 {"name": "id", "type": DataType.INT64, "params": {}, "is_primary": True},
-                {"name": "vector", "type": KINDS[dtype], "params": {"dim": self.state.codec.form.width}},
+                {
+                    "name": "vector",
+                    "type": KINDS[dtype],
+                    "params": {"dim": self.state.codec.form.width},
+                },
                 {"name": "hubness_bias", "type": DataType.FLOAT, "params": {}},
                 {"name": "hubness_epoch", "type": DataType.INT64, "params": {}},
                 {"name": "hubness_norm", "type": DataType.DOUBLE, "params": {}},
@@ -103,7 +115,10 @@ class Field:
         products = self.numbers(b"".join(sent.values), width) @ self.numbers(packed, width).T
         best = np.argsort(-products, axis=1)[:, : asked.limit]
         answer = schema_pb2.SearchResultData(
-            num_queries=len(best), top_k=asked.limit, topks=[asked.limit] * len(best), primary_field_name="id"
+            num_queries=len(best),
+            top_k=asked.limit,
+            topks=[asked.limit] * len(best),
+            primary_field_name="id",
         )
         answer.ids.int_id.data.extend(best.ravel().tolist())
         answer.scores.extend(np.take_along_axis(products, best, 1).ravel().tolist())
@@ -116,7 +131,10 @@ class Field:
         """These rows of a column."""
         found = schema_pb2.FieldData(type=column.type, field_name=column.field_name)
         if column.field_name == "vector":
-            packed, size = getattr(column.vectors, f"{self.dtype}_vector"), 2 * self.state.codec.form.width
+            packed, size = (
+                getattr(column.vectors, f"{self.dtype}_vector"),
+                2 * self.state.codec.form.width,
+            )
             found.vectors.dim = self.state.codec.form.width
             parts = b"".join(packed[i * size : (i + 1) * size] for i in places)
             setattr(found.vectors, f"{self.dtype}_vector", parts)
@@ -144,7 +162,9 @@ def test_rows_are_packed_alike_however_they_are_given(field):
         assert field.packed(given)["vector"] == columns["vector"]
     if field.dtype == "float16":
         assert field.packed(field.items.astype(np.float16))["vector"] == columns["vector"]
-    stored = field.numbers(getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.codec.form.width)
+    stored = field.numbers(
+        getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.codec.form.width
+    )
     if field.metric != "COSINE":
         assert np.array_equal(stored[:, :DIM], field.items)
 
@@ -154,18 +174,31 @@ def test_answers_have_corrected_scores_and_the_vectors_that_were_given(field, st
     columns = field.packed(encode(field.items, field.dtype))
     raw = similarity(field.queries, field.items, field.metric)
     wanted = raw - strength * field.biases
-    coarse = {"float16": 1e-3, "bfloat16": 8e-3} if field.metric == "COSINE" else dict.fromkeys(KINDS, 1e-4)
+    coarse = (
+        {"float16": 1e-3, "bfloat16": 8e-3}
+        if field.metric == "COSINE"
+        else dict.fromkeys(KINDS, 1e-4)
+    )
     for data in (encode(field.queries, field.dtype), field.queries, field.queries.tolist()):
         question = Question(
-            data, 10, output_fields=["vector"], strength=strength, with_raw_score=True, round_decimal=-1
+            data,
+            10,
+            output_fields=["vector"],
+            strength=strength,
+            with_raw_score=True,
+            round_decimal=-1,
         )
         results = field.answered(field.rewrite.ask(question), columns)
         for number, hits in enumerate(results):
             keys = [hit["id"] for hit in hits]
             atol = coarse[field.dtype]
-            np.testing.assert_allclose(hits.distances, as_distance(wanted[number, keys], field.metric), atol=atol)
             np.testing.assert_allclose(
-                [hit["raw_score"] for hit in hits], as_distance(raw[number, keys], field.metric), atol=atol
+                hits.distances, as_distance(wanted[number, keys], field.metric), atol=atol
+            )
+            np.testing.assert_allclose(
+                [hit["raw_score"] for hit in hits],
+                as_distance(raw[number, keys], field.metric),
+                atol=atol,
             )
             assert wanted[number, keys].min() >= np.sort(wanted[number])[-10] - 2 * atol
             for key, hit in zip(keys, hits, strict=True):
@@ -180,14 +213,20 @@ def test_queried_rows_are_unpacked_and_given_back_as_pymilvus_gives_them(field):
     columns = field.packed(field.items)
     response = milvus_pb2.QueryResults(fields_data=list(columns.values()))
     rows = [dict.fromkeys(columns) for _ in range(ITEMS)]
-    lazy = [each for each in response.fields_data if extract_row_data_from_fields_data_v2(each, rows)]
+    lazy = [
+        each for each in response.fields_data if extract_row_data_from_fields_data_v2(each, rows)
+    ]
     unpacked = HybridExtraList(lazy, rows, extra={}, dynamic_fields=[])
     reading = field.rewrite.reading
     reading.rows_out(unpacked, reading.fields(["*"]))
     for item, row in zip(field.items, unpacked, strict=True):
         assert set(row) == {"id", "vector"}
         [packed] = row["vector"]
-        step = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[field.dtype] if field.metric == "COSINE" else 0
+        step = (
+            {"float16": 2.0**-10, "bfloat16": 2.0**-7}[field.dtype]
+            if field.metric == "COSINE"
+            else 0
+        )
         np.testing.assert_allclose(field.numbers(packed, DIM)[0], item, rtol=step, atol=0)
 
 
@@ -207,7 +246,8 @@ def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
 
 
 @pytest.mark.parametrize(
-    ("given", "refusal"), [(b"12", DimensionMismatch), (b"123", InvalidInput), ([0.5] * (DIM + 1), DimensionMismatch)]
+    ("given", "refusal"),
+    [(b"12", DimensionMismatch), (b"123", InvalidInput), ([0.5] * (DIM + 1), DimensionMismatch)],
 )
 def test_what_is_no_vector_of_the_field_is_refused(given, refusal):
     field = Field("bfloat16", "IP")
@@ -226,7 +266,13 @@ def test_other_vectors_are_copied_in_the_form_in_which_they_are_written():
         {"name": "none", "type": DataType.BFLOAT16_VECTOR, "params": {"dim": 1}, "nullable": True},
         {"name": "sparse", "type": DataType.SPARSE_FLOAT_VECTOR},
     ]
-    read = {"id": 3, "bits": [b"\x01\x02"], "small": [b"\xff\x01"], "half": [b"\x00\x3c"], "none": None}
+    read = {
+        "id": 3,
+        "bits": [b"\x01\x02"],
+        "small": [b"\xff\x01"],
+        "half": [b"\x00\x3c"],
+        "none": None,
+    }
     read["sparse"] = {1: 0.5}
     [written] = milvus_schema.insertable_rows([read], {"fields": fields}, lite=False)
     assert written == {**read, "bits": b"\x01\x02", "small": b"\xff\x01", "half": b"\x00\x3c"}

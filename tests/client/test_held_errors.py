@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, AsyncHubnessClient, HubnessClient, QueryBank, migrate, plan_migration
+from milvus_hubness import (
+    NNN,
+    AsyncHubnessClient,
+    HubnessClient,
+    QueryBank,
+    migrate,
+    plan_migration,
+)
 from milvus_hubness.milvus.client.state_cache import HeldErrors
 from tests.galleries import plain_collection, vectors
 
@@ -80,13 +87,19 @@ async def test_an_async_client_too(lite, records):
 
 def test_only_records_of_errors_that_were_recovered_from_are_kept_back(records):
     log = logging.getLogger("pymilvus.decorators")
-    gone, other = MilvusException(message="expected dim 32, got 24"), MilvusException(message="disk is full")
+    gone, other = (
+        MilvusException(message="expected dim 32, got 24"),
+        MilvusException(message="disk is full"),
+    )
     with HeldErrors("products") as held:
         log.error("RPC error: [upsert], %s", gone)
         log.error("RPC error: [query], %s", other)
         log.warning("never seen at this level")
         held.recovered.append(gone)
-    assert [each.getMessage()[:20] for each in records] == ["RPC error: [query], ", "collection 'products"]
+    assert [each.getMessage()[:20] for each in records] == [
+        "RPC error: [query], ",
+        "collection 'products",
+    ]
     records.clear()
 
     def fail():

@@ -102,14 +102,21 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_halves_are_sampled_as_numbers(samples_collection, dtype):
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype))
+    sampler.offer(
+        online_bank(), OWNER, state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype)
+    )
     sampler.close()
     assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
 
 
 def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
     sampler = Sampler(samples_collection.write)
-    sampler.offer(online_bank(), OWNER, state(), [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]])
+    sampler.offer(
+        online_bank(),
+        OWNER,
+        state(),
+        [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]],
+    )
     sampler.offer(online_bank(), OWNER, state(), ["text"])
     sampler.close()
     assert samples_collection.samples == []

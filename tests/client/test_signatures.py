@@ -40,7 +40,9 @@ def test_a_call_of_theirs_is_a_call_of_ours(ours, theirs, name):
     assert any(each.kind == further for each in mine.values()) or not any(
         each.kind == further for each in other.values()
     )
-    assert inspect.iscoroutinefunction(getattr(ours, name)) == inspect.iscoroutinefunction(getattr(theirs, name))
+    assert inspect.iscoroutinefunction(getattr(ours, name)) == inspect.iscoroutinefunction(
+        getattr(theirs, name)
+    )
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
@@ -50,7 +52,14 @@ def test_nothing_of_theirs_is_missing(ours, theirs):
 
 
 def test_both_clients_offer_the_same_beyond_pymilvus():
-    for name in ("search", "insert", "upsert", "hybrid_search", "create_collection", "query_iterator"):
+    for name in (
+        "search",
+        "insert",
+        "upsert",
+        "hybrid_search",
+        "create_collection",
+        "query_iterator",
+    ):
         beyond = []
         for ours, _ in PAIRS:
             known = inspect.signature(getattr(MilvusClient, name)).parameters

@@ -61,7 +61,9 @@ class Database:
     """As much of a MilvusClient as a job and the clients' operations ask of it, over tables in memory."""
 
     def __init__(self, count=4, **intent_log):
-        rows = {key: {"id": key, "vector": [1.0, 0.0], "note": "old", "bias": 0} for key in range(count)}
+        rows = {
+            key: {"id": key, "vector": [1.0, 0.0], "note": "old", "bias": 0} for key in range(count)
+        }
         self.tables = {HERE: rows, JOURNAL: {}, ROWS: {}}
         self.intent_log = WriteIntentLog(collection=JOURNAL, made="now", **intent_log)
         self.announced, self.asked, self.before, self.failing = True, [], lambda: None, {}
@@ -119,18 +121,31 @@ class Database:
 
     def _delete(self, name, ids=None, timeout=None, filter=None, partition_name=None):
         keys = [ids] if isinstance(ids, int) else ids or []
-        gone = [k for k, row in self.tables[name].items() if k in keys or (filter and matches(row, filter))]
+        gone = [
+            k
+            for k, row in self.tables[name].items()
+            if k in keys or (filter and matches(row, filter))
+        ]
         for key in gone:
             del self.tables[name][key]
         return {"delete_count": len(gone)}
 
 
-SIGNS = {"in": lambda held, wanted: held in wanted, "==": operator.eq, ">": operator.gt, "<": operator.lt}
+SIGNS = {
+    "in": lambda held, wanted: held in wanted,
+    "==": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 
 
 def matches(row, filter):
     """Of the filters that are asked here."""
-    found = [re.fullmatch(r"\(?(\w+) (in|==|>|<) (.+?)\)?", part).groups() for part in filter.split(" and ") if part]
+    found = [
+        re.fullmatch(r"\(?(\w+) (in|==|>|<) (.+?)\)?", part).groups()
+        for part in filter.split(" and ")
+        if part
+    ]
     return all(SIGNS[sign](row.get(field), json.loads(value)) for field, sign, value in found)
 
 
@@ -153,7 +168,9 @@ def row(key, note):
 
 
 def write(method, data, **options):
-    return lambda operations: operations.dual_writes.write(Write(method, HERE, data, options=options))
+    return lambda operations: operations.dual_writes.write(
+        Write(method, HERE, data, options=options)
+    )
 
 
 def delete(ids=None, filter=None):
@@ -169,7 +186,10 @@ WRITES = {
         write("upsert", [{"id": 1, "note": "new"}], partial_update=True),
         write("upsert", [{"id": 1, "vector": [0.5, 0.5]}], partial_update=True),
     ],
-    "partial update of a deleted row": [delete([1]), write("upsert", [row(1, "new")], partial_update=True)],
+    "partial update of a deleted row": [
+        delete([1]),
+        write("upsert", [row(1, "new")], partial_update=True),
+    ],
     "delete": [delete([1, 2])],
     "delete one": [delete(1)],
     "delete by filter": [delete(filter='note == "old"')],
@@ -197,7 +217,10 @@ class Interleaved:
                     step = operation.send(outcome) if error is None else operation.throw(error)
                 except StopIteration:
                     break
-                asked = isinstance(step, Ask) and step.method not in ("describe_collection", "get_server_version")
+                asked = isinstance(step, Ask) and step.method not in (
+                    "describe_collection",
+                    "get_server_version",
+                )
                 if asked:
                     yield
                 outcome, error = None, None
@@ -223,7 +246,10 @@ class Interleaved:
         writer.rewrite(batch, ["bias"], None)
         self.database.before = lambda: None
         list(self.requests)
-        return {key: (list(row["vector"]), row["note"]) for key, row in self.database.tables[HERE].items()}
+        return {
+            key: (list(row["vector"]), row["note"])
+            for key, row in self.database.tables[HERE].items()
+        }
 
 
 def mixed(iterators, rng):
@@ -239,7 +265,9 @@ def alone(writes):
     """What the writes make of the rows where nobody else writes, and how many requests that takes."""
     here = Interleaved(writes, ())
     requests = sum(1 for _ in here.requests)
-    return {key: (row["vector"], row["note"]) for key, row in here.database.tables[HERE].items()}, requests
+    return {
+        key: (row["vector"], row["note"]) for key, row in here.database.tables[HERE].items()
+    }, requests
 
 
 def orders(requests, points, seed=0):
@@ -292,7 +320,10 @@ def test_a_partial_update_builds_on_what_another_client_wrote_and_the_job_undid(
     old = dict(database.tables[HERE][1])
 
     def meanwhile(step):
-        asked = isinstance(step, Ask) and step.method not in ("describe_collection", "get_server_version")
+        asked = isinstance(step, Ask) and step.method not in (
+            "describe_collection",
+            "get_server_version",
+        )
         if asked and next(requests) == moment:
             drive(write("upsert", [row(1, "other")])(other), lambda each: answered(database, each))
             database.tables[HERE][1] = old
@@ -309,7 +340,11 @@ def test_a_partial_update_builds_on_what_another_client_wrote_and_the_job_undid(
 def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
     """Point 6: v = 100 was noted and written, then another client wrote v = 200, or deleted the row, or
     inserted a deleted one again."""
-    for before, after in ((row(1, "100"), row(1, "200")), (row(1, "100"), None), (None, row(1, "inserted again"))):
+    for before, after in (
+        (row(1, "100"), row(1, "200")),
+        (row(1, "100"), None),
+        (None, row(1, "inserted again")),
+    ):
         database = Database()
         job, operations = Job(database), client(database)
         batch = job.get(HERE, [1], "vector")
@@ -430,7 +465,9 @@ def test_a_collection_that_announces_nothing_is_asked_what_it_was_asked_ever():
 def test_keys_that_the_server_makes_are_of_rows_that_no_job_has_read():
     database = Database(auto_id=True)
     operations = client(database)
-    assert requested(database, operations, write("insert", [row(9, "new")]))[1] == [("insert", HERE)]
+    assert requested(database, operations, write("insert", [row(9, "new")]))[1] == [
+        ("insert", HERE)
+    ]
     assert ("upsert", JOURNAL) in requested(database, operations, write("upsert", [row(9, "n")]))[1]
 
 
@@ -440,7 +477,11 @@ def test_a_key_may_lie_in_several_partitions():
     requested(database, operations, delete([1]))
     noted = sorted((each["key"], each["partition"]) for each in database.tables[JOURNAL].values())
     assert noted == [(1, "_default"), (1, "other")]
-    requested(database, operations, lambda each: each.dual_writes.delete(Deletion(HERE, [2], partition_name="other")))
+    requested(
+        database,
+        operations,
+        lambda each: each.dual_writes.delete(Deletion(HERE, [2], partition_name="other")),
+    )
     assert len(database.tables[JOURNAL]) == 3
 
 
@@ -465,7 +506,9 @@ def test_what_cannot_be_noted_is_not_written(name):
     operations = client(database)
     before = json.dumps(database.tables[HERE])
     database.failing["upsert", JOURNAL] = MilvusException(message="read only")
-    with pytest.raises(WriteIntentFailed, match=rf"nothing was written to 'here'.*'{JOURNAL}'.*read only"):
+    with pytest.raises(
+        WriteIntentFailed, match=rf"nothing was written to 'here'.*'{JOURNAL}'.*read only"
+    ):
         requested(database, operations, WRITES[name][0])
     del database.tables[JOURNAL]
     database.failing.clear()
@@ -513,7 +556,10 @@ def test_what_pymilvus_remembers_of_a_journal_is_not_believed_of_the_next_of_its
     database.intent_log = WriteIntentLog(collection=JOURNAL, made="later")
     steps = []
     operations.states.forget(HERE)
-    drive(operations.states.cached_state(HERE), lambda step: steps.append(step) or answered(database, step))
+    drive(
+        operations.states.cached_state(HERE),
+        lambda step: steps.append(step) or answered(database, step),
+    )
     assert [each.collection for each in steps if isinstance(each, LearnSchema)] == [JOURNAL, ROWS]
 
 

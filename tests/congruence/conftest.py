@@ -8,7 +8,12 @@ from tests.databases import OnMilvus, OnQdrant
 from tests.qdrant.strict import StrictServer
 from tests.servers import QdrantServer
 
-QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-strict": "", "qdrant-server": "qdrant_uri"}
+QDRANTS = {
+    "qdrant-local": "",
+    "qdrant-states": "",
+    "qdrant-strict": "",
+    "qdrant-server": "qdrant_uri",
+}
 
 
 @pytest.fixture(scope="session", params=[*DATABASES, *QDRANTS])

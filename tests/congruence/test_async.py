@@ -9,7 +9,14 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from pymilvus import AnnSearchRequest, AsyncMilvusClient, DataType, MilvusClient, RRFRanker, WeightedRanker
+from pymilvus import (
+    AnnSearchRequest,
+    AsyncMilvusClient,
+    DataType,
+    MilvusClient,
+    RRFRanker,
+    WeightedRanker,
+)
 from pymilvus.exceptions import DataTypeNotMatchException, MilvusException, ParamError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
@@ -51,7 +58,9 @@ async def opened(backend, cls=AsyncHubnessClient, **options):
     if cls is AsyncHubnessClient:
         options.setdefault("state_ttl", 0.0)
     again = retry_if_exception_type(MilvusException)
-    retrying = AsyncRetrying(retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True)
+    retrying = AsyncRetrying(
+        retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True
+    )
     client = cls(backend.uri, dedicated=True, **options)
     await retrying(client.__aenter__)
     try:
@@ -62,7 +71,10 @@ async def opened(backend, cls=AsyncHubnessClient, **options):
 
 async def of_both(pair, call, **options):
     """call(client, collection) of the plain and of the corrected side."""
-    async with opened(pair.backend, AsyncMilvusClient) as plain, opened(pair.backend, **options) as client:
+    async with (
+        opened(pair.backend, AsyncMilvusClient) as plain,
+        opened(pair.backend, **options) as client,
+    ):
         return await call(plain, pair.name), await call(client, pair.corrected)
 
 
@@ -78,12 +90,18 @@ SEARCHES = [
 @pytest.mark.parametrize("question", SEARCHES, ids=str)
 def test_strength_zero_is_the_plain_search(pair, question):
     expected, got = asyncio.run(
-        of_both(pair, lambda client, name: client.search(name, data=list(pair.queries), **question), strength=0)
+        of_both(
+            pair,
+            lambda client, name: client.search(name, data=list(pair.queries), **question),
+            strength=0,
+        )
     )
     assert type(got) is type(expected)
     assert_same_hits(hits_of(expected), hits_of(got))
     for a, b in zip(expected[0], got[0], strict=True):
-        np.testing.assert_allclose(b["entity"].pop("vector", 0), a["entity"].pop("vector", 0), rtol=2.4e-7)
+        np.testing.assert_allclose(
+            b["entity"].pop("vector", 0), a["entity"].pop("vector", 0), rtol=2.4e-7
+        )
         assert b["entity"] == a["entity"]
 
 
@@ -91,7 +109,9 @@ def test_strength_zero_is_the_plain_search(pair, question):
 def test_scores_and_ranking_are_the_oracles(pair, strength):
     async def search():
         async with opened(pair.backend) as client:
-            return await client.search(pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength)
+            return await client.search(
+                pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength
+            )
 
     wanted = pair.oracle(pair.queries, pair.items, strength)
     for scores, hits in zip(wanted, asyncio.run(search()), strict=True):
@@ -117,7 +137,9 @@ def test_searches_are_those_of_the_sync_client(pair):
         assert hits_of(got) == hits_of(pair.client.search(pair.corrected, **question))
 
 
-@pytest.mark.parametrize("ranker", [RRFRanker(), WeightedRanker(0.3, 0.7)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "ranker", [RRFRanker(), WeightedRanker(0.3, 0.7)], ids=lambda each: type(each).__name__
+)
 def test_hybrid_searches_are_those_of_the_sync_client(pair, ranker):
     if not pair.backend.is_lite:
         pytest.skip("this server has no hybrid search")
@@ -125,7 +147,9 @@ def test_hybrid_searches_are_those_of_the_sync_client(pair, ranker):
 
     async def search():
         async with opened(pair.backend) as client:
-            return await client.hybrid_search(pair.corrected, requests, ranker, output_fields=["note"])
+            return await client.hybrid_search(
+                pair.corrected, requests, ranker, output_fields=["note"]
+            )
 
     expected = pair.client.hybrid_search(pair.corrected, requests, ranker, output_fields=["note"])
     assert hits_of(asyncio.run(search())) == hits_of(expected)
@@ -138,7 +162,9 @@ def test_a_hybrid_search_by_a_profile_that_is_not_there_is_refused(pair):
         async with opened(pair.backend) as client:
             await client.hybrid_search(pair.corrected, [request], RRFRanker(), profile="sound")
 
-    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'vector': choose one of default"):
+    with pytest.raises(
+        InvalidInput, match=r"no profile 'sound' for field 'vector': choose one of default"
+    ):
         asyncio.run(search())
 
 
@@ -153,7 +179,9 @@ def test_reading_gives_what_was_inserted(pair):
     ]
 
     async def read(client, name):
-        return [sorted(await each(client, name), key=lambda row: row.get("id", 0)) for each in reads]
+        return [
+            sorted(await each(client, name), key=lambda row: row.get("id", 0)) for each in reads
+        ]
 
     for expected, got in zip(*asyncio.run(of_both(pair, read)), strict=True):
         assert [row.keys() for row in got] == [row.keys() for row in expected]
@@ -182,7 +210,9 @@ def test_rows_come_and_go_as_over_the_plain_client(pair):
     for scores, hits in zip(wanted, found, strict=True):
         assert sorted(ids(hits)) == list(range(1_000, 1_006))
         np.testing.assert_allclose(
-            [hit["distance"] for hit in hits], scores[[hit["id"] - 1_000 for hit in hits]], atol=2e-5
+            [hit["distance"] for hit in hits],
+            scores[[hit["id"] - 1_000 for hit in hits]],
+            atol=2e-5,
         )
     assert not left
 
@@ -192,10 +222,20 @@ def test_descriptions_speak_the_original(pair):
         return await client.describe_collection(name), await client.describe_index(name, "vector")
 
     (expected, _), (got, index) = asyncio.run(of_both(pair, describe))
-    ignored = {"collection_name", "collection_id", "created_timestamp", "update_timestamp", "schema_version"}
+    ignored = {
+        "collection_name",
+        "collection_id",
+        "created_timestamp",
+        "update_timestamp",
+        "schema_version",
+    }
     # A migration notes in a property which collection its source is.
-    expected["properties"] = {name: value for name, value in expected["properties"].items() if not is_ours(name)}
-    assert {k: v for k, v in got.items() if k not in ignored} == {k: v for k, v in expected.items() if k not in ignored}
+    expected["properties"] = {
+        name: value for name, value in expected["properties"].items() if not is_ours(name)
+    }
+    assert {k: v for k, v in got.items() if k not in ignored} == {
+        k: v for k, v in expected.items() if k not in ignored
+    }
     assert index["metric_type"] == pair.metric
 
     async def state():
@@ -209,8 +249,16 @@ def test_wrong_input_raises_as_over_the_sync_client(pair):
     good = [0.5] * DIM
     cases = [
         ("insert", {"data": [{"id": 1, "vector": good[:-1], "group": 1}]}, DimensionMismatch),
-        ("upsert", {"data": [{"id": 1, "vector": [float("nan")] * DIM, "group": 1}]}, NonFiniteVectors),
-        ("insert", {"data": [{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}]}, InvalidInput),
+        (
+            "upsert",
+            {"data": [{"id": 1, "vector": [float("nan")] * DIM, "group": 1}]},
+            NonFiniteVectors,
+        ),
+        (
+            "insert",
+            {"data": [{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}]},
+            InvalidInput,
+        ),
         ("search", {"data": [[*good, 0.1]]}, DimensionMismatch),
         ("search", {"data": ["words"]}, InvalidInput),
         ("search", {"data": [good], "strength": float("nan")}, InvalidParameter),
@@ -218,7 +266,9 @@ def test_wrong_input_raises_as_over_the_sync_client(pair):
         ("query", {"filter": "no such thing"}, MilvusException),
     ]
     if pair.metric == "COSINE":
-        cases.append(("insert", {"data": {"id": 1, "vector": [0.0] * DIM, "group": 1}}, ZeroVectors))
+        cases.append(
+            ("insert", {"data": {"id": 1, "vector": [0.0] * DIM, "group": 1}}, ZeroVectors)
+        )
 
     async def ask():
         async with opened(pair.backend) as client:
@@ -391,7 +441,9 @@ def test_tasks_search_and_write_at_once(pair):
         await asyncio.sleep(random.random() / 50)
         for row in data[3:]:
             await client.upsert(pair.corrected, row)
-        [hits] = await client.search(pair.corrected, data=[query], filter=f"group == {group}", strength=number / tasks)
+        [hits] = await client.search(
+            pair.corrected, data=[query], filter=f"group == {group}", strength=number / tasks
+        )
         read = await client.get(pair.corrected, keys, output_fields=["vector"])
         await client.delete(pair.corrected, ids=keys[:2])
         left = await client.query(pair.corrected, filter=f"group == {group}", output_fields=["id"])
@@ -413,7 +465,9 @@ def test_tasks_search_and_write_at_once(pair):
         [scores] = pair.oracle(query[None], fresh[number], number / tasks)
         assert sorted(ids(hits)) == keys
         np.testing.assert_allclose(
-            [hit["distance"] for hit in hits], scores[[key - keys[0] for key in ids(hits)]], atol=2e-5
+            [hit["distance"] for hit in hits],
+            scores[[key - keys[0] for key in ids(hits)]],
+            atol=2e-5,
         )
         by_key = {row["id"]: row["vector"] for row in read}
         np.testing.assert_allclose([by_key[key] for key in keys], fresh[number], rtol=2.4e-7)
@@ -459,7 +513,9 @@ def test_a_cancelled_task_takes_no_other_with_it(lite, monkeypatch):
         async with opened(lite) as client:
             writing = [
                 asyncio.create_task(
-                    client.insert(pair.corrected, {"id": 9_000 + i, "vector": pair.items[i], "group": 0})
+                    client.insert(
+                        pair.corrected, {"id": 9_000 + i, "vector": pair.items[i], "group": 0}
+                    )
                 )
                 for i in range(3)
             ]
@@ -511,11 +567,15 @@ def test_what_a_slow_answer_says_is_not_believed_after_a_change(lite, monkeypatc
         async with opened(lite, state_ttl=1_000) as client:
             monkeypatch.setattr(AsyncMilvusClient, "describe_collection", slowly)
             row = pair.client.get(pair.corrected, 0)[0]
-            asking = asyncio.create_task(client.query(alias, filter="id == 0", output_fields=["group"]))
+            asking = asyncio.create_task(
+                client.query(alias, filter="id == 0", output_fields=["group"])
+            )
             await asyncio.sleep(0.1)
             await client.alter_alias(pair.corrected, alias)
             await asking
-            return row, await client.query(alias, filter="id == 0", output_fields=["vector", "group"])
+            return row, await client.query(
+                alias, filter="id == 0", output_fields=["vector", "group"]
+            )
 
     row, [got] = asyncio.run(search())
     assert len(got["vector"]) == DIM
@@ -588,7 +648,9 @@ def test_ordinary_collections_are_left_alone(lite):
 def test_a_closed_client_connects_to_nothing(lite, monkeypatch):
     pair = Pair(lite, "IP")
     connected, closed, connect, close = [], [], PlainConnection.client, PlainConnection.close
-    monkeypatch.setattr(PlainConnection, "client", lambda own: connected.append(own) or connect(own))
+    monkeypatch.setattr(
+        PlainConnection, "client", lambda own: connected.append(own) or connect(own)
+    )
     monkeypatch.setattr(PlainConnection, "close", lambda own: closed.append(own) or close(own))
 
     async def use():
@@ -600,7 +662,9 @@ def test_a_closed_client_connects_to_nothing(lite, monkeypatch):
             await client.close()
             assert closed
             with pytest.raises(MilvusException, match="connection"):
-                await client.insert(pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0})
+                await client.insert(
+                    pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0}
+                )
             assert not connected
 
     asyncio.run(use())
@@ -628,7 +692,9 @@ def test_answers_and_errors_of_both_drives_are_the_same():
         return answer(step)
 
     wanted = ("'why'", "told", 3)
-    assert drive(operation(), answer) == asyncio.run(drive_async(operation(), answer_later)) == wanted
+    assert (
+        drive(operation(), answer) == asyncio.run(drive_async(operation(), answer_later)) == wanted
+    )
 
     def failing():
         yield Ask("fail")
@@ -663,7 +729,9 @@ def test_a_collection_is_born_corrected(backend):
 
 ADDED = {"match", "hubness_state", "hubness_samples", "write_import_files"}
 OVERRIDDEN = sorted(
-    name for name in vars(AsyncHubnessClient) if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
+    name
+    for name in vars(AsyncHubnessClient)
+    if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
 )
 
 

@@ -44,7 +44,12 @@ ESTIMATORS = [
     DistributionNormalization(0.5),
     Blend(),
     Blend(
-        [Sinkhorn(0.2), DualInvertedSoftmax(0.1, 0.1), DistributionNormalization(0.5), Sinkhorn(0.05)],
+        [
+            Sinkhorn(0.2),
+            DualInvertedSoftmax(0.1, 0.1),
+            DistributionNormalization(0.5),
+            Sinkhorn(0.05),
+        ],
         [0.25, 0.25, 0.25, 0.25],
     ),
 ]
@@ -123,7 +128,9 @@ def listening(backend, **policy):
 @pytest.mark.parametrize(
     "estimator",
     [
-        each if isinstance(each, IN_EVERY_METRIC) else pytest.param(each, marks=pytest.mark.beyond_contract)
+        each
+        if isinstance(each, IN_EVERY_METRIC)
+        else pytest.param(each, marks=pytest.mark.beyond_contract)
         for each in ESTIMATORS
     ],
     ids=repr,
@@ -149,7 +156,9 @@ def test_targets_are_as_near_as_the_metric_says(lite, metric):
         tau * np.log(np.exp(similarity(bank, here.new, metric) / tau).sum(0))
         for bank, tau in ((here.bank.vectors, 0.1), (here.targets.vectors, 0.3))
     )
-    wanted = 0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.mean_bias
+    wanted = (
+        0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.mean_bias
+    )
     for budget in (0, 1 << 20):
         client = lite.hubness_client(bank_budget=budget)
         np.testing.assert_allclose(here.written_by(client), wanted, atol=0.1 / 300 + 5e-6)
@@ -190,7 +199,9 @@ def test_where_the_nearest_do_not_do_all_are_asked_for(small, estimator):
 
 def test_a_bound_that_cannot_be_met_is_named(small):
     client = small.backend.hubness_client(policy={"window": 200, "whole": BANK - 1}, bank_budget=0)
-    with pytest.raises(BankTooLarge, match=r"0 bytes, and Sinkhorn .* 200 nearest .*e-0\d and not .*pending"):
+    with pytest.raises(
+        BankTooLarge, match=r"0 bytes, and Sinkhorn .* 200 nearest .*e-0\d and not .*pending"
+    ):
         client.insert(small.name, small.rows())
     client.insert(small.name, small.rows(), bias="pending")
     assert status(small.store, small.name).pending == NEW
@@ -215,7 +226,9 @@ def test_a_bank_that_lost_queries_is_refused(spoilt, estimator):
     bank = spoilt.store.info(spoilt.name).state.profile.bank
     spoilt.backend.client().delete(bank.collection, filter=bank_rows(bank, ["queries"], 5, 7))
     client = spoilt.backend.hubness_client(bank_budget=0)
-    with pytest.raises(StateError, match=f"{BANK - 2:,} queries and the collection state names {BANK:,}"):
+    with pytest.raises(
+        StateError, match=f"{BANK - 2:,} queries and the collection state names {BANK:,}"
+    ):
         client.insert(spoilt.name, spoilt.rows())
 
 
@@ -223,8 +236,12 @@ def test_a_vector_without_a_direction_has_none_here_either(lite):
     here = Searched(lite, "COSINE")
     plain, state = lite.client(), here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = Operations(None, 0.0, 0).biases.of_rows(here.name, state, vectors, "compute", None, are_new=False)
-    biases = drive(steps, lambda ask: getattr(plain, ask.method)(*ask.args, **ask.options)).by_slot[0]
+    steps = Operations(None, 0.0, 0).biases.of_rows(
+        here.name, state, vectors, "compute", None, are_new=False
+    )
+    biases = drive(steps, lambda ask: getattr(plain, ask.method)(*ask.args, **ask.options)).by_slot[
+        0
+    ]
     assert biases[-1] == 0
     assert (biases[:-1] != 0).all()
 

@@ -33,7 +33,15 @@ from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
 from milvus_hubness.quality.trials import raw_places
-from tests.galleries import METRICS, all_keys, as_distance, nnn, plain_collection, similarity, vectors
+from tests.galleries import (
+    METRICS,
+    all_keys,
+    as_distance,
+    nnn,
+    plain_collection,
+    similarity,
+    vectors,
+)
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
 
@@ -53,7 +61,10 @@ def with_bias_fields(client, name, items, metric, **further):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
-    rows = [{"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none} for i, vector in enumerate(items)]
+    rows = [
+        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none}
+        for i, vector in enumerate(items)
+    ]
     client.insert(name, rows)
 
 
@@ -71,7 +82,9 @@ class Enabled:
         make(self.plain, self.name, self.items, metric)
         self.store = backend.store()
         where = "side" if place == "side" else "fields"
-        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where)
+        plan = plan_enable(
+            self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where
+        )
         self.done = enable(self.store, plan)
         self.client = self.new_client()
         self.state = self.client.hubness_state(self.name)
@@ -99,11 +112,15 @@ class Enabled:
             assert [hit["id"] for hit in hits] == order.tolist()
             assert list(hits.ids) == order.tolist()
             distances = [hit["distance"] for hit in hits]
-            np.testing.assert_allclose(distances, as_distance(scores[order], self.metric), atol=3e-5)
+            np.testing.assert_allclose(
+                distances, as_distance(scores[order], self.metric), atol=3e-5
+            )
             assert list(hits.distances) == distances
 
 
-@pytest.fixture(scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join)
+@pytest.fixture(
+    scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join
+)
 def enabled(shared_backend, request):
     metric, place = request.param
     return Enabled(shared_backend, metric, place)
@@ -119,7 +136,12 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
     mean_bias = enabled.biases - enabled.state.profile.mean_bias
     measured = similarity(enabled.bank, enabled.items, enabled.metric)
     missed = np.mean(
-        [~np.isin(np.argsort(-(raw - mean_bias))[:10], np.argsort(-raw)[: enabled.done.candidates]) for raw in measured]
+        [
+            ~np.isin(
+                np.argsort(-(raw - mean_bias))[:10], np.argsort(-raw)[: enabled.done.candidates]
+            )
+            for raw in measured
+        ]
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
@@ -132,7 +154,9 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.7])
 def test_scores_and_ranking_are_the_oracles(enabled, strength):
-    results = enabled.client.search(enabled.name, data=list(enabled.queries), strength=strength, output_fields=["note"])
+    results = enabled.client.search(
+        enabled.name, data=list(enabled.queries), strength=strength, output_fields=["note"]
+    )
     enabled.assert_found(results, strength)
     assert set(results[0][0]["entity"]) == {"note"}
 
@@ -278,7 +302,9 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
     insert = MilvusClient.insert
     monkeypatch.setattr(MilvusClient, "upsert", upsert)
     monkeypatch.setattr(
-        MilvusClient, "insert", lambda *args, **options: inserted.append(args) or insert(*args, **options)
+        MilvusClient,
+        "insert",
+        lambda *args, **options: inserted.append(args) or insert(*args, **options),
     )
     row = {"id": 5_000, "vector": enabled.items[0], "group": 0}
     with pytest.raises(MilvusException, match="__bias"):
@@ -348,7 +374,8 @@ def test_fields_are_added_where_the_server_can(backend):
 def test_an_enabled_collection_can_still_be_migrated(lite):
     enabled = Enabled(lite, "COSINE", "side")
     done = migrate(
-        enabled.store, plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K))
+        enabled.store,
+        plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K)),
     )
     assert status(enabled.store, done.target).where == "vectors"
     assert status(enabled.store, enabled.name).where == "side"
@@ -361,7 +388,10 @@ def test_an_enabled_collection_can_still_be_migrated(lite):
 def test_a_gate_opens_for_activated_items_only(lite):
     gated = Enabled(lite, "IP", "side")
     disable(gated.store, gated.name)
-    enable(gated.store, plan_enable(gated.store, gated.name, QueryBank(gated.bank), estimator=NNN(K), gate=1))
+    enable(
+        gated.store,
+        plan_enable(gated.store, gated.name, QueryBank(gated.bank), estimator=NNN(K), gate=1),
+    )
     activated = set(similarity(gated.bank, gated.items, "IP").argmax(1).tolist())
     _, orders = gated.wanted()
     opened = 0
@@ -373,7 +403,9 @@ def test_a_gate_opens_for_activated_items_only(lite):
     assert 0 < opened < QUERIES
 
 
-@pytest.mark.parametrize("default", [{}, {"default_value": 0}, {"default_value": 0, "nullable": True}])
+@pytest.mark.parametrize(
+    "default", [{}, {"default_value": 0}, {"default_value": 0, "nullable": True}]
+)
 def test_a_plan_warns_of_fields_that_other_clients_would_have_to_set(lite, default):
     rng = np.random.default_rng(7)
     name, bank, store = lite.name("bare"), QueryBank(vectors(rng, 20, DIM)), lite.store()
@@ -415,13 +447,19 @@ class TestWhatIsRefused:
     def test_a_side_name_that_was_taken_since_the_plan(self, plain, lite):
         store, name, bank = plain
         plan = plan_enable(store, name, bank, estimator=NNN(4), where="side")
-        plain_collection(lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP")
-        with pytest.raises(CollectionExists, match="was created since this plan was made: plan again"):
+        plain_collection(
+            lite.client(), f"{name}__bias", vectors(np.random.default_rng(0), 3, DIM), "IP"
+        )
+        with pytest.raises(
+            CollectionExists, match="was created since this plan was made: plan again"
+        ):
             enable(store, plan)
         assert not store.exists(f"{name}__bank")
         assert store.count(f"{name}__bias") == 3
         # The next plan takes another name.
-        assert plan_enable(store, name, bank, estimator=NNN(4), where="side").side == f"{name}__bias_2"
+        assert (
+            plan_enable(store, name, bank, estimator=NNN(4), where="side").side == f"{name}__bias_2"
+        )
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain

@@ -25,7 +25,12 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.jobs.common.lease import Lease
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    WriteIntentLog,
+)
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import plain_collection, vectors
@@ -42,7 +47,9 @@ def made(backend, seed=1, **options):
     """A collection that is corrected from its first row on, with some rows."""
     client, name = backend.hubness_client(), backend.name("whole")
     hubness = CorrectionConfig(bank_of(seed), NNN(K), **options)
-    client.create_collection(name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness)
+    client.create_collection(
+        name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness
+    )
     rows = vectors(np.random.default_rng(2), ITEMS, DIM)
     client.insert(name, [{"id": i, "vector": vector} for i, vector in enumerate(rows)])
     return client, name
@@ -148,7 +155,9 @@ def test_nothing_is_done_to_a_collection_on_which_a_job_works(shared_lite, corre
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(shared_lite, corrected, called, call):
+def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
+    shared_lite, corrected, called, call
+):
     client, name = corrected
     copy = f"{name}__bank"
     let_write(shared_lite.store(), name, copy)
@@ -162,7 +171,9 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(shared
             with pytest.raises(UnsupportedOperation, match=reason):
                 CALLS[call](client, name)
         client.alter_collection_properties(name, dict.fromkeys(properties, ""))
-    client.alter_collection_properties(name, {DUAL_WRITE_PROPERTY: DualWrite(collection="gone").model_dump_json()})
+    client.alter_collection_properties(
+        name, {DUAL_WRITE_PROPERTY: DualWrite(collection="gone").model_dump_json()}
+    )
     CALLS["drop_partition"](client, name)
     assert called.pop()[0] == "drop_partition"
     client.alter_collection_properties(name, {DUAL_WRITE_PROPERTY: ""})
@@ -173,7 +184,10 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(shared
 def test_a_side_collection_is_emptied_with_its_owner(side_biases, called):
     client, name = side_biases
     client.truncate_collection(name, timeout=7)
-    assert called == [("truncate_collection", (name, 7), {}), ("truncate_collection", (f"{name}__bias", 7), {})]
+    assert called == [
+        ("truncate_collection", (name, 7), {}),
+        ("truncate_collection", (f"{name}__bias", 7), {}),
+    ]
 
 
 def test_corrected_collections_stay_in_their_database(corrected, side_biases, called):
@@ -199,7 +213,11 @@ def test_fields_are_loaded_with_those_that_go_with_them(corrected, side_biases, 
     client.load_collection(name)
     hidden = ["hubness_bias", "hubness_epoch"]
     assert called == [
-        ("load_collection", (name, None), {"load_fields": ["id", "vector", *hidden], "replica_number": 2}),
+        (
+            "load_collection",
+            (name, None),
+            {"load_fields": ["id", "vector", *hidden], "replica_number": 2},
+        ),
         ("load_partitions", (name, ["_default"], None), {"load_fields": ["id"]}),
         ("load_collection", (side_biases[1], None), {"load_fields": ["id", "vector"]}),
         ("load_collection", (name, None), {}),
@@ -225,16 +243,25 @@ def test_a_session_reads_biases_in_its_own_cluster(side_biases, monkeypatch):
     assert sent == [*asked, ("query", name, "east"), *asked]
 
 
-KINDS = {"external_source": ("s3://bucket/rows", "external"), "enable_namespace": (True, "namespaces")}
+KINDS = {
+    "external_source": ("s3://bucket/rows", "external"),
+    "enable_namespace": (True, "namespaces"),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(shared_lite, monkeypatch, kind):
+def test_kinds_of_collections_that_no_job_can_rewrite_are_refused_by_plan(
+    shared_lite, monkeypatch, kind
+):
     name, (value, reason) = shared_lite.name("kind"), KINDS[kind]
-    plain_collection(shared_lite.client(), name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP")
+    plain_collection(
+        shared_lite.client(), name, vectors(np.random.default_rng(3), ITEMS, DIM), "IP"
+    )
     own = MilvusClient.describe_collection
     monkeypatch.setattr(
-        MilvusClient, "describe_collection", lambda *args, **options: {**own(*args, **options), kind: value}
+        MilvusClient,
+        "describe_collection",
+        lambda *args, **options: {**own(*args, **options), kind: value},
     )
     store = shared_lite.store()
     with pytest.raises(CannotMigrate, match=reason):
@@ -251,12 +278,15 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     with pytest.raises(InvalidInput, match="namespaces"):
-        client.create_collection(name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K)))
+        client.create_collection(
+            name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K))
+        )
     assert name not in client.list_collections()
 
 
 @pytest.mark.parametrize(
-    ("metric", "location"), [("COSINE", "vector"), ("L2", "vector"), ("COSINE", "second_vector"), ("IP", "fields")]
+    ("metric", "location"),
+    [("COSINE", "vector"), ("L2", "vector"), ("COSINE", "second_vector"), ("IP", "fields")],
 )
 def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path, metric, location):
     """Milvus Lite imports no files: what they hold is inserted by a plain client, and compared."""
@@ -265,7 +295,9 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
     if location == "vector":
         plain_collection(plain, name, old, metric)
-        name = migrate(store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True).target
+        name = migrate(
+            store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
+        ).target
     else:
         if location == "fields":
             with_bias_fields(plain, name, old, metric)
@@ -273,19 +305,28 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
             with_second_field(plain, name, old, metric, 16)
         where = "vectors" if location == "second_vector" else "fields"
         enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=where))
-    new = [{"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"} for i, v in enumerate(vectors(rng, 7, DIM))]
+    new = [
+        {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"}
+        for i, v in enumerate(vectors(rng, 7, DIM))
+    ]
     files = client.write_import_files(name, iter(new), tmp_path)
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     for row in rows:
         row |= json.loads(row.pop("$meta"))
     plain.insert(name, rows)
     imported = plain.query(name, filter="id >= 100", output_fields=["*"])
-    question = {"data": [row["vector"] for row in new], "limit": 5, "output_fields": ["vector", "note"]}
+    question = {
+        "data": [row["vector"] for row in new],
+        "limit": 5,
+        "output_fields": ["vector", "note"],
+    }
     found = client.search(name, **question)
     client.delete(name, ids=[row["id"] for row in new])
     client.insert(name, new)
     assert plain.query(name, filter="id >= 100", output_fields=["*"]) == imported
-    assert [list(hits) for hits in client.search(name, **question)] == [list(hits) for hits in found]
+    assert [list(hits) for hits in client.search(name, **question)] == [
+        list(hits) for hits in found
+    ]
     assert client.write_import_files(name, [], tmp_path / "none") == []
 
 
@@ -300,7 +341,8 @@ def test_rows_that_a_file_cannot_bring_are_refused(corrected, side_biases, share
     with pytest.raises(DimensionMismatch, match="row 0"):
         client.write_import_files(name, [{"id": 1, "vector": [1.0]}], tmp_path)
     client.alter_collection_properties(
-        name, {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection="notes", made="1").model_dump_json()}
+        name,
+        {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection="notes", made="1").model_dump_json()},
     )
     with pytest.raises(UnsupportedOperation, match="wait until it ends"):
         client.write_import_files(name, [], tmp_path)

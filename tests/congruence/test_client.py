@@ -53,7 +53,9 @@ class Pair:
     def oracle(self, queries, items, strength):
         """(m, n) corrected scores in the user's metric, and the centre they are shifted by."""
         mean_bias = self.client.hubness_state(self.corrected).profile.mean_bias
-        corrected = similarity(queries, items, self.metric) - strength * (self.biases(items) - mean_bias)
+        corrected = similarity(queries, items, self.metric) - strength * (
+            self.biases(items) - mean_bias
+        )
         return as_distance(corrected, self.metric)
 
 
@@ -66,7 +68,10 @@ def shared_pair(shared_backend, request):
 def pair(shared_pair):
     """The shared pair, with every row that a test changed put back."""
     yield shared_pair
-    for client, name in ((shared_pair.plain, shared_pair.name), (shared_pair.client, shared_pair.corrected)):
+    for client, name in (
+        (shared_pair.plain, shared_pair.name),
+        (shared_pair.client, shared_pair.corrected),
+    ):
         added = client.query(name, filter=f"id >= {ITEMS}", output_fields=["id"])
         if added:
             client.delete(name, ids=[row["id"] for row in added])
@@ -86,7 +91,9 @@ def ids(hits):
 def assert_same_hits(plain, corrected):
     for expected, got in zip(plain, corrected, strict=True):
         assert ids(got) == ids(expected)
-        np.testing.assert_allclose([hit["distance"] for hit in got], [hit["distance"] for hit in expected], atol=1e-5)
+        np.testing.assert_allclose(
+            [hit["distance"] for hit in got], [hit["distance"] for hit in expected], atol=1e-5
+        )
         for a, b in zip(expected, got, strict=True):
             assert a.keys() == b.keys()
             assert a["entity"].keys() == b["entity"].keys()
@@ -127,15 +134,21 @@ def test_vectors_stay_in_the_columns_of_an_answer_until_a_row_is_read(pair, stri
     for ask in asked:
         expected, got = ask(pair.plain, pair.name), ask(pair.client, pair.corrected)
         assert type(got) is type(expected)
-        assert [row["vector"] for row in list.__iter__(got)] == [row["vector"] for row in list.__iter__(expected)]
+        assert [row["vector"] for row in list.__iter__(got)] == [
+            row["vector"] for row in list.__iter__(expected)
+        ]
         assert {row["id"]: set(row) for row in got} == {row["id"]: set(row) for row in expected}
         by_key = {row["id"]: row for row in got}
         for row in [*expected, expected[-1], *expected[:2]]:
             found = by_key[row["id"]]
             assert (type(found["vector"]), found["note"]) == (type(row["vector"]), row["note"])
-            assert {type(number) for number in found["vector"]} == {type(number) for number in row["vector"]}
+            assert {type(number) for number in found["vector"]} == {
+                type(number) for number in row["vector"]
+            }
             np.testing.assert_allclose(found["vector"], row["vector"], rtol=2.4e-7)
-    found = pair.client.search(pair.corrected, data=list(pair.queries), limit=5, output_fields=["vector"])
+    found = pair.client.search(
+        pair.corrected, data=list(pair.queries), limit=5, output_fields=["vector"]
+    )
     assert not any("vector" in hit["entity"] for hits in found for hit in list.__iter__(hits))
     for hit in (hit for hits in found for hit in hits):
         np.testing.assert_allclose(hit["entity"]["vector"], pair.items[hit["id"]], rtol=2.4e-7)
@@ -144,7 +157,9 @@ def test_vectors_stay_in_the_columns_of_an_answer_until_a_row_is_read(pair, stri
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.3])
 def test_scores_and_ranking_are_the_oracles(pair, strength):
     wanted = pair.oracle(pair.queries, pair.items, strength)
-    found = pair.client.search(pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength)
+    found = pair.client.search(
+        pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength
+    )
     for scores, hits in zip(wanted, found, strict=True):
         assert sorted(ids(hits)) == list(range(ITEMS))
         np.testing.assert_allclose([hit["distance"] for hit in hits], scores[ids(hits)], atol=2e-5)
@@ -164,11 +179,17 @@ def test_strength_of_the_client_and_of_the_collection(pair):
 def test_hidden_columns_show_only_when_named(pair):
     [row] = pair.client.get(pair.corrected, 3, output_fields=["hubness_bias", "hubness_epoch"])
     mean_bias = pair.client.hubness_state(pair.corrected).profile.mean_bias
-    assert row["hubness_bias"] == pytest.approx(pair.biases(pair.items[3:4])[0] - mean_bias, abs=1e-5)
+    assert row["hubness_bias"] == pytest.approx(
+        pair.biases(pair.items[3:4])[0] - mean_bias, abs=1e-5
+    )
     assert row["hubness_epoch"] == 1
-    [[hit]] = pair.client.search(pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"])
+    [[hit]] = pair.client.search(
+        pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"]
+    )
     assert "hubness_bias" in hit["entity"]
-    strongest = pair.client.query(pair.corrected, filter="hubness_bias > 0", output_fields=["hubness_bias"], limit=5)
+    strongest = pair.client.query(
+        pair.corrected, filter="hubness_bias > 0", output_fields=["hubness_bias"], limit=5
+    )
     assert all(row["hubness_bias"] > 0 for row in strongest)
 
 
@@ -181,11 +202,15 @@ def test_new_rows_are_corrected_on_the_way_in(pair):
         assert done["insert_count"] == 30
         assert list(done["ids"]) == [row["id"] for row in rows]
     wanted = pair.oracle(pair.queries, fresh, 1.0)
-    found = pair.client.search(pair.corrected, data=list(pair.queries), filter="group == 9", limit=30)
+    found = pair.client.search(
+        pair.corrected, data=list(pair.queries), filter="group == 9", limit=30
+    )
     for scores, hits in zip(wanted, found, strict=True):
         assert len(hits) == 30
         np.testing.assert_allclose(
-            [hit["distance"] for hit in hits], scores[[hit["id"] - 1_000 for hit in hits]], atol=2e-5
+            [hit["distance"] for hit in hits],
+            scores[[hit["id"] - 1_000 for hit in hits]],
+            atol=2e-5,
         )
 
 
@@ -198,7 +223,9 @@ def test_upsert_moves_the_bias_with_the_vector_and_delete_deletes(pair):
     assert done["upsert_count"] == 1
     [[hit]] = pair.client.search(pair.corrected, data=[pair.queries[0]], filter="group == 8")
     assert hit["id"] == 5
-    assert hit["distance"] == pytest.approx(pair.oracle(pair.queries[:1], replaced, 1.0)[0, 0], abs=2e-5)
+    assert hit["distance"] == pytest.approx(
+        pair.oracle(pair.queries[:1], replaced, 1.0)[0, 0], abs=2e-5
+    )
     for client, name in ((pair.plain, pair.name), (pair.client, pair.corrected)):
         client.delete(name, ids=[0, 1])
         client.delete(name, filter="group == 4")
@@ -220,9 +247,16 @@ def test_partial_upsert_leaves_vector_and_bias(pair):
 
 def test_range_search_is_in_corrected_scores(pair):
     scores = np.sort(pair.oracle(pair.queries[:1], pair.items, 1.0)[0])
-    bound = float(scores[40] + scores[41]) / 2 if pair.metric == "L2" else float(scores[-40] + scores[-41]) / 2
+    bound = (
+        float(scores[40] + scores[41]) / 2
+        if pair.metric == "L2"
+        else float(scores[-40] + scores[-41]) / 2
+    )
     hits = pair.client.search(
-        pair.corrected, data=[pair.queries[0]], limit=100, search_params={"params": {"radius": bound}}
+        pair.corrected,
+        data=[pair.queries[0]],
+        limit=100,
+        search_params={"params": {"radius": bound}},
     )[0]
     inside = scores < bound if pair.metric == "L2" else scores > bound
     assert len(hits) == int(inside.sum())
@@ -240,11 +274,18 @@ def bad_rows(metric):
     cases = [
         ([{"id": 1, "vector": good[:-1], "group": 1}], DimensionMismatch, "row 0"),
         (
-            [{"id": 1, "vector": good, "group": 1}, {"id": 2, "vector": [float("nan")] * DIM, "group": 1}],
+            [
+                {"id": 1, "vector": good, "group": 1},
+                {"id": 2, "vector": [float("nan")] * DIM, "group": 1},
+            ],
             NonFiniteVectors,
             "row 1",
         ),
-        ([{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}], InvalidInput, "hubness_bias"),
+        (
+            [{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}],
+            InvalidInput,
+            "hubness_bias",
+        ),
         ([{"id": 1, "vector": 3.0, "group": 1}], DimensionMismatch, "row 0"),
         ([{"id": 1, "vector": np.full(DIM, 1 + 1j), "group": 1}], InvalidInput, "real numbers"),
     ]
@@ -325,11 +366,15 @@ def test_a_hubness_client_is_a_milvus_client_and_leaves_ordinary_collections_alo
 @pytest.mark.parametrize("mean", [100.0, 10_000.0])
 def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mean):
     rng = np.random.default_rng(5)
-    items, queries, bank, new = ((mean + rng.normal(size=(count, 64))).astype(np.float32) for count in (400, 40, 60, 5))
+    items, queries, bank, new = (
+        (mean + rng.normal(size=(count, 64))).astype(np.float32) for count in (400, 40, 60, 5)
+    )
     items[7] = 0
     plain, name, store = backend.client(), backend.name("far"), backend.store()
     plain_collection(plain, name, items, "L2")
-    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))).target
+    target = migrate(
+        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
+    ).target
     client = backend.hubness_client()
 
     def assert_right(rows):
@@ -338,11 +383,15 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
         for raw, hits in zip(wanted, found, strict=True):
             assert ids(hits) == ids(raw)
             np.testing.assert_allclose(hits.distances, raw.distances, rtol=1e-5)
-            np.testing.assert_array_equal([hit["entity"]["vector"] for hit in hits], rows[ids(hits)])
+            np.testing.assert_array_equal(
+                [hit["entity"]["vector"] for hit in hits], rows[ids(hits)]
+            )
         biases = nnn(bank, rows, "L2", K, ALPHA)
         mean_bias = client.hubness_state(target).profile.mean_bias
         corrected = as_distance(similarity(queries, rows, "L2") - (biases - mean_bias), "L2")
-        for scores, hits in zip(corrected, client.search(target, list(queries), limit=10), strict=True):
+        for scores, hits in zip(
+            corrected, client.search(target, list(queries), limit=10), strict=True
+        ):
             np.testing.assert_allclose(hits.distances, scores[ids(hits)], rtol=1e-4)
             np.testing.assert_allclose(hits.distances, np.sort(scores)[:10], rtol=1e-4)
 
@@ -368,7 +417,9 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
 def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite):
     """The sample that the plan reads has every other row."""
     rng, rows = np.random.default_rng(5), 2 * SAMPLE_ROWS
-    items, bank = ((1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (rows, 60))
+    items, bank = (
+        (1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (rows, 60)
+    )
     items[7, 4] = 0.1
     name, store = lite.name("odd"), lite.store()
     plain_collection(lite.client(), name, items, "L2")
@@ -388,5 +439,7 @@ def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(li
     for plan in (plan_migration, plan_enable):
         with pytest.raises(CannotMigrate) as caught:
             plan(store, name, QueryBank(bank.astype(np.float32)), estimator=NNN(K, ALPHA))
-        [gap, error] = re.search(r"differ by (\S+) in .* are off by (\S+), because", str(caught.value)).groups()
+        [gap, error] = re.search(
+            r"differ by (\S+) in .* are off by (\S+), because", str(caught.value)
+        ).groups()
         assert 0.5 < float(gap) < 3 < float(error) < 40

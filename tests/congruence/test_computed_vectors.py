@@ -58,7 +58,13 @@ def model():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Embeddings)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
-    yield {"provider": "openai", "model_name": "m", "dimensions": DIM, "api_key": "k", "base_url": url}
+    yield {
+        "provider": "openai",
+        "model_name": "m",
+        "dimensions": DIM,
+        "api_key": "k",
+        "base_url": url,
+    }
     server.shutdown()
     server.server_close()
 
@@ -73,7 +79,9 @@ def schema_with(client, model, *, both):
     if both:
         schema.add_field("picture", DataType.FLOAT_VECTOR, dim=DIM)
         index.add_index("picture", index_type="FLAT", metric_type="IP")
-    schema.add_function(Function("embed", FunctionType.TEXTEMBEDDING, ["text"], ["meaning"], params=model))
+    schema.add_function(
+        Function("embed", FunctionType.TEXTEMBEDDING, ["text"], ["meaning"], params=model)
+    )
     return schema, index
 
 
@@ -82,7 +90,10 @@ def filled(backend, model, *, both=True, count=60):
     schema, index = schema_with(client, model, both=both)
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     pictures = vectors(np.random.default_rng(1), count, DIM)
-    rows = [{"id": i, "text": f"text {i}", **({"picture": pictures[i]} if both else {})} for i in range(count)]
+    rows = [
+        {"id": i, "text": f"text {i}", **({"picture": pictures[i]} if both else {})}
+        for i in range(count)
+    ]
     client.insert(name, rows)
     return client, name
 
@@ -92,9 +103,15 @@ BANK = QueryBank(vectors(np.random.default_rng(2), 40, DIM))
 JOBS = {
     "migrate": lambda store, name: plan_migration(store, name, BANK, field="meaning"),
     "enable": lambda store, name: plan_enable(store, name, BANK, field="meaning"),
-    "enable fields": lambda store, name: plan_enable(store, name, BANK, field="meaning", where="fields"),
-    "enable side": lambda store, name: plan_enable(store, name, BANK, field="meaning", where="side"),
-    "enable vectors": lambda store, name: plan_enable(store, name, BANK, field="meaning", where="vectors"),
+    "enable fields": lambda store, name: plan_enable(
+        store, name, BANK, field="meaning", where="fields"
+    ),
+    "enable side": lambda store, name: plan_enable(
+        store, name, BANK, field="meaning", where="side"
+    ),
+    "enable vectors": lambda store, name: plan_enable(
+        store, name, BANK, field="meaning", where="vectors"
+    ),
     "tune": lambda store, name: tune(store, name, BANK, field="meaning"),
 }
 
@@ -123,7 +140,9 @@ def test_a_collection_with_no_other_vectors_is_refused_without_a_named_field(lit
 
 
 def test_a_diagnosis_still_shows_the_hubs_of_such_a_field(shared_lite, texts):
-    found = diagnose(shared_lite.store(), texts[1], BANK, bank=BANK, estimator=NNN(8), field="meaning")
+    found = diagnose(
+        shared_lite.store(), texts[1], BANK, bank=BANK, estimator=NNN(8), field="meaning"
+    )
     assert found.title == texts[1]
 
 
@@ -154,11 +173,17 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
         schema, index = schema_with(client, model, both=True)
         correction = CorrectionConfig(BANK, NNN(8), anns_field="picture")
         client.create_collection(
-            target, schema=schema, index_params=index, hubness=correction, consistency_level="Strong"
+            target,
+            schema=schema,
+            index_params=index,
+            hubness=correction,
+            consistency_level="Strong",
         )
         client.insert(target, [dict(row) for row in rows])
     elif how == "migrate":
-        target = migrate(store, plan_migration(store, name, BANK, field="picture", estimator=NNN(8))).target
+        target = migrate(
+            store, plan_migration(store, name, BANK, field="picture", estimator=NNN(8))
+        ).target
     else:
         plan = plan_enable(store, name, BANK, field="picture", estimator=NNN(8), where=how)
         enable(store, plan, client_ttl=0)
@@ -166,12 +191,17 @@ def test_texts_are_searched_as_before_beside_a_corrected_field(lite, model, how)
     assert found(client.search(target, **asked)) == before
     assert found(client.search(target, **asked, strength=0)) == before
     client.upsert(target, {"id": 99, "text": "new", "picture": [0.5] * DIM})
-    refresh(store, target, bank=vectors(np.random.default_rng(3), 30, DIM), force=True, client_ttl=0)
+    refresh(
+        store, target, bank=vectors(np.random.default_rng(3), 30, DIM), force=True, client_ttl=0
+    )
     assert found(client.search(target, data=["new"], anns_field="meaning", limit=1)) == [[99]]
     assert found(client.search(target, **asked)) == before
 
     query = vectors(np.random.default_rng(4), 1, DIM)
-    requests = [AnnSearchRequest(["text 3"], "meaning", {}, 5), AnnSearchRequest(list(query), "picture", {}, 5)]
+    requests = [
+        AnnSearchRequest(["text 3"], "meaning", {}, 5),
+        AnnSearchRequest(list(query), "picture", {}, 5),
+    ]
     both = found(client.hybrid_search(target, requests, RRFRanker(), 8))
     [by_picture] = found(client.search(target, data=query, anns_field="picture", limit=5))
     assert set(both[0]) >= {3, by_picture[0]}

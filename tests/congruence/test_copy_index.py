@@ -47,7 +47,9 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     rng = np.random.default_rng(12)
     items, bank, query = vectors(rng, 90, 32), QueryBank(vectors(rng, 200, 32)), vectors(rng, 1, 32)
     client, name = backend.client(), backend.name()
-    plain_collection(client, name, items, "COSINE", index_type="HNSW", params={"M": 8, "efConstruction": 40})
+    plain_collection(
+        client, name, items, "COSINE", index_type="HNSW", params={"M": 8, "efConstruction": 40}
+    )
     asked = {"estimator": NNN(4), "index_type": "IVF_FLAT", "index_params": {"nlist": 12}}
     plan = plan_migration(backend.store(), name, bank, measure=True, **asked)
     assert "the source's index is HNSW" in " ".join(plan.remarks)
@@ -76,7 +78,9 @@ def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
     plain_collection(lite.client(), name, items, "IP", index_type="IVF_FLAT")
 
     def said(nlist):
-        plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), index_params={"nlist": nlist})
+        plan = plan_migration(
+            lite.store(), name, bank, estimator=NNN(4), index_params={"nlist": nlist}
+        )
         return [each for each in plan.remarks if "advises" in each]
 
     [few] = said(20)
@@ -97,7 +101,9 @@ def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     client, name = backend.client(), backend.name()
     rng = np.random.default_rng(12)
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
-    plain_collection(client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40})
+    plain_collection(
+        client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40}
+    )
     plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 12})
     migrate(backend.store(), plan, no_writers=True)
     assert_index(backend, name, "HNSW", M=8, efConstruction=40)
@@ -111,11 +117,19 @@ WRONG_INDEXES = [
     (None, {"M": 2_049}, "M of HNSW must be"),
     (None, {"efConstruction": "abc"}, "efConstruction of HNSW must be a whole number from 1"),
     (None, {"m": 4}, "index type HNSW has no parameter 'm', it has: M, efConstruction"),
-    ("IVF_FLAT", {"nlist": 65_537}, "nlist of IVF_FLAT must be a whole number from 1 to 65,536, not 65537"),
+    (
+        "IVF_FLAT",
+        {"nlist": 65_537},
+        "nlist of IVF_FLAT must be a whole number from 1 to 65,536, not 65537",
+    ),
     ("IVF_FLAT", {"nlist": 0}, "nlist of IVF_FLAT"),
     ("FLAT", {"nlist": 5}, "index type FLAT has no parameter 'nlist', it has: none"),
     ("BOGUS", {}, "index type 'BOGUS' is unknown to this server .*: use one of AUTOINDEX, FLAT"),
-    ("HNSW", {"mmap.enabled": "perhaps"}, "mmap.enabled of HNSW must be one of TRUE, FALSE, not 'perhaps'"),
+    (
+        "HNSW",
+        {"mmap.enabled": "perhaps"},
+        "mmap.enabled of HNSW must be one of TRUE, FALSE, not 'perhaps'",
+    ),
 ]
 
 
@@ -123,19 +137,27 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
     client, name = backend.client(), backend.name()
     rng = np.random.default_rng(12)
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
-    plain_collection(client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40})
+    plain_collection(
+        client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40}
+    )
     store = backend.store()
 
     def refused(said, index_type, params):
         with pytest.raises(InvalidParameter, match=said):
-            plan_migration(store, name, bank, estimator=NNN(4), index_type=index_type, index_params=params)
+            plan_migration(
+                store, name, bank, estimator=NNN(4), index_type=index_type, index_params=params
+            )
 
     for index_type, params, said in WRONG_INDEXES:
         refused(said, index_type, params)
     refused("index type 'IVF_RABITQ' is unknown to this server", "IVF_RABITQ", {})
     if not backend.is_lite:
-        refused("index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {})
-    plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"})
+        refused(
+            "index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {}
+        )
+    plan = plan_migration(
+        store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"}
+    )
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
     wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
     with pytest.raises(InvalidParameter, match="'BOGUS'"):
@@ -165,12 +187,22 @@ def test_what_the_index_of_the_source_has_is_valid_though_the_table_has_it_not()
     ("server", "kind", "params", "said"),
     [
         ("v2.3.5-lite", "HNSW_SQ", {"M": 8, "efConstruction": 8}, "is unknown to this server"),
-        ("v2.5.0", "HNSW_SQ", {"M": 8, "sq_type": "bf16", "refine": True, "refine_type": "FP32"}, None),
+        (
+            "v2.5.0",
+            "HNSW_SQ",
+            {"M": 8, "sq_type": "bf16", "refine": True, "refine_type": "FP32"},
+            None,
+        ),
         ("v2.5.0", "HNSW_SQ", {"sq_type": "SQ9"}, "sq_type of HNSW_SQ must be one of SQ4U, SQ6"),
         ("v2.3.5-lite", "HNSW", {"M": 8}, "needs efConstruction on this server"),
         ("v2.4.0", "HNSW", {}, None),
         ("v2.6.18", "IVF_PQ", {"nlist": 8}, "index type IVF_PQ needs m on this server"),
-        ("v2.6.18", "IVF_PQ", {"m": 8, "nbits": 25}, "nbits of IVF_PQ must be a whole number from 1 to 24"),
+        (
+            "v2.6.18",
+            "IVF_PQ",
+            {"m": 8, "nbits": 25},
+            "nbits of IVF_PQ must be a whole number from 1 to 24",
+        ),
         ("v2.6.18", "GPU_CAGRA", {"graph_degree": 32, "build_algo": "NN_DESCENT"}, None),
         ("milvus_lite 3.2.2", "IVF_PQ", {"m": 8}, "is unknown to this server"),
         ("Zilliz Cloud", "IVF_RABITQ", {"nlist": 4}, None),
@@ -226,9 +258,13 @@ def test_the_copys_index_is_verified(backend):
     verify(backend.store(), name)
     client.release_collection(plan.target)
     client.drop_index(plan.target, "vector")
-    with pytest.raises(VerificationFailed, match=r"has no index, planned was IVF_FLAT \{'nlist': 8\}"):
+    with pytest.raises(
+        VerificationFailed, match=r"has no index, planned was IVF_FLAT \{'nlist': 8\}"
+    ):
         verify(backend.store(), name)
-    index = client.prepare_index_params("vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9})
+    index = client.prepare_index_params(
+        "vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9}
+    )
     client.create_index(plan.target, index)
     client.load_collection(plan.target)
     if not backend.is_lite:

@@ -29,7 +29,9 @@ class Live:
         self.assert_raw()
 
     def switch(self):
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias)
+        plan = plan_migration(
+            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias
+        )
         migrate(self.store, plan)
         mean_bias = self.store.info(self.alias).state.profile.mean_bias
         self.biases = nnn(self.bank, self.items, self.metric, K, 0.75) - mean_bias
@@ -45,7 +47,9 @@ class Live:
         for hits, scores in zip(found, wanted, strict=True):
             order = np.argsort(-scores)[:8]
             assert [hit["id"] for hit in hits] == order.tolist()
-            np.testing.assert_allclose(hits.distances, as_distance(scores[order], self.metric), atol=3e-5)
+            np.testing.assert_allclose(
+                hits.distances, as_distance(scores[order], self.metric), atol=3e-5
+            )
 
     def assert_rows_are_the_users(self):
         for row in (

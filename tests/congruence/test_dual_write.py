@@ -40,7 +40,9 @@ class Moving:
         self.plain, self.source = backend.client(), backend.name("moving")
         make(self.plain, self.source, self.items, metric)
         self.store = backend.store()
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=estimator or NNN(K))
+        plan = plan_migration(
+            self.store, self.source, QueryBank(self.bank), estimator=estimator or NNN(K)
+        )
         self.target = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()
 
@@ -65,7 +67,9 @@ class Moving:
 
     def held(self, name, *more):
         """By key, the rows as HubnessClient shows them, with `more` fields."""
-        read = self.client.query(name, filter="", output_fields=["*", *more], limit=1_000, consistency_level="Strong")
+        read = self.client.query(
+            name, filter="", output_fields=["*", *more], limit=1_000, consistency_level="Strong"
+        )
         return {row["id"]: {k: v for k, v in row.items() if k != "id"} for row in read}
 
     def biases(self, vectors):
@@ -74,7 +78,10 @@ class Moving:
 
     def assert_equal(self):
         """Both hold the same, and the corrected one every row's right bias."""
-        plain, corrected = self.held(self.source), self.held(self.target, "hubness_bias", "hubness_epoch")
+        plain, corrected = (
+            self.held(self.source),
+            self.held(self.target, "hubness_bias", "hubness_epoch"),
+        )
         assert sorted(plain) == sorted(corrected)
         vectors = [plain[key]["vector"] for key in corrected]
         biases = [row.pop("hubness_bias") for row in corrected.values()]
@@ -114,7 +121,9 @@ def write(moving, asynchronous, method, arguments):
     return asyncio.run(written())
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=LITE)], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    "asynchronous", [False, pytest.param(True, marks=LITE)], ids=["sync", "async"]
+)
 def test_both_hold_what_was_written_to_one(moving, asynchronous):
     moving.forward()
     twin = moving.backend.name("twin")
@@ -148,7 +157,10 @@ def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
     moving.client.upsert(moving.target, rows)
     moving.client.delete(moving.target, ids=[8])
     moving.client.delete(moving.target, filter="group == 3")
-    held = {row["id"]: row for row in moving.plain.query(moving.source, filter="id >= 0", output_fields=["*"])}
+    held = {
+        row["id"]: row
+        for row in moving.plain.query(moving.source, filter="id >= 0", output_fields=["*"])
+    }
     assert sorted(held) == sorted({*range(ITEMS), 100, 101} - {8} - set(range(3, ITEMS, 5)))
     for row in rows:
         np.testing.assert_array_equal(np.float32(held[row["id"]]["vector"]), row["vector"])
@@ -160,7 +172,9 @@ def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
 
 def test_a_partial_update_reaches_both(lite):
     moving = Moving(lite).forward()
-    moving.client.upsert(moving.source, [{"id": 3, "note": "x"}, {"id": 4, "note": "y"}], partial_update=True)
+    moving.client.upsert(
+        moving.source, [{"id": 3, "note": "x"}, {"id": 4, "note": "y"}], partial_update=True
+    )
     moving.client.upsert(moving.source, moving.rows([5]), partial_update=True)
     held = moving.assert_equal()
     assert [held[key]["note"] for key in (3, 4, 5)] == ["x", "y", "new 5"]
@@ -194,8 +208,12 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
     items = vectors(np.random.default_rng(4), 4, 8)
     client.insert(name, [{"id": key, "vector": row} for key, row in zip(keys, items, strict=True)])
     store = backend.store()
-    done = migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), no_writers=True)
-    store.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection=done.target, required=True))
+    done = migrate(
+        store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), no_writers=True
+    )
+    store.write_property(
+        name, DUAL_WRITE_PROPERTY, DualWrite(collection=done.target, required=True)
+    )
     backend.hubness_client().delete(name, filter='id != "plain"')
     for there in (name, done.target):
         assert all_keys(store, there) == ["plain"]
@@ -204,7 +222,9 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
 def test_rows_whose_keys_the_server_makes_have_the_same_in_both(lite):
     moving = Moving(lite, make=auto_id_collection).forward()
     fresh = vectors(moving.rng, 3, DIM)
-    told = moving.client.insert(moving.source, [{"vector": vector, "note": "new"} for vector in fresh])
+    told = moving.client.insert(
+        moving.source, [{"vector": vector, "note": "new"} for vector in fresh]
+    )
     held = moving.assert_equal()
     assert len(held) == ITEMS + 3
     for key, vector in zip(told["ids"], fresh, strict=True):
@@ -238,14 +258,22 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     reranking = lite.name("beside")
     plain_collection(moving.plain, reranking, moving.items, "IP")
     lite.made.append(f"{reranking}__bias")
-    enable(moving.store, plan_enable(moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"))
+    enable(
+        moving.store,
+        plan_enable(
+            moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"
+        ),
+    )
     let_write(moving.store, moving.source, reranking)
     moving.dual_write(moving.source, reranking)
     rows = moving.rows([100, 101])
     moving.client.insert(moving.source, rows)
     moving.client.delete(moving.source, filter="id in [3, 101]")
     mean_bias = moving.store.info(reranking).state.profile.mean_bias
-    side = {row["id"]: row["biases"] for row in moving.plain.query(f"{reranking}__bias", filter="id >= 0")}
+    side = {
+        row["id"]: row["biases"]
+        for row in moving.plain.query(f"{reranking}__bias", filter="id >= 0")
+    }
     assert sorted(side) == sorted({*range(ITEMS), 100} - {3})
     wanted = nnn(moving.bank, rows[0]["vector"][None], "IP", K, 0.75)[0] - mean_bias
     np.testing.assert_allclose(side[100], [wanted, wanted], atol=2e-5)
@@ -376,11 +404,16 @@ def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required)
         held = moving.held(moving.target, "hubness_bias")
         assert set(held) == wanted
         biases = moving.biases([row["vector"] for row in held.values()])
-        np.testing.assert_allclose([row["hubness_bias"] for row in held.values()], biases, atol=2e-5)
+        np.testing.assert_allclose(
+            [row["hubness_bias"] for row in held.values()], biases, atol=2e-5
+        )
         moving.plain.alter_alias(moving.source, alias)
         client.search(alias, data=[moving.items[0]])
         client.query_iterator(alias)  # reads the state
-    assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {3: "new 3", 4: "new 4"}
+    assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {
+        3: "new 3",
+        4: "new 4",
+    }
 
 
 @pytest.fixture
@@ -445,7 +478,9 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
             moved = asyncio.create_task(asyncio.to_thread(renaming))
             await asyncio.sleep(0.1)
             others = 0
-            waiting = asyncio.create_task(client.search(moving.source, data=[moving.items[0]], limit=ITEMS))
+            waiting = asyncio.create_task(
+                client.search(moving.source, data=[moving.items[0]], limit=ITEMS)
+            )
             inserting = asyncio.create_task(client.insert(moving.source, moving.rows([100])))
             while not waiting.done():
                 await asyncio.sleep(0.01)

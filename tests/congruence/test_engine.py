@@ -23,7 +23,8 @@ BEYOND_CONTRACT = pytest.mark.beyond_contract
 
 
 @pytest.mark.parametrize(
-    "metric", [each if each == "COSINE" else pytest.param(each, marks=BEYOND_CONTRACT) for each in METRICS]
+    "metric",
+    [each if each == "COSINE" else pytest.param(each, marks=BEYOND_CONTRACT) for each in METRICS],
 )
 def test_the_server_tells_the_biases(backend, monkeypatch, metric):
     here = Corrected(OnMilvus.of(backend), metric)
@@ -35,7 +36,14 @@ def test_the_server_tells_the_biases(backend, monkeypatch, metric):
         return real(self, reference, rows, k)
 
     monkeypatch.setattr(type(here.store), "bank_scores", counted)
-    done = refresh(here.store, here.name, bank=QueryBank(here.other), estimator=NNN(6), engine="server", force=True)
+    done = refresh(
+        here.store,
+        here.name,
+        bank=QueryBank(here.other),
+        estimator=NNN(6),
+        engine="server",
+        force=True,
+    )
     assert (done.action, done.scanned) == ("full", ITEMS)
     assert sum(rows for rows, _ in asked) == ITEMS
     here.assert_scores(here.other, 6)

@@ -60,7 +60,9 @@ class Served:
         layout = self.plan.layout
         bank = QueryBank(layout.reduce_queries(self.bank))
         return estimator.fit(
-            bank, gallery=layout.reduce_items(gallery), target_bank=reduced_targets(layout, QueryBank(self.targets))
+            bank,
+            gallery=layout.reduce_items(gallery),
+            target_bank=reduced_targets(layout, QueryBank(self.targets)),
         )
 
     def scores(self, extra=0):
@@ -71,7 +73,9 @@ class Served:
 
     def wanted(self, biases, items):
         mean_bias = self.store.info(self.name).state.profile.mean_bias
-        return as_distance(similarity(self.query, items, self.metric) - (biases - mean_bias), self.metric)[0]
+        return as_distance(
+            similarity(self.query, items, self.metric) - (biases - mean_bias), self.metric
+        )[0]
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -82,27 +86,39 @@ def served(shared_backend, request):
 def test_without_an_estimator_the_blend_is_taken(served):
     told = status(served.store, served.name).estimator
     assert told["name"] == "Blend"
-    biases = served.fitted(Blend(), served.items).bias(served.plan.layout.reduce_items(served.items))
+    biases = served.fitted(Blend(), served.items).bias(
+        served.plan.layout.reduce_items(served.items)
+    )
     np.testing.assert_allclose(served.scores(), served.wanted(biases, served.items), atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "estimator",
     [
-        each if isinstance(each, SHOWN_ON_SERVERS) else pytest.param(each, marks=pytest.mark.beyond_contract)
+        each
+        if isinstance(each, SHOWN_ON_SERVERS)
+        else pytest.param(each, marks=pytest.mark.beyond_contract)
         for each in ESTIMATORS
     ],
     ids=lambda estimator: type(estimator).__name__,
 )
 def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimator):
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=estimator, target_bank=QueryBank(served.targets), tolerance=0)
+    refresh(
+        served.store,
+        served.name,
+        estimator=estimator,
+        target_bank=QueryBank(served.targets),
+        tolerance=0,
+    )
     fitted = served.fitted(estimator, served.items)
     biases = fitted.bias(reduce(served.items))
     np.testing.assert_allclose(served.scores(), served.wanted(biases, served.items), atol=1e-4)
 
     client = served.backend.hubness_client()
-    rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
+    rows = [
+        {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
+    ]
     client.insert(served.name, rows)
     everything = np.vstack([served.items, served.fresh])
     biases = np.r_[biases, fitted.new_bias(reduce(served.fresh))]
@@ -119,7 +135,9 @@ def test_pending_rows_leave_room_for_each_other(served):
     refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
     fitted = served.fitted(Sinkhorn(0.1), served.items)
     client = served.backend.hubness_client()
-    rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
+    rows = [
+        {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
+    ]
     client.insert(served.name, rows, bias="pending")
     assert refresh(served.store, served.name).action == "pending"
     biases = np.r_[fitted.bias(reduce(served.items)), fitted.new_bias(reduce(served.fresh))]
@@ -131,14 +149,20 @@ def test_pending_rows_leave_room_for_each_other(served):
 def test_a_refit_learns_what_the_gallery_became(served):
     """Up to a constant, which potentials leave open and no ranking sees."""
     reduce = served.plan.layout.reduce_items
-    refresh(served.store, served.name, estimator=Sinkhorn(0.5, iterations=100, tol=1e-6), tolerance=0)
+    refresh(
+        served.store, served.name, estimator=Sinkhorn(0.5, iterations=100, tol=1e-6), tolerance=0
+    )
     client = served.backend.hubness_client()
-    rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
+    rows = [
+        {"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)
+    ]
     client.insert(served.name, rows)
     done = refresh(served.store, served.name, refit=True, tolerance=0)
     assert (done.action, done.reason.partition(";")[0]) == ("full", "a refit was requested")
     everything = np.vstack([served.items, served.fresh])
-    biases = served.fitted(Sinkhorn(0.5, iterations=100, tol=1e-6), everything).bias(reduce(everything))
+    biases = served.fitted(Sinkhorn(0.5, iterations=100, tol=1e-6), everything).bias(
+        reduce(everything)
+    )
     found, wanted = served.scores(5), served.wanted(biases, everything)
     np.testing.assert_allclose(found - found.mean(), wanted - wanted.mean(), atol=1e-3)
     client.delete(served.name, ids=[row["id"] for row in rows])
@@ -151,11 +175,17 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     def sinkhorn():
         return status(served.store, served.name).estimator["estimators"][1]
 
-    assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (0.375, pytest.approx(0.375 * spread, rel=1e-3))
+    assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (
+        0.375,
+        pytest.approx(0.375 * spread, rel=1e-3),
+    )
     lines = CliRunner().invoke(app, ["status", served.name, "--uri", lite.uri]).output
     assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.375)" in " ".join(lines.split())
     agreement = status(served.store, served.name).estimator["agreement"]
-    assert f"the two halves of the bank agree to {agreement:.2f}, so that share of each bias" in " ".join(lines.split())
+    assert (
+        f"the two halves of the bank agree to {agreement:.2f}, so that share of each bias"
+        in " ".join(lines.split())
+    )
     for same in (None, Blend()):
         assert refresh(served.store, served.name, estimator=same).action == "none"
     assert refresh(served.store, served.name, estimator=InvertedSoftmax()).action == "full"
@@ -163,10 +193,19 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     client.insert(served.name, [{"id": ITEMS, "vector": served.fresh[0], "group": 0}])
     assert client.get(served.name, ITEMS, ["hubness_bias"])[0]["hubness_bias"] != 0
     kept = served.store.info(served.name).state.profile.estimator
-    assert kept == {"name": "InvertedSoftmax", "tau": pytest.approx(0.5 * spread, rel=1e-3), "temperature": 0.5}
+    assert kept == {
+        "name": "InvertedSoftmax",
+        "tau": pytest.approx(0.5 * spread, rel=1e-3),
+        "temperature": 0.5,
+    }
     absolute = EstimatorOptions(param=["tau=0.2"]).estimator(kept)
-    assert refresh(served.store, served.name, estimator=absolute).reason.startswith("the parameters changed")
-    assert served.store.info(served.name).state.profile.estimator == {"name": "InvertedSoftmax", "tau": 0.2}
+    assert refresh(served.store, served.name, estimator=absolute).reason.startswith(
+        "the parameters changed"
+    )
+    assert served.store.info(served.name).state.profile.estimator == {
+        "name": "InvertedSoftmax",
+        "tau": 0.2,
+    }
 
 
 def test_an_estimator_that_needs_targets_says_so(served):

@@ -21,10 +21,14 @@ class TestEveryCall(every_call.EveryCall):
         """Neither Milvus Lite nor 2.3.5 does that for anyone: the client looks the vectors up."""
         asked = {"limit": 5, "output_fields": ["note", "vector"]}
         numbers = (3, 4)
-        expected = catalogue.plain.search(catalogue.name, data=list(catalogue.items[list(numbers)]), **asked)
+        expected = catalogue.plain.search(
+            catalogue.name, data=list(catalogue.items[list(numbers)]), **asked
+        )
         got = catalogue.client.search(catalogue.corrected, ids=catalogue.keys(*numbers), **asked)
         assert_same(catalogue, expected, got)
-        got = catalogue.client.search(catalogue.corrected, ids=catalogue.key(3), consistency_level=0, **asked)
+        got = catalogue.client.search(
+            catalogue.corrected, ids=catalogue.key(3), consistency_level=0, **asked
+        )
         assert_same(catalogue, expected[0], got[0])
         with pytest.raises(MilvusException, match="no rows of these ids"):
             catalogue.client.search(catalogue.corrected, ids=catalogue.keys(9_999))
@@ -49,6 +53,8 @@ class TestEveryCall(every_call.EveryCall):
     def test_rows_that_could_never_be_ranked_are_refused(self, either, changing, method):
         """Milvus keeps NaN; no bias can be computed of it."""
         with pytest.raises(MilvusException, match="row 0") as refusal:
-            getattr(changing.client, method)(changing.corrected, changing.new(vector=[float("nan")] * DIM))
+            getattr(changing.client, method)(
+                changing.corrected, changing.new(vector=[float("nan")] * DIM)
+            )
         assert isinstance(refusal.value, InvalidInput)
         assert not rows_there(changing.client, changing.corrected, changing)

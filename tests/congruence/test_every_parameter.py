@@ -80,7 +80,9 @@ class World:
         self.plain, self.name = backend.client(), backend.name("plain")
         plain_collection(self.plain, self.name, self.items, metric)
         with ThreadPoolExecutor() as threads:
-            self.corrected = dict(zip(LOCATIONS, threads.map(self._correct, LOCATIONS), strict=True))
+            self.corrected = dict(
+                zip(LOCATIONS, threads.map(self._correct, LOCATIONS), strict=True)
+            )
         self.client = backend.hubness_client()
 
     def _correct(self, location):
@@ -91,7 +93,9 @@ class World:
         name, where = self.backend.name(location), WHERE[location]
         self.backend.made.append(f"{name}__bias")
         if location == "second_vector":
-            with_second_field(self.backend.client(), name, self.items, self.metric, width_for(self.metric))
+            with_second_field(
+                self.backend.client(), name, self.items, self.metric, width_for(self.metric)
+            )
         else:
             make = with_bias_fields if location == "fields" else plain_collection
             make(self.backend.client(), name, self.items, self.metric)
@@ -137,18 +141,24 @@ def assert_alike(expected, got):
 
 def ranker(kind, **params):
     fields = [] if kind == "boost" else ["group"]
-    return Function(name=kind, function_type=FunctionType.RERANK, input_field_names=fields, params=params)
+    return Function(
+        name=kind, function_type=FunctionType.RERANK, input_field_names=fields, params=params
+    )
 
 
 DECAY = {"reranker": "decay", "function": "gauss", "origin": 2, "scale": 2, "decay": 0.5}
 CHAIN = (
     FunctionChain(FunctionChainStage.L2_RERANK)
-    .map("$score", fn.num_combine(col("$score"), col("group"), mode="weighted", weights=[1.0, -0.1]))
+    .map(
+        "$score", fn.num_combine(col("$score"), col("group"), mode="weighted", weights=[1.0, -0.1])
+    )
     .sort(col("$score"), desc=True)
     .limit(5)
 )
 SCORERS = {
-    "a boost ranker": {"ranker": ranker("boost", reranker="boost", filter="group == 3", weight=1.5)},
+    "a boost ranker": {
+        "ranker": ranker("boost", reranker="boost", filter="group == 3", weight=1.5)
+    },
     "a decay ranker": {"ranker": ranker("decay", **DECAY)},
     "a score of functions": {"ranker": FunctionScore(ranker("decay", **DECAY))},
     "a function chain": {"function_chains": CHAIN},
@@ -157,7 +167,9 @@ SCORERS = {
 
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("scorer", SCORERS)
-def test_rankers_give_what_they_give_on_the_plain_collection_or_are_refused(world, location, scorer):
+def test_rankers_give_what_they_give_on_the_plain_collection_or_are_refused(
+    world, location, scorer
+):
     question = {"limit": 5, **SCORERS[scorer]}
     if world.metric == "L2" and location in STORED:
         for strength in (0, 1):
@@ -254,7 +266,10 @@ def test_buckets_are_of_corrected_scores_or_refused(world, location):
         refused = {"inner products": {"strength": 0}}
     elif location in STORED:
         world.search(location, **BUCKETS, output_fields=["group"], round_decimal=2)
-        refused = {"no room for raw scores": {"with_raw_score": True}, "uncorrected": {"rerank": GloballyCorrected(20)}}
+        refused = {
+            "no room for raw scores": {"with_raw_score": True},
+            "uncorrected": {"rerank": GloballyCorrected(20)},
+        }
     else:
         world.search(location, strength=0, **BUCKETS)
         refused = {"uncorrected scores": {}}
@@ -270,7 +285,9 @@ def test_buckets_come_as_the_server_sent_them(world, monkeypatch):
         pytest.skip("refused")
     hit = schema_pb2.AggHit(int_pk=7, score=0.25)
     bucket = schema_pb2.AggBucket(count=3, hits=[hit])
-    data = schema_pb2.SearchResultData(num_queries=1, topks=[0], agg_buckets=[bucket], agg_topks=[1])
+    data = schema_pb2.SearchResultData(
+        num_queries=1, topks=[0], agg_buckets=[bucket], agg_topks=[1]
+    )
     sent = []
 
     def search(self, collection, data_, *args, **options):
@@ -278,12 +295,18 @@ def test_buckets_come_as_the_server_sent_them(world, monkeypatch):
         return SearchResult(data)
 
     monkeypatch.setattr(MilvusClient, "search", search)
-    name, asked = world.corrected["vector"], {"round_decimal": 2, "output_fields": ["group"], **BUCKETS}
+    name, asked = (
+        world.corrected["vector"],
+        {"round_decimal": 2, "output_fields": ["group"], **BUCKETS},
+    )
     for _ in range(2):
         [[found]] = world.client.search(name, data=world.queries[:1], **asked).agg_buckets
         assert (found.count, found.hits[0].pk, found.hits[0].score) == (3, 7, 0.25)
     for options in sent:
-        assert (options["search_aggregation"], options["round_decimal"]) == (BUCKETS["search_aggregation"], 2)
+        assert (options["search_aggregation"], options["round_decimal"]) == (
+            BUCKETS["search_aggregation"],
+            2,
+        )
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -295,35 +318,60 @@ OUTCOMES = ("stored", "stored under L2", "candidates")
 fields and side_collection, at any strength but 0, at which all pass there that is not refused to everyone."""
 EVERYWHERE = {
     # The question and the answer are decoded; filters, partitions and the like are the server's.
-    **dict.fromkeys(("data", "limit", "output_fields", "search_params", "anns_field", "ids"), CORRECTED),
+    **dict.fromkeys(
+        ("data", "limit", "output_fields", "search_params", "anns_field", "ids"), CORRECTED
+    ),
     **dict.fromkeys(("offset", "round_decimal", "metric_type", "params"), CORRECTED),
-    **dict.fromkeys(("filter", "filter_params", "timeout", "partition_names", "highlighter"), PASSED),
-    **dict.fromkeys(("consistency_level", "guarantee_timestamp", "cluster_id", "ignore_growing"), PASSED),
-    **dict.fromkeys(("hints", "analyzer_name", "page_retain_order", "timezone", "time_fields"), PASSED),
-    **dict.fromkeys(("group_size", "strict_group_size", "json_path", "json_type", "strict_cast"), PASSED),
+    **dict.fromkeys(
+        ("filter", "filter_params", "timeout", "partition_names", "highlighter"), PASSED
+    ),
+    **dict.fromkeys(
+        ("consistency_level", "guarantee_timestamp", "cluster_id", "ignore_growing"), PASSED
+    ),
+    **dict.fromkeys(
+        ("hints", "analyzer_name", "page_retain_order", "timezone", "time_fields"), PASSED
+    ),
+    **dict.fromkeys(
+        ("group_size", "strict_group_size", "json_path", "json_type", "strict_cast"), PASSED
+    ),
     **dict.fromkeys(("collection_id", "search_iter_batch_size", "search_iter_id"), PASSED),
     "search_iter_last_bound": PASSED,
-    **dict.fromkeys(("collection_name", "context", "schema", "expr_params", "kwargs", "self"), INTERNAL),
+    **dict.fromkeys(
+        ("collection_name", "context", "schema", "expr_params", "kwargs", "self"), INTERNAL
+    ),
     **dict.fromkeys(("_async", "_callback"), "AsyncHubnessClient"),
     "namespace": "which has none",
     "is_embedding_list": "one vector per row",
 }
 BY_LOCATION = {
     **dict.fromkeys(
-        ("ranker", "function_chains", "search_aggregation"), (PASSED, "inner products", REFUSED_CANDIDATES)
+        ("ranker", "function_chains", "search_aggregation"),
+        (PASSED, "inner products", REFUSED_CANDIDATES),
     ),
     **dict.fromkeys(("group_by_field", "group_by_fields"), (PASSED, PASSED, REFUSED_CANDIDATES)),
-    **dict.fromkeys(("order_by_fields", "iterator", "search_iter_v2"), (PASSED, PASSED, REFUSED_CANDIDATES)),
+    **dict.fromkeys(
+        ("order_by_fields", "iterator", "search_iter_v2"), (PASSED, PASSED, REFUSED_CANDIDATES)
+    ),
 }
 SEARCH = EVERYWHERE | BY_LOCATION
 READ = {
-    **dict.fromkeys(("filter", "filter_params", "timeout", "partition_names", "limit", "offset"), PASSED),
-    **dict.fromkeys(("consistency_level", "guarantee_timestamp", "cluster_id", "ignore_growing"), PASSED),
-    **dict.fromkeys(("group_by_fields", "order_by", "order_by_fields", "timezone", "time_fields"), PASSED),
-    **dict.fromkeys(("collection_id", "iterator", "reduce_stop_for_best", "strict_float32"), PASSED),
+    **dict.fromkeys(
+        ("filter", "filter_params", "timeout", "partition_names", "limit", "offset"), PASSED
+    ),
+    **dict.fromkeys(
+        ("consistency_level", "guarantee_timestamp", "cluster_id", "ignore_growing"), PASSED
+    ),
+    **dict.fromkeys(
+        ("group_by_fields", "order_by", "order_by_fields", "timezone", "time_fields"), PASSED
+    ),
+    **dict.fromkeys(
+        ("collection_id", "iterator", "reduce_stop_for_best", "strict_float32"), PASSED
+    ),
     **dict.fromkeys(("query_iter_last_pk", "query_iter_last_element_offset", "namespace"), PASSED),
     **dict.fromkeys(("output_fields", "ids"), CORRECTED),
-    **dict.fromkeys(("collection_name", "context", "expr_params", "expr", "kwargs", "self"), INTERNAL),
+    **dict.fromkeys(
+        ("collection_name", "context", "expr_params", "expr", "kwargs", "self"), INTERNAL
+    ),
 }
 TABLE = {
     "search": SEARCH,
@@ -331,9 +379,15 @@ TABLE = {
     "query_iterator": READ | {"batch_size": PASSED, "iterator_cp_file": PASSED},
     "search_iterator": SEARCH | {"batch_size": CORRECTED, "external_filter_func": CORRECTED},
     "hybrid_search": {
-        **dict.fromkeys(("reqs", "ranker", "limit", "output_fields", "offset", "round_decimal"), CORRECTED),
-        **dict.fromkeys(("timeout", "partition_names", "consistency_level", "guarantee_timestamp"), PASSED),
-        **dict.fromkeys(("cluster_id", "rank_group_scorer", "group_size", "strict_group_size"), PASSED),
+        **dict.fromkeys(
+            ("reqs", "ranker", "limit", "output_fields", "offset", "round_decimal"), CORRECTED
+        ),
+        **dict.fromkeys(
+            ("timeout", "partition_names", "consistency_level", "guarantee_timestamp"), PASSED
+        ),
+        **dict.fromkeys(
+            ("cluster_id", "rank_group_scorer", "group_size", "strict_group_size"), PASSED
+        ),
         **dict.fromkeys(("search_aggregation", "function_chains"), "not supported"),
         **dict.fromkeys(("_async", "_callback"), "AsyncHubnessClient"),
         "group_by_field": (PASSED, PASSED, "grouping a hybrid search"),
@@ -366,7 +420,16 @@ READS_FROM = {
 }
 OPTIONS = {"kwargs", "param", "rpc_options", "_query_options"}
 """Names under which pymilvus passes further arguments on."""
-OF_WIRE = {"use_default_consistency", "request", "handler", "expr", "expression", "cls", "rerank", "param"}
+OF_WIRE = {
+    "use_default_consistency",
+    "request",
+    "handler",
+    "expr",
+    "expression",
+    "cls",
+    "rerank",
+    "param",
+}
 RENAMED = {"expr_params": "filter_params"}
 
 
@@ -377,14 +440,20 @@ def words_of(node, tree, defined):
     name = getattr(node, "id", "")
     for each in ast.walk(tree):
         if isinstance(each, ast.For) and getattr(each.target, "id", None) == name:
-            return [word for one in getattr(each.iter, "elts", ()) for word in words_of(one, tree, defined)]
+            return [
+                word
+                for one in getattr(each.iter, "elts", ())
+                for word in words_of(one, tree, defined)
+            ]
     return [defined[name]] if isinstance(defined.get(name), str) else []
 
 
 def names_read(owner, method):
     """The parameters of a function, and the keys that it takes out of further arguments."""
     function = inspect.unwrap(getattr(owner, method)) if method else owner
-    names = set(inspect.signature(function).parameters) if method and method != "__init__" else set()
+    names = (
+        set(inspect.signature(function).parameters) if method and method != "__init__" else set()
+    )
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     keys = []
     for node in ast.walk(tree):
@@ -393,7 +462,11 @@ def names_read(owner, method):
             keys.append(node.args[0])
         elif isinstance(node, ast.Compare) and is_options(node.comparators[0]):
             keys.append(node.left)
-        elif isinstance(node, ast.Subscript) and is_options(node.value) and isinstance(node.ctx, ast.Load):
+        elif (
+            isinstance(node, ast.Subscript)
+            and is_options(node.value)
+            and isinstance(node.ctx, ast.Load)
+        ):
             keys.append(node.slice)
     for key in keys:
         names.update(words_of(key, tree, vars(sys.modules[function.__module__])))
@@ -471,13 +544,24 @@ EXAMPLES = {
     "iterator": True,
     "search_iter_v2": True,
 }
-UNSHOWN = {"ids", "search_aggregation", "group_by_fields", "order_by_fields", "iterator", "search_iter_v2"}
+UNSHOWN = {
+    "ids",
+    "search_aggregation",
+    "group_by_fields",
+    "order_by_fields",
+    "iterator",
+    "search_iter_v2",
+}
 """Of these Milvus Lite takes no notice, or, of ids, has none: what is sent is shown, and above what comes."""
 SCORES_CHANGE = {"ranker", "function_chains"}
 
 
 def question_with(world, name):
-    value = EXAMPLES[name](world) if callable(EXAMPLES[name]) and name != "_callback" else EXAMPLES[name]
+    value = (
+        EXAMPLES[name](world)
+        if callable(EXAMPLES[name]) and name != "_callback"
+        else EXAMPLES[name]
+    )
     asked = value if isinstance(value, dict) and name not in ("search_params",) else {name: value}
     return {"limit": 5, **({} if name == "ids" else {"data": world.queries}), **asked}
 
@@ -502,7 +586,8 @@ CASES = [
     for metric in METRICS
     for location in LOCATIONS
     # What is passed through is so whatever the metric, by one piece of code for either kind of location.
-    if how != INTERNAL and (how != PASSED or (metric == "IP" and location in ("vector", "side_collection")))
+    if how != INTERNAL
+    and (how != PASSED or (metric == "IP" and location in ("vector", "side_collection")))
 ]
 
 
@@ -568,7 +653,9 @@ def test_every_parameter_of_query_does_what_the_table_says(world, location, monk
                 world.client.query(world.corrected[location], **asked)
             continue
         found = world.client.query(world.corrected[location], **asked)
-        assert [{**row, "vector": None} for row in found] == [{**row, "vector": None} for row in expected], name
+        assert [{**row, "vector": None} for row in found] == [
+            {**row, "vector": None} for row in expected
+        ], name
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours["vector"], theirs["vector"], rtol=3e-7)
             assert type(ours["vector"][0]) is type(theirs["vector"][0]), name
@@ -578,7 +665,9 @@ def test_every_parameter_of_query_does_what_the_table_says(world, location, monk
 
 @pytest.mark.parametrize("location", LOCATIONS)
 @pytest.mark.parametrize("method", ["search_iterator", "query_iterator"])
-def test_every_parameter_of_an_iterator_does_what_the_table_says(worlds, location, method, monkeypatch):
+def test_every_parameter_of_an_iterator_does_what_the_table_says(
+    worlds, location, method, monkeypatch
+):
     """What comes page by page is in test_iterators."""
     world, calls = worlds["IP"], []
     monkeypatch.setattr(MilvusClient, method, lambda self, *args, **options: calls.append(options))
@@ -586,7 +675,11 @@ def test_every_parameter_of_an_iterator_does_what_the_table_says(worlds, locatio
         if name == "ids" or (method == "search_iterator" and name in ("metric_type", "params")):
             continue
         examples = EXAMPLES if method == "search_iterator" else READ_EXAMPLES
-        further = {"batch_size": 9, "external_filter_func": print, "iterator_cp_file": "/tmp/cursor"}
+        further = {
+            "batch_size": 9,
+            "external_filter_func": print,
+            "iterator_cp_file": "/tmp/cursor",
+        }
         value, in_params = {**examples, **further}[name], name in ("hints", "analyzer_name")
         asked = dict(value(world)) if in_params or name == "filter_params" else {name: value}
         if method == "search_iterator":
@@ -613,7 +706,9 @@ HYBRID_EXAMPLES = {
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
-def test_every_parameter_of_a_hybrid_search_does_what_the_table_says(world, location, sent, monkeypatch):
+def test_every_parameter_of_a_hybrid_search_does_what_the_table_says(
+    world, location, sent, monkeypatch
+):
     own, calls = MilvusClient.hybrid_search, []
 
     def hybrid_search(self, *args, **options):
@@ -634,7 +729,9 @@ def test_every_parameter_of_a_hybrid_search_does_what_the_table_says(world, loca
         for strength in (1, 0):
             sent.clear()
             calls.clear()
-            found = world.client.hybrid_search(world.corrected[location], requests, strength=strength, **asked)
+            found = world.client.hybrid_search(
+                world.corrected[location], requests, strength=strength, **asked
+            )
             if how == PASSED:
                 assert all(call[name] == asked[name] for call in [*sent, *calls])
             if strength == 0:
@@ -643,7 +740,11 @@ def test_every_parameter_of_a_hybrid_search_does_what_the_table_says(world, loca
 
 def test_clients_for_asyncio_decide_alike(worlds, shared_lite):
     def questions():
-        for metric, location in (("IP", "vector"), ("L2", "second_vector"), ("L2", "side_collection")):
+        for metric, location in (
+            ("IP", "vector"),
+            ("L2", "second_vector"),
+            ("L2", "side_collection"),
+        ):
             for name, how in SEARCH.items():
                 if how != INTERNAL and name != "highlighter":
                     yield worlds[metric].corrected[location], question_with(worlds[metric], name)
@@ -661,7 +762,9 @@ def test_clients_for_asyncio_decide_alike(worlds, shared_lite):
     asyncio.run(ask())
     for (collection, asked), answer in zip(questions(), answers, strict=True):
         if isinstance(answer, list):
-            assert [list(hits.ids) for hits in worlds["IP"].client.search(collection, **asked)] == answer
+            assert [
+                list(hits.ids) for hits in worlds["IP"].client.search(collection, **asked)
+            ] == answer
         else:
             with pytest.raises(UnsupportedOperation) as refused:
                 worlds["IP"].client.search(collection, **asked)

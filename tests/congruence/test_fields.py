@@ -54,7 +54,9 @@ class Shop:
             index.add_index(name, index_type="FLAT", metric_type=self.metrics[name])
         schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
         index.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
-        self.plain.create_collection(self.name, schema=schema, index_params=index, consistency_level="Strong")
+        self.plain.create_collection(
+            self.name, schema=schema, index_params=index, consistency_level="Strong"
+        )
         rows = [
             {
                 "id": i,
@@ -68,7 +70,9 @@ class Shop:
         return rows
 
     def correct(self, source, field):
-        plan = plan_migration(self.store, source, QueryBank(self.banks[field]), estimator=NNN(K), field=field)
+        plan = plan_migration(
+            self.store, source, QueryBank(self.banks[field]), estimator=NNN(K), field=field
+        )
         self.lite.made += [plan.target, plan.bank_collection]
         return migrate(self.store, plan).target
 
@@ -83,10 +87,15 @@ class Shop:
         return self.raw(field) - strength * (biases - state.profile.mean_bias)
 
     def requests(self, fields=tuple(DIMS), limit=30, **options):
-        return [AnnSearchRequest(list(self.queries[name]), name, {}, limit, **options) for name in fields]
+        return [
+            AnnSearchRequest(list(self.queries[name]), name, {}, limit, **options)
+            for name in fields
+        ]
 
 
-@pytest.fixture(scope="module", params=[("COSINE", "L2"), ("L2", "COSINE"), ("IP", "IP")], ids=" ".join)
+@pytest.fixture(
+    scope="module", params=[("COSINE", "L2"), ("L2", "COSINE"), ("IP", "IP")], ids=" ".join
+)
 def shop(shared_lite, request):
     return Shop(shared_lite, *request.param)
 
@@ -104,22 +113,34 @@ def assert_alike(found, plain, atol=2e-5):
 @pytest.mark.parametrize("field", DIMS)
 def test_every_field_is_searched_in_its_own_metric(shop, field):
     question = {"data": list(shop.queries[field]), "anns_field": field, "output_fields": ["note"]}
-    assert_alike(shop.client.search(shop.corrected, strength=0, **question), shop.plain.search(shop.name, **question))
+    assert_alike(
+        shop.client.search(shop.corrected, strength=0, **question),
+        shop.plain.search(shop.name, **question),
+    )
     found = shop.client.search(shop.corrected, **question)
     for hits, scores in zip(found, shop.scores(field), strict=True):
         order = np.argsort(-scores)[:10]
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose(hits.distances, as_distance(scores[order], shop.metrics[field]), atol=3e-5)
+        np.testing.assert_allclose(
+            hits.distances, as_distance(scores[order], shop.metrics[field]), atol=3e-5
+        )
 
 
 def test_a_sparse_field_passes_through(shop):
-    question = {"data": [{3: 1.0, 50: 0.5}], "anns_field": "sparse", "output_fields": ["*"], "limit": 5}
+    question = {
+        "data": [{3: 1.0, 50: 0.5}],
+        "anns_field": "sparse",
+        "output_fields": ["*"],
+        "limit": 5,
+    }
     found = shop.client.search(shop.corrected, **question)
     plain = shop.plain.search(shop.name, **question)
     assert [hit["id"] for hit in found[0]] == [hit["id"] for hit in plain[0]]
     assert found[0][0]["entity"].keys() == plain[0][0]["entity"].keys()
     for name in DIMS:
-        np.testing.assert_allclose(found[0][0]["entity"][name], plain[0][0]["entity"][name], rtol=2.0**-22)
+        np.testing.assert_allclose(
+            found[0][0]["entity"][name], plain[0][0]["entity"][name], rtol=2.0**-22
+        )
 
 
 def test_rows_are_read_as_they_were_written(shop):
@@ -139,7 +160,12 @@ def test_rows_are_read_as_they_were_written(shop):
 
 @pytest.mark.parametrize(
     "ranker",
-    [RRFRanker(), RRFRanker(7), WeightedRanker(0.5, 0.2, 0.9), WeightedRanker(1, 2, 3, norm_score=False)],
+    [
+        RRFRanker(),
+        RRFRanker(7),
+        WeightedRanker(0.5, 0.2, 0.9),
+        WeightedRanker(1, 2, 3, norm_score=False),
+    ],
     ids=["rrf", "rrf 7", "weighted", "weighted as it is"],
 )
 @pytest.mark.parametrize("offset", [0, 4])
@@ -152,7 +178,10 @@ def test_a_hybrid_search_at_strength_zero_is_the_plain_one(shop, ranker, offset)
 
 @pytest.mark.parametrize("name", ["rrf", "weighted"])
 def test_a_ranker_may_be_a_function(shop, name):
-    params = {"reranker": name, **({"weights": [0.3, 0.3, 0.4], "norm_score": True} if name != "rrf" else {})}
+    params = {
+        "reranker": name,
+        **({"weights": [0.3, 0.3, 0.4], "norm_score": True} if name != "rrf" else {}),
+    }
     function = Function(name, FunctionType.RERANK, input_field_names=[], params=params)
     question = {"ranker": function, "output_fields": ["note"]}
     found = shop.client.hybrid_search(shop.corrected, shop.requests(), strength=0, **question)
@@ -160,7 +189,9 @@ def test_a_ranker_may_be_a_function(shop, name):
 
 
 def test_a_hybrid_search_ranks_by_corrected_scores(shop):
-    found = shop.client.hybrid_search(shop.corrected, shop.requests(limit=20), RRFRanker(60), limit=8)
+    found = shop.client.hybrid_search(
+        shop.corrected, shop.requests(limit=20), RRFRanker(60), limit=8
+    )
     for i, hits in enumerate(found):
         totals = np.zeros(ITEMS)
         for field in DIMS:
@@ -177,7 +208,9 @@ def test_weighted_answers_weigh_corrected_scores_in_the_users_metric(shop):
         "IP": lambda s: 0.5 + np.arctan(s) / np.pi,
         "L2": lambda s: 1 - 2 * np.arctan(-2 * s) / np.pi,
     }
-    found = shop.client.hybrid_search(shop.corrected, shop.requests(limit=25), WeightedRanker(*weights))
+    found = shop.client.hybrid_search(
+        shop.corrected, shop.requests(limit=25), WeightedRanker(*weights)
+    )
     for i, hits in enumerate(found):
         totals = np.zeros(ITEMS)
         for weight, field in zip(weights, DIMS, strict=True):
@@ -203,17 +236,23 @@ def test_every_query_of_a_hybrid_search_has_its_own_ring(shop):
         pytest.skip("under IP and COSINE all queries share a bound")
     queries = list(shop.queries[field])
     ring = {"params": {"radius": float(np.median(as_distance(shop.raw(field), "L2")))}}
-    plain = shop.plain.search(shop.name, data=queries, anns_field=field, search_params=ring, limit=ITEMS)
+    plain = shop.plain.search(
+        shop.name, data=queries, anns_field=field, search_params=ring, limit=ITEMS
+    )
     assert len({len(hits) for hits in plain}) > 1
     requests = [AnnSearchRequest(queries, field, ring, ITEMS)]
-    found = shop.client.hybrid_search(shop.corrected, requests, RRFRanker(60), limit=ITEMS, strength=0)
+    found = shop.client.hybrid_search(
+        shop.corrected, requests, RRFRanker(60), limit=ITEMS, strength=0
+    )
     for ours, theirs in zip(found, plain, strict=True):
         assert [hit["id"] for hit in ours] == [hit["id"] for hit in theirs]
         np.testing.assert_allclose(ours.distances, 1 / (61 + np.arange(len(theirs))), rtol=1e-5)
 
 
 def test_a_profile_that_no_field_has_is_refused(shop):
-    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'text' or 'image'.*default"):
+    with pytest.raises(
+        InvalidInput, match=r"no profile 'sound' for field 'text' or 'image'.*default"
+    ):
         shop.client.hybrid_search(shop.corrected, shop.requests(), RRFRanker(), profile="sound")
 
 
@@ -258,7 +297,10 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     assert set(told.fields) == {"text", "image"}
     assert not status(shop.store, shop.corrected, field="other").corrected
     for job in (status, refresh, disable):
-        with pytest.raises(InvalidInput, match=r"has no float vector field 'nope': choose one of text, image, other"):
+        with pytest.raises(
+            InvalidInput,
+            match=r"has no float vector field 'nope': choose one of text, image, other",
+        ):
             job(shop.store, shop.corrected, field="nope")
     with pytest.raises(InvalidInput, match=r"several corrected fields.*(text|image)"):
         refresh(shop.store, shop.corrected)
@@ -280,10 +322,16 @@ def test_new_rows_get_the_bias_of_every_field(lite):
     for field in ("text", "image"):
         own = row[field][None, :]
         state = shop.store.info(shop.corrected).states[field]
-        bias = nnn(shop.banks[field], own, shop.metrics[field], K, 0.75)[0] - state.profile.mean_bias
-        [hits] = shop.client.search(shop.corrected, data=list(own), anns_field=field, limit=ITEMS + 1)
+        bias = (
+            nnn(shop.banks[field], own, shop.metrics[field], K, 0.75)[0] - state.profile.mean_bias
+        )
+        [hits] = shop.client.search(
+            shop.corrected, data=list(own), anns_field=field, limit=ITEMS + 1
+        )
         [found] = [hit["distance"] for hit in hits if hit["id"] == 1_000]
-        assert found == pytest.approx(similarity(own, own, shop.metrics[field])[0, 0] - bias, abs=3e-5)
+        assert found == pytest.approx(
+            similarity(own, own, shop.metrics[field])[0, 0] - bias, abs=3e-5
+        )
     [read] = shop.client.get(shop.corrected, 1_000)
     for name in DIMS:
         np.testing.assert_allclose(read[name], row[name], rtol=2.0**-22)
@@ -302,7 +350,9 @@ def test_the_alias_goes_back_one_field_at_a_time(lite):
 
 def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     shop = Shop(lite, "IP", "COSINE")
-    plan = plan_enable(shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other")
+    plan = plan_enable(
+        shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other"
+    )
     lite.made += [plan.side, plan.bank_collection]
     enable(shop.store, plan)
     found = shop.client.search(shop.corrected, data=list(shop.queries["other"]), anns_field="other")

@@ -51,16 +51,24 @@ class Goods:
 
     def rows(self, first=0, count=ITEMS):
         packed = encode(self.items, self.dtype)
-        return [{"id": i, "vector": packed[i], "note": f"n{i}"} for i in range(first, first + count)]
+        return [
+            {"id": i, "vector": packed[i], "note": f"n{i}"} for i in range(first, first + count)
+        ]
 
     def fill(self):
-        index = self.plain.prepare_index_params("vector", index_type="FLAT", metric_type=self.metric)
-        self.plain.create_collection(self.name, schema=self.schema(), index_params=index, consistency_level="Strong")
+        index = self.plain.prepare_index_params(
+            "vector", index_type="FLAT", metric_type=self.metric
+        )
+        self.plain.create_collection(
+            self.name, schema=self.schema(), index_params=index, consistency_level="Strong"
+        )
         self.plain.insert(self.name, self.rows())
 
     def migrated(self, **options):
         self.fill()
-        plan = plan_migration(self.store, self.name, QueryBank(self.bank), estimator=NNN(K), **options)
+        plan = plan_migration(
+            self.store, self.name, QueryBank(self.bank), estimator=NNN(K), **options
+        )
         assert plan.to_dict()["dtype"] == self.dtype
         return migrate(self.store, plan).target
 
@@ -94,16 +102,24 @@ def goods(backend, request, metric):
 
 def test_a_migrated_field_is_searched_and_read_as_before(goods):
     target = goods.migrated()
-    field = next(each for each in goods.plain.describe_collection(target)["fields"] if each["name"] == "vector")
+    field = next(
+        each
+        for each in goods.plain.describe_collection(target)["fields"]
+        if each["name"] == "vector"
+    )
     assert field["type"] == KINDS[goods.dtype]
     client = goods.backend.hubness_client()
     corrected = goods.raw - (goods.biases - goods.mean_bias(target))
     for data in (encode(goods.queries, goods.dtype), goods.queries, goods.queries.tolist()):
-        results = client.search(target, data, limit=10, output_fields=["vector"], with_raw_score=True)
+        results = client.search(
+            target, data, limit=10, output_fields=["vector"], with_raw_score=True
+        )
         goods.assert_ranked(results, corrected)
         for hits in results:
             assert all(isinstance(hit["entity"]["vector"], bytes) for hit in hits)
-            goods.assert_vectors([hit["entity"]["vector"] for hit in hits], [hit["id"] for hit in hits])
+            goods.assert_vectors(
+                [hit["entity"]["vector"] for hit in hits], [hit["id"] for hit in hits]
+            )
     goods.assert_ranked(client.search(target, goods.queries, limit=10, strength=0.0), goods.raw)
     rows = client.query(target, filter="id < 20", output_fields=["*"])
     theirs = goods.plain.query(goods.name, filter="id < 20", output_fields=["*"])
@@ -140,7 +156,9 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
     client = goods.backend.hubness_client()
     shapes = [encode(goods.items, goods.dtype), goods.items, goods.items.tolist()]
     for number, given in enumerate(shapes):
-        client.upsert(target, [{"id": 1_000 + number, "vector": given[7], "note": "new"}], bias="pending")
+        client.upsert(
+            target, [{"id": 1_000 + number, "vector": given[7], "note": "new"}], bias="pending"
+        )
     refresh(goods.store, target, estimator=NNN(K + 2), bank=QueryBank(goods.bank))
     rows = client.query(target, filter="id >= 1000", output_fields=["vector", "hubness_epoch"])
     assert len(rows) == len(shapes)
@@ -150,7 +168,9 @@ def test_rows_are_written_in_every_shape_and_refreshed(goods):
 
 def test_beside_and_born_corrected(goods):
     goods.fill()
-    plan = plan_enable(goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K), where="side")
+    plan = plan_enable(
+        goods.store, goods.name, QueryBank(goods.bank), estimator=NNN(K), where="side"
+    )
     goods.backend.made.append(plan.side)
     enable(goods.store, plan)
     client = goods.backend.hubness_client()
@@ -207,7 +227,10 @@ def pass_through(backend, kind):
     client = backend.hubness_client()
     client.upsert(target, rows[:10])
     asked = {"anns_field": "other", "limit": 7, "output_fields": ["other"]}
-    ours, theirs = client.search(target, others[:3], **asked), plain.search(name, others[:3], **asked)
+    ours, theirs = (
+        client.search(target, others[:3], **asked),
+        plain.search(name, others[:3], **asked),
+    )
     for mine, wanted in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(mine.distances, wanted.distances, rtol=1e-6)
         by_key = {hit["id"]: hit["entity"] for hit in wanted}

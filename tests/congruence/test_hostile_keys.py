@@ -56,7 +56,9 @@ def made_keys(count):
     rng = np.random.default_rng(17)
     keys = {}
     while len(keys) < count:
-        quote, end, condition, again = (rng.choice(part) for part in (QUOTES, ENDS, CONDITIONS, QUOTES))
+        quote, end, condition, again = (
+            rng.choice(part) for part in (QUOTES, ENDS, CONDITIONS, QUOTES)
+        )
         keys[f"x{quote}{end} {condition} {again}"] = None
     return list(keys)
 
@@ -75,7 +77,9 @@ def shop(shared_backend, request):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     bank = QueryBank(vectors(np.random.default_rng(3), 20, DIM))
     hubness = CorrectionConfig(bank, NNN(4)) if request.param == "corrected" else None
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness)
+    client.create_collection(
+        name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
+    )
     client.insert(name, rows_of(INNOCENT))
     return client, name
 
@@ -127,7 +131,10 @@ def test_iterators_turn_their_pages_at_hostile_keys(filled):
     client, name = filled
     expected = sorted([*HOSTILE, *INNOCENT])
     for options in ({}, {"filter": 'sku != "nothing"'}, {"offset": 3}):
-        pages, keys = client.query_iterator(name, batch_size=1, output_fields=["sku"], **options), []
+        pages, keys = (
+            client.query_iterator(name, batch_size=1, output_fields=["sku"], **options),
+            [],
+        )
         while rows := pages.next():
             keys += [row["sku"] for row in rows]
         pages.close()
@@ -165,12 +172,22 @@ def test_keys_of_numbers_are_no_filters_either(shared_backend, key):
     client.create_collection(name, dimension=DIM, metric_type="IP", consistency_level="Strong")
     drawn = vectors(np.random.default_rng(5), 3, DIM)
     client.insert(name, [{"id": i, "vector": vector} for i, vector in enumerate(drawn)])
-    for call in (client.delete, client.get, lambda collection, ids: client.query(collection, ids=ids)):
+    for call in (
+        client.delete,
+        client.get,
+        lambda collection, ids: client.query(collection, ids=ids),
+    ):
         with pytest.raises(MilvusException):
             call(name, ids=[key])
-    assert [row["id"] for row in client.get(name, ["1", np.int64(2)], output_fields=["id"])] == [1, 2]
+    assert [row["id"] for row in client.get(name, ["1", np.int64(2)], output_fields=["id"])] == [
+        1,
+        2,
+    ]
     client.delete(name, ids=["2"])
-    assert [row["id"] for row in client.query(name, filter="id >= 0", output_fields=["id"])] == [0, 1]
+    assert [row["id"] for row in client.query(name, filter="id >= 0", output_fields=["id"])] == [
+        0,
+        1,
+    ]
 
 
 def test_clients_for_asyncio_and_those_of_jobs_escape_alike(filled, shared_backend):

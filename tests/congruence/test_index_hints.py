@@ -46,7 +46,9 @@ class Divided:
             index_type=options.pop("index_type", "IVF_FLAT"),
             params=options.pop("params", {"nlist": CELLS}),
         )
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options)
+        plan = plan_migration(
+            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options
+        )
         self.name = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()
 
@@ -76,7 +78,9 @@ class Divided:
         """All that is probed is all there is."""
         items = self.items if items is None else items
         bank = self.bank if bank is None else bank
-        wanted = similarity(self.queries, items, self.metric) - nnn(bank, items, self.metric, K, share)
+        wanted = similarity(self.queries, items, self.metric) - nnn(
+            bank, items, self.metric, K, share
+        )
         found = self.client.search(
             self.name,
             data=list(self.queries),
@@ -89,7 +93,9 @@ class Divided:
     def insert(self, **options):
         """Three more rows. Returns their keys."""
         keys = range(ITEMS, ITEMS + len(self.new))
-        rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, self.new, strict=True)]
+        rows = [
+            {"id": key, "vector": row, "group": 0} for key, row in zip(keys, self.new, strict=True)
+        ]
         self.client.insert(self.name, rows, **options)
         return keys
 
@@ -187,7 +193,9 @@ def test_a_second_vector_field_has_them(backend):
     np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
     stored = np.vstack([items, new])
     wanted = similarity(items[:4], stored, "IP") - nnn(bank, stored, "IP", K, 0.75)
-    found = backend.hubness_client().search(name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}})
+    found = backend.hubness_client().search(
+        name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}}
+    )
     assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
 
 
@@ -228,7 +236,9 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
     """As an earlier version made it."""
     with monkeypatch.context() as earlier:
         earlier.setattr(MilvusStore, "takes_locality_hints", lambda *_: False)
-        here = Divided(backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH)
+        here = Divided(
+            backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH
+        )
     backend.made += [f"{here.name}_r2"]
     assert here.state.layout.locality_hint_count == 0
     refresh(here.store, alias, bank=QueryBank(here.other), force=True, rebuild_rows=1)
@@ -263,9 +273,13 @@ def test_a_collection_that_is_born_corrected_has_them(backend):
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params("vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS})
+    index = client.prepare_index_params(
+        "vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS}
+    )
     hubness = CorrectionConfig(bank, estimator=InvertedSoftmax(0.05))
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness)
+    client.create_collection(
+        name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
+    )
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     store = backend.store()
     state = store.info(name).state

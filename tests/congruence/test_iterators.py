@@ -49,10 +49,14 @@ def hits_of(pages):
 
 def assert_same_hits(expected, got):
     assert [hit.id for hit in got] == [hit.id for hit in expected]
-    np.testing.assert_allclose([hit.distance for hit in got], [hit.distance for hit in expected], atol=1e-5)
+    np.testing.assert_allclose(
+        [hit.distance for hit in got], [hit.distance for hit in expected], atol=1e-5
+    )
     for a, b in zip(expected, got, strict=True):
         assert a.keys() == b.keys()
-        np.testing.assert_allclose(b["entity"].pop("vector", 0), a["entity"].pop("vector", 0), rtol=2.4e-7)
+        np.testing.assert_allclose(
+            b["entity"].pop("vector", 0), a["entity"].pop("vector", 0), rtol=2.4e-7
+        )
         assert a["entity"] == b["entity"]
 
 
@@ -73,7 +77,9 @@ SEARCHES = [
 def test_search_iterator_at_strength_zero_is_the_plain_one(pair, call):
     for query in pair.queries[:2]:
         expected = pages_of(pair.plain.search_iterator(pair.name, data=[query], **call))
-        got = pages_of(pair.client.search_iterator(pair.corrected, data=[query], strength=0, **call))
+        got = pages_of(
+            pair.client.search_iterator(pair.corrected, data=[query], strength=0, **call)
+        )
         assert [len(page) for page in got] == [len(page) for page in expected]
         assert {type(page) for page in got} == {SearchPage}
         assert [page.ids() for page in got] == [page.ids() for page in expected]
@@ -103,7 +109,9 @@ def test_search_iterator_goes_through_all_rows_in_the_oracles_order(pair, streng
 
 def test_search_iterator_takes_strength_from_client_and_collection(pair):
     def first(client, **call):
-        iterator = client.search_iterator(pair.corrected, data=[pair.queries[0]], batch_size=20, **call)
+        iterator = client.search_iterator(
+            pair.corrected, data=[pair.queries[0]], batch_size=20, **call
+        )
         return list(iterator.next())
 
     assert first(pair.client) == first(pair.client, strength=1) != first(pair.client, strength=0)
@@ -135,7 +143,11 @@ ROWS = [
     {},
     {"batch_size": 70},
     {"batch_size": 30, "limit": 100, "output_fields": ["note"]},
-    {"batch_size": 16, "filter": "group in [1, 3] or id > 290", "output_fields": ["group", "vector"]},
+    {
+        "batch_size": 16,
+        "filter": "group in [1, 3] or id > 290",
+        "output_fields": ["group", "vector"],
+    },
     {"batch_size": 64, "output_fields": ["*"], "offset": 100},
     {"filter": None, "output_fields": ["id"]},
 ]
@@ -143,7 +155,10 @@ ROWS = [
 
 @pytest.mark.parametrize("call", ROWS, ids=str)
 def test_query_iterator_is_the_plain_one(pair, call):
-    iterators = [pair.plain.query_iterator(pair.name, **call), pair.client.query_iterator(pair.corrected, **call)]
+    iterators = [
+        pair.plain.query_iterator(pair.name, **call),
+        pair.client.query_iterator(pair.corrected, **call),
+    ]
     while True:
         expected, got = (iterator.next() for iterator in iterators)
         assert type(got) is type(expected)
@@ -160,8 +175,12 @@ def test_query_iterator_is_the_plain_one(pair, call):
 
 
 def test_hidden_columns_show_only_when_named(pair):
-    page = pair.client.query_iterator(pair.corrected, output_fields=["hubness_bias"], batch_size=5).next()
-    biases = pair.biases(pair.items[:5]) - pair.client.hubness_state(pair.corrected).profile.mean_bias
+    page = pair.client.query_iterator(
+        pair.corrected, output_fields=["hubness_bias"], batch_size=5
+    ).next()
+    biases = (
+        pair.biases(pair.items[:5]) - pair.client.hubness_state(pair.corrected).profile.mean_bias
+    )
     np.testing.assert_allclose([row["hubness_bias"] for row in page], biases, atol=1e-5)
     [hit] = pair.client.search_iterator(
         pair.corrected, data=[pair.queries[0]], output_fields=["hubness_bias"], limit=1
@@ -172,7 +191,11 @@ def test_hidden_columns_show_only_when_named(pair):
 def test_raw_scores_come_along(pair):
     [scores] = pair.oracle(pair.queries[:1], pair.items, 0.0)
     page = pair.client.search_iterator(
-        pair.corrected, data=[pair.queries[0]], batch_size=20, with_raw_score=True, output_fields=["note"]
+        pair.corrected,
+        data=[pair.queries[0]],
+        batch_size=20,
+        with_raw_score=True,
+        output_fields=["note"],
     ).next()
     np.testing.assert_allclose([hit["raw_score"] for hit in page], scores[page.ids()], atol=2e-5)
     assert set(page[0]["entity"]) == {"note"}
@@ -195,7 +218,12 @@ def test_a_page_of_what_was_switched_since_is_refused_as_milvus_refuses(lite):
     source, store, client = lite.name("switched"), lite.store(), lite.hubness_client()
     plain_collection(lite.client(), source, vectors(rng, 40, 16), "L2")
     alias = f"{source}_alias"
-    migrate(store, plan_migration(store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias))
+    migrate(
+        store,
+        plan_migration(
+            store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias
+        ),
+    )
     pages = client.query_iterator(alias, batch_size=10, output_fields=["vector"])
     assert len(pages.next()) == 10
     rollback(store, alias)
@@ -214,12 +242,20 @@ WRONG_SEARCHES = [
 
 def test_wrong_questions_raise_what_they_raise_there(pair):
     query = pair.queries[0]
-    for call in [{"data": [query, query]}, *({"data": [query], **wrong} for wrong in WRONG_SEARCHES)]:
+    for call in [
+        {"data": [query, query]},
+        *({"data": [query], **wrong} for wrong in WRONG_SEARCHES),
+    ]:
         with pytest.raises(Exception) as expected:  # noqa: PT011
             pair.plain.search_iterator(pair.name, **call)
         with pytest.raises(type(expected.value)):
             pair.client.search_iterator(pair.corrected, **call)
-    for call in ({"batch_size": -1}, {"batch_size": 20_000}, {"filter": 3}, {"filter": "no such thing"}):
+    for call in (
+        {"batch_size": -1},
+        {"batch_size": 20_000},
+        {"filter": 3},
+        {"filter": "no such thing"},
+    ):
         with pytest.raises(MilvusException) as expected:
             pair.plain.query_iterator(pair.name, **call)
         with pytest.raises(type(expected.value)):
@@ -276,11 +312,15 @@ def test_a_server_that_keeps_the_place_itself(lite, monkeypatch):
         seen.extend((hit.id, hit.distance) for hit in hits)
         return [hit for hit in hits if hit.id % 2 == 0]
 
-    chosen = pair.client.search_iterator(pair.corrected, **question, external_filter_func=even, limit=60)
+    chosen = pair.client.search_iterator(
+        pair.corrected, **question, external_filter_func=even, limit=60
+    )
     assert isinstance(chosen, SearchIteratorV2)
     keys = [hit.id for hit in hits_of(pages_of(chosen))]
     assert keys == [key for key in order if key % 2 == 0][:60]
-    np.testing.assert_allclose([score for _, score in seen], scores[[key for key, _ in seen]], atol=2e-5)
+    np.testing.assert_allclose(
+        [score for _, score in seen], scores[[key for key, _ in seen]], atol=2e-5
+    )
 
 
 def test_a_gate_decides_by_the_raw_nearest_row(lite):
@@ -298,7 +338,9 @@ def test_a_gate_decides_by_the_raw_nearest_row(lite):
         for strength in (None, 0.0):
             hits = hits_of(
                 pages_of(
-                    client.search_iterator(f"{name}_hubness", data=[query], batch_size=10, limit=30, strength=strength)
+                    client.search_iterator(
+                        f"{name}_hubness", data=[query], batch_size=10, limit=30, strength=strength
+                    )
                 )
             )
             [found] = client.search(f"{name}_hubness", data=[query], limit=30, strength=strength)
@@ -317,7 +359,9 @@ def test_biases_beside_the_vectors(lite):
     rows = pages_of(client.query_iterator(name, batch_size=64))
     store = lite.store()
     enable(store, plan_enable(store, name, QueryBank(items[:40]), estimator=NNN(K)))
-    assert [list(page) for page in pages_of(client.search_iterator(name, strength=0, **question))] == expected
+    assert [
+        list(page) for page in pages_of(client.search_iterator(name, strength=0, **question))
+    ] == expected
     assert pages_of(client.query_iterator(name, batch_size=64)) == rows
     with pytest.raises(UnsupportedOperation, match=r"outside.*strength=0"):
         client.search_iterator(name, **question)

@@ -7,7 +7,16 @@ import pytest
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, QueryBank, StoreError, enable, migrate, plan_enable, plan_migration, refresh
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    StoreError,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
 from milvus_hubness.milvus.client.messages import Write
 from milvus_hubness.milvus.proxy.columns import rows_of
 from tests.galleries import vectors
@@ -27,7 +36,9 @@ def filled(backend):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=made, index_params=index, consistency_level="Strong")
     items = vectors(np.random.default_rng(1), FILLERS + len(JSON_VALUES), DIM)
-    client.insert(name, [{"id": i, "vector": items[i], "document": {"n": i}} for i in range(FILLERS)])
+    client.insert(
+        name, [{"id": i, "vector": items[i], "document": {"n": i}} for i in range(FILLERS)]
+    )
     for key, value in enumerate(JSON_VALUES.values(), FILLERS):
         row = {"id": key, "vector": items[key], "document": encoded(value), **DYNAMIC}
         try:
@@ -42,7 +53,9 @@ def filled(backend):
 
 def documents(client, name, where="id >= 0"):
     rows = client.query(name, where, output_fields=["id", "document", *DYNAMIC])
-    return {row["id"]: {field: value for field, value in row.items() if field != "id"} for row in rows}
+    return {
+        row["id"]: {field: value for field, value in row.items() if field != "id"} for row in rows
+    }
 
 
 @pytest.mark.parametrize("how", ["migrate", pytest.param("side", marks=pytest.mark.lite_only)])
@@ -66,7 +79,9 @@ def test_jobs_keep_json_values_as_they_are(backend, how):
 def test_a_text_that_milvus_lite_cannot_return_is_reported_in_one_line(lite):
     client, name = filled(lite)
     client.insert(name, {"id": 999, "vector": [1.0] * DIM, "document": json.dumps("hello")})
-    with pytest.raises(StoreError, match=f"a JSON field of '{name}' has a text that Milvus Lite returns") as raised:
+    with pytest.raises(
+        StoreError, match=f"a JSON field of '{name}' has a text that Milvus Lite returns"
+    ) as raised:
         plan_migration(lite.store(), name, BANK)
     assert "\n" not in str(raised.value)
 
@@ -75,8 +90,12 @@ def test_a_text_that_milvus_lite_cannot_return_is_reported_in_one_line(lite):
 def test_the_proxy_hands_json_values_on_as_they_came(value):
     """While a job works, the proxy writes row by row."""
     described = schema(nullable=False)
-    described["fields"] = [field for field in described["fields"] if field["name"] in ("id", "document")]
+    described["fields"] = [
+        field for field in described["fields"] if field["name"] in ("id", "document")
+    ]
     columns = sent({"id": 1, "document": encoded(value), **DYNAMIC}, described)
     [row] = Write("insert", "c", rows_of(columns, 1)).rows
     again = sent(row, described)
-    assert [column.SerializeToString() for column in again] == [column.SerializeToString() for column in columns]
+    assert [column.SerializeToString() for column in again] == [
+        column.SerializeToString() for column in columns
+    ]

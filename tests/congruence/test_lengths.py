@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, CorrectionConfig, QueryBank, enable, migrate, plan_enable, plan_migration, refresh
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
@@ -82,7 +91,9 @@ def assert_scores(client, name, items, bank):
     wanted = similarity(queries, items, "IP") - nnn(bank, items, "IP", K, 0.75)
     search_params = {"params": {"ef": 2 * len(items)}}
     for hits, scores in zip(
-        client.search(name, data=list(queries), limit=len(items), search_params=search_params), wanted, strict=True
+        client.search(name, data=list(queries), limit=len(items), search_params=search_params),
+        wanted,
+        strict=True,
     ):
         found = np.array([hit["distance"] for hit in sorted(hits, key=lambda hit: hit["id"])])
         differences = found - scores
@@ -94,7 +105,14 @@ def test_a_rebuild_measures_the_lengths_again(backend):
     rng = np.random.default_rng(29)
     items, bank, other = (vectors(rng, count, DIM) for count in (ITEMS, BANK, BANK))
     store, source, alias = backend.store(), backend.name("lengths"), backend.name("live")
-    plain_collection(backend.client(), source, items, "IP", index_type="HNSW", params={"M": 16, "efConstruction": 100})
+    plain_collection(
+        backend.client(),
+        source,
+        items,
+        "IP",
+        index_type="HNSW",
+        params={"M": 16, "efConstruction": 100},
+    )
     plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(K), alias=alias)
     copy = migrate(store, plan, no_writers=True).target
     backend.made.append(f"{copy}_r2")
@@ -108,7 +126,9 @@ def test_a_rebuild_measures_the_lengths_again(backend):
     assert after.bias_scale == before.bias_scale / 4
     assert_scores(client, alias, 4 * items, 4 * other)
     found = client.query(alias, filter="id >= 0", limit=ITEMS)
-    np.testing.assert_array_equal([row["vector"] for row in sorted(found, key=lambda row: row["id"])], 4 * items)
+    np.testing.assert_array_equal(
+        [row["vector"] for row in sorted(found, key=lambda row: row["id"])], 4 * items
+    )
 
 
 def test_a_second_vector_field_has_them(backend):
@@ -125,7 +145,9 @@ def test_a_second_vector_field_has_them(backend):
     lines = [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
     backend.hubness_client().insert(name, lines)
     rows = plain.query(name, filter="id >= 0", output_fields=[state.searched_field], limit=1_000)
-    stored = np.array([row[state.searched_field] for row in sorted(rows, key=lambda row: row["id"])], np.float32)
+    stored = np.array(
+        [row[state.searched_field] for row in sorted(rows, key=lambda row: row["id"])], np.float32
+    )
     everything = np.vstack([items, new])
     biases = nnn(bank, everything, "IP", K, 0.75) - state.profile.mean_bias
     layout = state.layout
@@ -140,7 +162,9 @@ def test_cells_and_half_precision_do_without():
         return takes_length_pull(VectorField("vector", 8, "IP", index_type, params, dtype))
 
     assert all(takes(kind) for kind in ("HNSW", "HNSW_SQ", "AUTOINDEX", "FLAT", ""))
-    assert not any(takes(kind) for kind in ("IVF_FLAT", "IVF_SQ8", "GPU_IVF_PQ", "SCANN", "IVF_RABITQ"))
+    assert not any(
+        takes(kind) for kind in ("IVF_FLAT", "IVF_SQ8", "GPU_IVF_PQ", "SCANN", "IVF_RABITQ")
+    )
     assert not takes("HNSW", "float16")
     assert not takes("HNSW_SQ", sq_type="SQ4U")
 
@@ -151,6 +175,9 @@ def test_a_collection_born_corrected_takes_the_lengths_of_its_target_bank(backen
     items, bank = vectors(rng, ITEMS, DIM), vectors(rng, BANK, DIM)
     client, name = backend.hubness_client(), backend.name("born")
     client.create_collection(
-        name, dimension=DIM, metric_type="IP", hubness=CorrectionConfig(bank, target_bank=items, estimator=NNN(K))
+        name,
+        dimension=DIM,
+        metric_type="IP",
+        hubness=CorrectionConfig(bank, target_bank=items, estimator=NNN(K)),
     )
     assert backend.store().info(name).state.layout.length_pull > 0

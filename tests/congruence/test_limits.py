@@ -14,7 +14,11 @@ from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 300
 RNG = np.random.default_rng(1)
-ITEM_VECTORS, QUERIES, NEW = vectors(RNG, ITEMS, DIM), vectors(RNG, 150, DIM), vectors(RNG, 200, DIM)
+ITEM_VECTORS, QUERIES, NEW = (
+    vectors(RNG, ITEMS, DIM),
+    vectors(RNG, 150, DIM),
+    vectors(RNG, 200, DIM),
+)
 BANK = QueryBank(vectors(RNG, 40, DIM))
 MAX_QUERIES = 200
 MAX_NUMBERS = 200 * DIM
@@ -58,7 +62,12 @@ class Limited(MilvusClient):
 
     def take(self, data):
         rows = data if isinstance(data, list) else [data]
-        numbers = sum(np.size(value) for row in rows for name, value in row.items() if name not in ("id", "group"))
+        numbers = sum(
+            np.size(value)
+            for row in rows
+            for name, value in row.items()
+            if name not in ("id", "group")
+        )
         if numbers > MAX_NUMBERS:
             raise TooLarge
         self.sent += 1
@@ -72,12 +81,18 @@ def corrected(backend, how, *, metric="IP", gate=None):
     store = backend.store()
     if how == "migrate":
         return migrate(store, plan_migration(store, name, BANK, estimator=NNN(8), gate=gate)).target
-    enable(store, plan_enable(store, name, BANK, estimator=NNN(8), where="side", gate=gate), client_ttl=0)
+    enable(
+        store,
+        plan_enable(store, name, BANK, estimator=NNN(8), where="side", gate=gate),
+        client_ttl=0,
+    )
     return name
 
 
 def found(results):
-    return [[(hit["id"], pytest.approx(hit["distance"], abs=1e-5)) for hit in hits] for hits in results]
+    return [
+        [(hit["id"], pytest.approx(hit["distance"], abs=1e-5)) for hit in hits] for hits in results
+    ]
 
 
 @pytest.mark.parametrize("queries", [QUERIES, list(QUERIES)], ids=["array", "list"])
@@ -93,7 +108,9 @@ def test_a_gate_asks_for_no_more_queries_at_once_than_the_user(lite, metric, que
         [hit["entity"]["group"] for hit in hits] for hits in wanted
     ]
     assert "exceeds a limit of the server (nq [300] is invalid" in caplog.text
-    assert found(limited.search(name, data=queries, limit=5)) == found(wanted), "the next search, too"
+    assert found(limited.search(name, data=queries, limit=5)) == found(wanted), (
+        "the next search, too"
+    )
 
 
 def test_a_request_that_a_plain_collection_refuses_too_is_refused_there_as_by_pymilvus(lite):
@@ -116,9 +133,13 @@ def test_hybrid_search_sends_parts_too(lite):
         index.add_index(field, index_type="FLAT", metric_type="IP")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     rows = zip(ITEM_VECTORS, ITEM_VECTORS[::-1], strict=True)
-    client.insert(name, [{"id": i, "vector": first, "other": other} for i, (first, other) in enumerate(rows)])
+    client.insert(
+        name, [{"id": i, "vector": first, "other": other} for i, (first, other) in enumerate(rows)]
+    )
     store = lite.store()
-    target = migrate(store, plan_migration(store, name, BANK, field="vector", estimator=NNN(8))).target
+    target = migrate(
+        store, plan_migration(store, name, BANK, field="vector", estimator=NNN(8))
+    ).target
     requests = [AnnSearchRequest(list(QUERIES), field, {}, 10) for field in ("vector", "other")]
     arguments = (target, requests, RRFRanker(), 5)
     assert found(lite.hubness_client(below=Limited).hybrid_search(*arguments)) == found(
@@ -142,7 +163,10 @@ def test_rows_that_a_plain_collection_takes_at_once_are_taken(lite, how, method)
     assert answer[f"{method}_count"] == wanted[f"{method}_count"] == len(rows)
     assert list(answer.get("ids", [])) == list(wanted.get("ids", []))
     client = lite.hubness_client()
-    stored = {row["id"]: row for row in client.query(name, "id >= 1000", output_fields=["vector", "group"])}
+    stored = {
+        row["id"]: row
+        for row in client.query(name, "id >= 1000", output_fields=["vector", "group"])
+    }
     assert [stored[row["id"]]["group"] for row in rows] == [row["group"] for row in rows]
     np.testing.assert_allclose([stored[row["id"]]["vector"] for row in rows], NEW, rtol=1e-6)
     assert lite.store().info(name).state is not None
@@ -159,8 +183,12 @@ def test_keys_that_the_server_makes_are_returned_in_order(lite):
     client.insert(name, [{"vector": vector} for vector in ITEM_VECTORS])
     store = lite.store()
     target = migrate(store, plan_migration(store, name, BANK, estimator=NNN(8))).target
-    answer = lite.hubness_client(below=Limited).insert(target, [{"vector": vector} for vector in NEW])
-    read = lite.hubness_client().query(target, f"id in {list(answer['ids'])}", output_fields=["vector"])
+    answer = lite.hubness_client(below=Limited).insert(
+        target, [{"vector": vector} for vector in NEW]
+    )
+    read = lite.hubness_client().query(
+        target, f"id in {list(answer['ids'])}", output_fields=["vector"]
+    )
     by_key = {row["id"]: row["vector"] for row in read}
     np.testing.assert_allclose([by_key[key] for key in answer["ids"]], NEW, rtol=1e-6)
 
@@ -169,7 +197,9 @@ def test_a_write_that_fails_in_a_later_part_says_what_was_written(lite):
     name = corrected(lite, "migrate")
     limited, rows = lite.hubness_client(below=Limited), rows_to_write()
     limited.failing_from = 3
-    with pytest.raises(PartialWrite, match=f"the first 100 of 200 rows were written to '{name}'") as raised:
+    with pytest.raises(
+        PartialWrite, match=f"the first 100 of 200 rows were written to '{name}'"
+    ) as raised:
         limited.insert(name, rows)
     assert isinstance(raised.value, MilvusException)
     assert raised.value.row_count == 100

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
-from milvus_hubness import NNN, AsyncHubnessClient, InvalidInput, InvalidParameter, QueryBank, migrate, plan_migration
+from milvus_hubness import (
+    NNN,
+    AsyncHubnessClient,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    migrate,
+    plan_migration,
+)
 from milvus_hubness.errors import UnreadableFile
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
@@ -25,7 +33,10 @@ def sinkhorn(scores, tau, iterations=30, tol=1e-3):
     while error > tol and done < iterations:
         biases = logsumexp(scores + f[:, None], 0)
         following = -logsumexp(scores - biases, 1)
-        error, done = np.abs(np.exp((f - following) / tau) / scores.shape[1] - 1 / len(f)).sum(), done + 1
+        error, done = (
+            np.abs(np.exp((f - following) / tau) / scores.shape[1] - 1 / len(f)).sum(),
+            done + 1,
+        )
         f = following
     return biases
 
@@ -47,9 +58,13 @@ def assert_matched(matches, queries, items, metric, limit, bank=None):
         assert keys == np.argsort(-matched[number])[:limit].tolist()
         assert [hit["rank"] for hit in hits] == list(range(1, limit + 1))
         assert [hit["raw_rank"] for hit in hits] == before[number, keys].tolist()
-        assert [hit["score"] for hit in hits] == pytest.approx(as_distance(raw[number, keys], metric), abs=1e-5)
+        assert [hit["score"] for hit in hits] == pytest.approx(
+            as_distance(raw[number, keys], metric), abs=1e-5
+        )
         shown = [hit["matched_score"] for hit in hits]
-        assert shown == pytest.approx(as_distance(matched[number, keys], metric), abs=2e-5 if metric == "L2" else 1e-5)
+        assert shown == pytest.approx(
+            as_distance(matched[number, keys], metric), abs=2e-5 if metric == "L2" else 1e-5
+        )
     assert (after != before).any(), "the case distinguishes raw and matched ranks"
 
 
@@ -66,19 +81,29 @@ def test_plain(backend, metric):
 @pytest.mark.parametrize("metric", ["COSINE", "L2"])
 def test_migrated(backend, metric):
     rng = np.random.default_rng(4)
-    items, queries, bank = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM), vectors(rng, 20, DIM)
+    items, queries, bank = (
+        vectors(rng, ITEMS, DIM),
+        vectors(rng, QUERIES, DIM),
+        vectors(rng, 20, DIM),
+    )
     source, store = backend.name(), backend.store()
     plain_collection(backend.client(), source, items, metric)
     name = migrate(store, plan_migration(store, source, QueryBank(bank), estimator=NNN(4))).target
     client = backend.hubness_client()
     assert_matched(client.match(name, queries, limit=3), queries, items, metric, 3)
-    assert_matched(client.match(name, queries, limit=3, with_bank=True), queries, items, metric, 3, bank)
+    assert_matched(
+        client.match(name, queries, limit=3, with_bank=True), queries, items, metric, 3, bank
+    )
 
 
 @pytest.fixture(scope="module")
 def gallery(shared_backend):
     rng = np.random.default_rng(5)
-    items, queries, name = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM), shared_backend.name()
+    items, queries, name = (
+        vectors(rng, ITEMS, DIM),
+        vectors(rng, QUERIES, DIM),
+        shared_backend.name(),
+    )
     plain_collection(shared_backend.client(), name, items, "COSINE")
     return shared_backend, name, items, queries
 
@@ -93,7 +118,9 @@ def test_a_filter_and_few_candidates(gallery):
     for number, hits in enumerate(matches):
         by_raw_rank = {hit["raw_rank"]: hit["id"] for hit in hits if hit["raw_rank"] <= 4}
         assert all(keys[near[number, rank - 1]] == key for rank, key in by_raw_rank.items())
-    assert matches.facts["pairs"] == QUERIES * len(keys), "each of these few rows has all queries as candidates"
+    assert matches.facts["pairs"] == QUERIES * len(keys), (
+        "each of these few rows has all queries as candidates"
+    )
     assert len(backend.hubness_client().match(name, queries, filter="group == 9")) == QUERIES
 
 
@@ -117,7 +144,12 @@ def test_one_to_one_is_the_best_assignment(gallery, rows):
     matched = raw - sinkhorn(raw, 0.2 * np.sqrt(raw.var(1).mean()))
     best = matched[linear_sum_assignment(-matched)].sum()
     taken = [(number, hit["id"]) for number, hits in enumerate(matches) for hit in hits]
-    assert len({query for query, _ in taken}) == len({key for _, key in taken}) == len(taken) == min(rows, QUERIES)
+    assert (
+        len({query for query, _ in taken})
+        == len({key for _, key in taken})
+        == len(taken)
+        == min(rows, QUERIES)
+    )
     assert sum(matched[pair] for pair in taken) == pytest.approx(best, abs=1e-4)
     assert sorted([*matches.unmatched, *(query for query, _ in taken)]) == list(range(QUERIES))
 

@@ -45,7 +45,15 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import all_keys, nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
+from tests.galleries import (
+    all_keys,
+    nnn,
+    plain_collection,
+    rich_rows,
+    rich_schema,
+    similarity,
+    vectors,
+)
 
 ON_SERVERS = {"metric": ["COSINE"]}
 
@@ -58,7 +66,9 @@ def everything(client, name, keys):
     found = {}
     for start in range(0, len(keys), 2_000):
         part = keys[start : start + 2_000]
-        for row in client.get(name, part) if isinstance(part[0], int) else by_varchar(client, name, part):
+        for row in (
+            client.get(name, part) if isinstance(part[0], int) else by_varchar(client, name, part)
+        ):
             found[row["pk"]] = dict(row)
     return found
 
@@ -121,12 +131,21 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
 
     assert everything(client, name, keys[:100]).keys() == set(keys[:100])
     source_now = client.describe_collection(name)
-    assert json.loads(source_now["properties"].pop(DUAL_WRITE_PROPERTY))["collection"] == result.target
+    assert (
+        json.loads(source_now["properties"].pop(DUAL_WRITE_PROPERTY))["collection"] == result.target
+    )
     source_now["properties"].pop(IDENTITY_PROPERTY, None)
     source_now.pop("update_timestamp", None)
-    assert source_now == {key: value for key, value in description.items() if key != "update_timestamp"}
+    assert source_now == {
+        key: value for key, value in description.items() if key != "update_timestamp"
+    }
     copied = client.describe_collection(result.target)
-    for unchanged in ("num_partitions", "num_shards", "consistency_level_name", "enable_dynamic_field"):
+    for unchanged in (
+        "num_partitions",
+        "num_shards",
+        "consistency_level_name",
+        "enable_dynamic_field",
+    ):
         assert copied[unchanged] == description[unchanged]
     assert copied["properties"]["team.owner"] == "search"
     theirs = {field["name"]: field for field in copied["fields"]}
@@ -137,7 +156,10 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
     added = set(theirs) - {field["name"] for field in description["fields"]}
     assert added == {BIAS_FIELD, EPOCH_FIELD, NORM_FIELD}
     for index_name in client.list_indexes(name):
-        old, new = client.describe_index(name, index_name), client.describe_index(result.target, index_name)
+        old, new = (
+            client.describe_index(name, index_name),
+            client.describe_index(result.target, index_name),
+        )
         counts = {"total_rows", "indexed_rows", "pending_index_rows"}
         differing = {k for k in old.keys() | new.keys() if old.get(k) != new.get(k)} - counts
         assert differing == ({"metric_type"} if index_name == "vec" else set())
@@ -210,11 +232,22 @@ def test_a_chunk_of_several_pages_is_recorded_after_its_last_and_continued(lite)
     with pytest.raises(StoreError, match="broke"):
         migrate(store, plan, client_ttl=0.0)
     ledger = Ledger(store)
-    assert [chunk.seconds is not None for chunk in ledger.chunks(ledger.find(name))] == [True, False, False]
+    assert [chunk.seconds is not None for chunk in ledger.chunks(ledger.find(name))] == [
+        True,
+        False,
+        False,
+    ]
     store.fails_at = None
     done = migrate(store, plan, client_ttl=0.0)
-    assert (done.phase, done.rows, done.invalid, done.invalid_keys) == ("verified", 60, 3, (1, 9, 30))
-    assert sizes == [4] * (9 + 9), "six pages of a chunk, two of the next one, and from its start again"
+    assert (done.phase, done.rows, done.invalid, done.invalid_keys) == (
+        "verified",
+        60,
+        3,
+        (1, 9, 30),
+    )
+    assert sizes == [4] * (9 + 9), (
+        "six pages of a chunk, two of the next one, and from its start again"
+    )
 
 
 def test_named_partitions_are_kept(backend):
@@ -229,7 +262,9 @@ def test_named_partitions_are_kept(backend):
     store = backend.store()
     migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))
     for partition, wanted in (("north", range(20, 45)), ("south", range(45, 60))):
-        rows = client.query(f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition])
+        rows = client.query(
+            f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition]
+        )
         assert sorted(row["id"] for row in rows) == list(wanted)
 
 
@@ -247,7 +282,11 @@ def test_other_vector_fields_are_left_as_they_are(backend):
     rng = np.random.default_rng(5)
     images, titles = vectors(rng, 30, 8), vectors(rng, 30, 6)
     client.insert(
-        name, [{"id": i, "image": a, "title": b} for i, (a, b) in enumerate(zip(images, titles, strict=True))]
+        name,
+        [
+            {"id": i, "image": a, "title": b}
+            for i, (a, b) in enumerate(zip(images, titles, strict=True))
+        ],
     )
     store = backend.store()
     with pytest.raises(InvalidInput, match="image, title"):
@@ -255,8 +294,12 @@ def test_other_vector_fields_are_left_as_they_are(backend):
     migrate(store, plan_migration(store, name, QueryBank(images), estimator=NNN(4), field="image"))
     corrected = backend.hubness_client()
     target = f"{name}_hubness"
-    expected = client.search(name, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"])
-    got = corrected.search(target, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"])
+    expected = client.search(
+        name, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"]
+    )
+    got = corrected.search(
+        target, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"]
+    )
     assert [dict(hit) for hit in got[0]] == [dict(hit) for hit in expected[0]]
     assert client.describe_index(target, "title")["metric_type"] == "COSINE"
 
@@ -273,7 +316,10 @@ def test_nullable_and_default_values_survive(backend):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     client.create_collection(name, schema=schema, index_params=index)
     items = vectors(np.random.default_rng(5), 30, 8)
-    rows = [{"vector": v, **({"maybe": i, "usual": "new"} if i % 2 else {})} for i, v in enumerate(items)]
+    rows = [
+        {"vector": v, **({"maybe": i, "usual": "new"} if i % 2 else {})}
+        for i, v in enumerate(items)
+    ]
     keys = list(client.insert(name, rows)["ids"])
     store = backend.store()
     migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))
@@ -318,7 +364,9 @@ def test_a_collection_of_another_database_is_migrated_there(served):
     store = apart.store()
     migrate(store, plan_migration(store, name, bank, estimator=NNN(5)))
     cutover(store, name, alias=f"{name}_live")
-    scores = similarity(bank.vectors[:3], items, "COSINE") - nnn(bank.vectors, items, "COSINE", 5, 0.75)
+    scores = similarity(bank.vectors[:3], items, "COSINE") - nnn(
+        bank.vectors, items, "COSINE", 5, 0.75
+    )
     hits = apart.hubness_client().search(f"{name}_live", data=bank.vectors[:3], limit=5)
     assert [each.ids for each in hits] == np.argsort(-scores, axis=1)[:, :5].tolist()
     assert refresh(store, f"{name}_live").action == "none"
@@ -361,7 +409,9 @@ def test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is(lite
     client, name, bank = small(lite)
     lite.made.append(f"{name}__before_hubness")
     store, alias = lite.store(), None if rename else lite.name("live")
-    result = migrate(store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias, rename=rename))
+    result = migrate(
+        store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias, rename=rename)
+    )
     refresh(store, result.target, bank=QueryBank(bank.vectors[:20]))
     refreshed = store.info(result.target).state
     assert (refreshed.profile.slot, refreshed.profile.bank.count) == (1, 20)
@@ -415,14 +465,21 @@ def test_writers_without_our_client_keep_the_switch_from_happening(lite):
         cutover(Restless(client), name, alias=alias)
     assert store.alias_target(alias) == name
     assert not store.info(name).dual_write.required
-    assert cutover(store, name, alias=alias, options=MigrationOptions(no_writers=True)).phase == "switched"
+    assert (
+        cutover(store, name, alias=alias, options=MigrationOptions(no_writers=True)).phase
+        == "switched"
+    )
     assert verify(store, name).rows == 60
 
 
 def test_no_pass_runs_after_rows_of_rising_keys_for_ever(lite):
     """However fast the keys go on: between any two pages there is a new row."""
     client, name, bank = small(lite)
-    alias, application, keys = lite.name("live"), lite.hubness_client(state_ttl=0.0), itertools.count(1_000)
+    alias, application, keys = (
+        lite.name("live"),
+        lite.hubness_client(state_ttl=0.0),
+        itertools.count(1_000),
+    )
     client.create_alias(name, alias)
 
     class Beset(MilvusStore):
@@ -579,14 +636,20 @@ def test_writes_to_the_source_after_the_plan_arrive_too(backend):
     client.upsert(name, [{"id": key, "vector": bank.vectors[0], "group": 1} for key in (555, 8)])
     client.delete(name, ids=[17])
     assert migrate(store, plan).rows == 60
-    rows = backend.hubness_client().query(plan.target, filter="id in [8, 17, 555]", output_fields=["group"])
+    rows = backend.hubness_client().query(
+        plan.target, filter="id in [8, 17, 555]", output_fields=["group"]
+    )
     assert {row["id"]: row["group"] for row in rows} == {8: 1, 555: 1}
 
 
 SPOILERS = {
     "field": lambda client, target, row: client.upsert(target, {**row, "group": 99}),
-    "vector": lambda client, target, row: client.upsert(target, {**row, "vector": [0.0, *row["vector"][1:]]}),
-    "bias": lambda client, target, row: client.upsert(target, {**row, "hubness_bias": row["hubness_bias"] + 1}),
+    "vector": lambda client, target, row: client.upsert(
+        target, {**row, "vector": [0.0, *row["vector"][1:]]}
+    ),
+    "bias": lambda client, target, row: client.upsert(
+        target, {**row, "hubness_bias": row["hubness_bias"] + 1}
+    ),
     "missing": lambda client, target, row: client.delete(target, ids=[17]),
     "extra": lambda client, target, row: client.insert(target, {**row, "id": 1_017}),
 }
@@ -612,7 +675,9 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     target, state = f"{name}_hubness", store.info(f"{name}_hubness").state
     [row] = client.get(target, 0, consistency_level="Strong")
     stored = np.array([row["vector"]], np.float32)
-    [vector] = state.layout.with_biases(stored, {slot: [0.25] for slot in range(state.layout.slots)})
+    [vector] = state.layout.with_biases(
+        stored, {slot: [0.25] for slot in range(state.layout.slots)}
+    )
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
     with pytest.raises(VerificationFailed, match="of its bank: rows 0"):
         verify(store, name)
@@ -663,7 +728,10 @@ def test_large_rows_go_in_fitting_parts_on_the_server(served):
     plain_collection(client, name, items[:1], "IP")
     text = "x" * 60_000
     for start in range(1, 1_150, 200):
-        rows = [{"id": i, "vector": items[i], "group": 0, "long": text} for i in range(start, min(1_150, start + 200))]
+        rows = [
+            {"id": i, "vector": items[i], "group": 0, "long": text}
+            for i in range(start, min(1_150, start + 200))
+        ]
         client.insert(name, rows)
     store = served.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4)))
@@ -677,7 +745,9 @@ def test_product_quantisation_gets_a_width_it_can_divide(backend):
         pytest.skip("Milvus Lite has no product quantisation")
     client, name = backend.client(), backend.name()
     items = vectors(np.random.default_rng(5), 2_000, 24)
-    plain_collection(client, name, items, "IP", index_type="IVF_PQ", params={"nlist": 8, "m": 12, "nbits": 8})
+    plain_collection(
+        client, name, items, "IP", index_type="IVF_PQ", params={"nlist": 8, "m": 12, "nbits": 8}
+    )
     store = backend.store()
     plan = plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4))
     assert plan.layout.width % math.lcm(16, 12) == 0
@@ -692,14 +762,18 @@ def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
     plain_collection(client, name, items, "L2", index_type="HNSW", params=HNSW)
     client.flush(name)
     store = lite.store()
-    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))).target
+    target = migrate(
+        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))
+    ).target
     exact = similarity(queries, items, "L2")
     nearest = np.argsort(-exact)[:, :10]
     corrected = np.argsort(-(exact - nnn(bank, items, "L2", 16, 0.75)))[:, :10]
     ef = {"params": {"ef": 64}}
 
     def recall(searched, collection, wanted, **options):
-        found = searched.search(collection, data=list(queries), limit=10, search_params=ef, **options)
+        found = searched.search(
+            collection, data=list(queries), limit=10, search_params=ef, **options
+        )
         pairs = zip(found, wanted, strict=True)
         return np.mean([len({hit["id"] for hit in hits} & set(row)) / 10 for hits, row in pairs])
 

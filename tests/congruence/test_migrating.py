@@ -45,14 +45,18 @@ class Small:
 
     def plan(self, **options):
         estimator = options.pop("estimator", NNN(K))
-        return plan_migration(self.store, self.name, QueryBank(self.bank), estimator=estimator, **options)
+        return plan_migration(
+            self.store, self.name, QueryBank(self.bank), estimator=estimator, **options
+        )
 
     def row(self, number, vector, group=0):
         return {"id": self.database.key(number), "vector": vector, "group": group, "note": "new"}
 
     def rows(self, name):
         """(group, note) of each number, and the vectors, as one client or the other shows them."""
-        read = self.database.application().query(name, filter="group >= 0", output_fields=["*"], limit=1_000)
+        read = self.database.application().query(
+            name, filter="group >= 0", output_fields=["*"], limit=1_000
+        )
         numbered = {self.numbers[row["id"]]: row for row in read}
         result = {number: (row["group"], row["note"]) for number, row in numbered.items()}
         return result, {number: np.float32(row["vector"]) for number, row in numbered.items()}
@@ -128,7 +132,8 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
 
 @pytest.mark.lite_only
 @pytest.mark.parametrize(
-    ("at", "error"), [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_property", StoreError)]
+    ("at", "error"),
+    [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_property", StoreError)],
 )
 def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
     class Failing(database.base):

@@ -111,14 +111,20 @@ def test_the_schema_form_with_two_fields(lite, rng):
         ],
     )
     client.insert(
-        name, [{"pk": f"{i:03d}", "text": items["text"][i], "image": items["image"][i]} for i in range(ITEMS)]
+        name,
+        [
+            {"pk": f"{i:03d}", "text": items["text"][i], "image": items["image"][i]}
+            for i in range(ITEMS)
+        ],
     )
     for field, metric, share in (("text", "COSINE", 0.5), ("image", "L2", 0.75)):
         queries = vectors(rng, 4, items[field].shape[1])
         biases = nnn(banks[field], items[field], metric, K, share)
         found = client.search(name, data=list(queries), anns_field=field, limit=5)
         for hits, raw in zip(found, similarity(queries, items[field], metric), strict=True):
-            assert [hit["pk"] for hit in hits] == [f"{i:03d}" for i in np.argsort(-(raw - biases))[:5]]
+            assert [hit["pk"] for hit in hits] == [
+                f"{i:03d}" for i in np.argsort(-(raw - biases))[:5]
+            ]
     assert lite.store().info(name).states["image"].slots == 6
     described = client.describe_collection(name)
     assert described["properties"]["team.owner"] == "search"
@@ -137,7 +143,9 @@ def test_an_index_is_built_anew_for_the_metric_that_serves(lite, rng):
     wrong = client.prepare_index_params("vector", index_type="FLAT", metric_type="L2")
     with pytest.raises(InvalidParameter, match=r"corrected for COSINE.*L2"):
         client.create_index(name, wrong)
-    client.create_index(name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"))
+    client.create_index(
+        name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    )
     client.load_collection(name)
     assert plain.describe_index(name, "vector")["metric_type"] == "IP"
     assert client.describe_index(name, "vector")["metric_type"] == "COSINE"
@@ -150,7 +158,13 @@ def test_an_index_is_built_anew_for_the_metric_that_serves(lite, rng):
 def test_without_hubness_it_is_pymilvus_own(lite):
     client, plain = lite.hubness_client(), lite.client()
     ours, theirs = lite.name("plain"), lite.name("plain")
-    options = {"dimension": 5, "id_type": "string", "max_length": 30, "metric_type": "IP", "auto_id": False}
+    options = {
+        "dimension": 5,
+        "id_type": "string",
+        "max_length": 30,
+        "metric_type": "IP",
+        "auto_id": False,
+    }
     client.create_collection(ours, **options)
     plain.create_collection(theirs, **options)
     mine, other = plain.describe_collection(ours), plain.describe_collection(theirs)
@@ -161,11 +175,27 @@ def test_without_hubness_it_is_pymilvus_own(lite):
 @pytest.mark.parametrize(
     ("how", "error", "said"),
     [
-        (lambda bank: CorrectionConfig(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
+        (
+            lambda bank: CorrectionConfig(bank, Blend()),
+            InvalidInput,
+            "Blend is fitted on a gallery",
+        ),
         (lambda bank: CorrectionConfig(bank, NNN(99)), BankTooSmall, "99"),
-        (lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
-        (lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
-        (lambda bank: CorrectionConfig(bank, InvertedSoftmax()), InvalidInput, "an estimator with an absolute tau"),
+        (
+            lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)),
+            DimensionMismatch,
+            "4",
+        ),
+        (
+            lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)),
+            InvalidInput,
+            "target",
+        ),
+        (
+            lambda bank: CorrectionConfig(bank, InvertedSoftmax()),
+            InvalidInput,
+            "an estimator with an absolute tau",
+        ),
         (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
         (lambda bank: CorrectionConfig(bank, profiles=0), InvalidParameter, "profiles"),
         (lambda bank: [CorrectionConfig(bank), CorrectionConfig(bank)], InvalidInput, "twice"),
@@ -189,7 +219,10 @@ def test_a_refused_index_leaves_nothing(backend, rng):
     index = client.prepare_index_params("vector", index_type="NO_SUCH_INDEX", metric_type="IP")
     with pytest.raises(MilvusException, match="NO_SUCH_INDEX"):
         client.create_collection(
-            name, schema=schema, index_params=index, hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K))
+            name,
+            schema=schema,
+            index_params=index,
+            hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
         )
     assert not client.has_collection(name)
     assert not client.has_collection(f"{name}__bank")

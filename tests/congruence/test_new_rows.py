@@ -39,7 +39,9 @@ def products(backend):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     items = vectors(rng, ITEMS, DIM)
-    client.insert(name, [{"sku": f"P-{i:04d}", "vector": row, "price": i} for i, row in enumerate(items)])
+    client.insert(
+        name, [{"sku": f"P-{i:04d}", "vector": row, "price": i} for i, row in enumerate(items)]
+    )
     return name, alias, QueryBank(vectors(rng, 80, DIM))
 
 
@@ -51,7 +53,9 @@ def new_rows(keys, seed=9):
 
 
 @pytest.mark.parametrize(
-    "keys", [["AA-1"], pytest.param([f"AA-{i}" for i in range(20)], marks=pytest.mark.long)], ids=["one", "many"]
+    "keys",
+    [["AA-1"], pytest.param([f"AA-{i}" for i in range(20)], marks=pytest.mark.long)],
+    ids=["one", "many"],
 )
 def test_after_an_insert_and_a_rollback_the_migration_can_be_repeated(backend, keys):
     name, alias, bank = products(backend)
@@ -128,7 +132,9 @@ def test_a_wrong_bias_among_any_rows_fails_with_a_remedy(lite):
     client.load_collection(target)
     [row] = client.query(target, filter='sku == "P-0299"', output_fields=["*"])
     stored = np.array([row["vector"]], np.float32)
-    [vector] = state.layout.with_biases(stored, {slot: [0.25] for slot in range(state.layout.slots)})
+    [vector] = state.layout.with_biases(
+        stored, {slot: [0.25] for slot in range(state.layout.slots)}
+    )
     client.upsert(target, {**row, "vector": vector, "hubness_bias": 0.25})
 
     def verify_often():

@@ -67,7 +67,10 @@ class Corrected:
 
     def rows(self):
         return self.backend.client().query(
-            self.samples_collection, filter="sample >= 0", output_fields=["*"], consistency_level="Strong"
+            self.samples_collection,
+            filter="sample >= 0",
+            output_fields=["*"],
+            consistency_level="Strong",
         )
 
     def waiting(self):
@@ -109,7 +112,12 @@ def test_samples_lie_in_places_and_go_by_number(backend):
     with pytest.raises(CollectionExists, match="samples of another collection than 'another'"):
         store.create_query_samples(samples_collection, stranger, 4)
     with pytest.raises(StateError, match="no helper collection of 'another'"):
-        put_samples(client, SamplesOf(target.helper, stranger), [Sample("a", 0, 1, 5, np.ones(4, np.float32))], 10)
+        put_samples(
+            client,
+            SamplesOf(target.helper, stranger),
+            [Sample("a", 0, 1, 5, np.ones(4, np.float32))],
+            10,
+        )
     first = [Sample("a", i, 10 + i, 1_000 + i, np.full(4, i + 1, np.float32)) for i in range(3)]
     put_samples(client, target, [*first, Sample("b", 0, 99, 5, np.ones(4, np.float32))], 10)
     put_samples(client, target, [Sample("a", 1, 50, 2_000, np.full(4, 9, np.float32))], 10)
@@ -130,8 +138,13 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     asked = corrected.queries
     client.search(corrected.name, data=asked[:1].tolist(), filter="group == 3", limit=2)
     for some in (asked[1:4], asked[4:8]):
-        client.search(corrected.name, data=list(some), limit=3, output_fields=["group"], strength=0.5)
-    requests = [AnnSearchRequest([asked[i]], "vector", {}, 5, expr="group < 4", expr_params={}) for i in (8, 9)]
+        client.search(
+            corrected.name, data=list(some), limit=3, output_fields=["group"], strength=0.5
+        )
+    requests = [
+        AnnSearchRequest([asked[i]], "vector", {}, 5, expr="group < 4", expr_params={})
+        for i in (8, 9)
+    ]
     client.hybrid_search(corrected.name, requests, RRFRanker(), limit=3)
     client.search(corrected.name, ids=[1, 2], limit=2)
     with pytest.raises(MilvusException):
@@ -139,7 +152,13 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     client.close()
     rows = corrected.rows()
     assert as_set(row["vector"] for row in rows) == as_set(asked[:10])
-    assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "queried_at"}
+    assert {name for row in rows for name in row} == {
+        "place",
+        "vector",
+        "profile",
+        "sample",
+        "queried_at",
+    }
     assert {row["profile"] for row in rows} == {"default"}
     assert client.hubness_samples == Sampled(stored=10, dropped=0, waiting=0)
 
@@ -151,7 +170,9 @@ def test_an_answer_that_is_merged_samples_each_query_once(lite):
     requests = [AnnSearchRequest([query], "vector", {}, 5) for query in corrected.queries[:2]]
     client.hybrid_search(corrected.name, requests, WeightedRanker(0.5, 0.5), limit=3)
     client.close()
-    assert sorted(as_set(row["vector"] for row in corrected.rows())) == sorted(as_set(corrected.queries[:2]))
+    assert sorted(as_set(row["vector"] for row in corrected.rows())) == sorted(
+        as_set(corrected.queries[:2])
+    )
     assert client.hubness_samples.stored == 2
 
 
@@ -161,7 +182,10 @@ def test_an_async_client_samples_the_same(corrected):
     async def ask():
         async with opened(corrected.backend) as client:
             await asyncio.gather(
-                *(client.search(corrected.name, data=[query], limit=3) for query in corrected.queries[:8])
+                *(
+                    client.search(corrected.name, data=[query], limit=3)
+                    for query in corrected.queries[:8]
+                )
             )
             request = AnnSearchRequest([corrected.queries[8]], "vector", {}, 5)
             await client.hybrid_search(corrected.name, [request], RRFRanker(), limit=3)
@@ -203,7 +227,9 @@ def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
         assert [[(hit.id, hit.distance) for hit in hits] for hits in found] == [
             [(hit.id, hit.distance) for hit in hits] for hits in before
         ]
-    corrected.backend.client().alter_collection_properties(corrected.name, {ONLINE_BANKS_PROPERTY: "{broken"})
+    corrected.backend.client().alter_collection_properties(
+        corrected.name, {ONLINE_BANKS_PROPERTY: "{broken"}
+    )
     assert client.search(corrected.name, data=queries, limit=5)
     client.close()
     assert client.hubness_samples.dropped >= 60
@@ -211,7 +237,9 @@ def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected):
 
 def test_samples_never_outgrow_their_places(corrected):
     """4,000 samples take random ones of 2,000 places."""
-    assert start_online_bank(corrected.store, corrected.name, rate=1.0).online_bank.capacity == 2_000
+    assert (
+        start_online_bank(corrected.store, corrected.name, rate=1.0).online_bank.capacity == 2_000
+    )
     client = corrected.backend.hubness_client()
     for seed in range(8):
         some = vectors(np.random.default_rng(seed), 500, DIM)
@@ -337,7 +365,13 @@ def test_terms_can_change_and_are_checked(corrected):
     changed = start_online_bank(store, name, size=70, half_life_seconds=5.0).online_bank
     assert (changed.rate, changed.size, changed.half_life_seconds) == (0.5, 70, 5.0)
     assert (changed.seed_share, changed.duplicate_cosine) == (0.25, 0.99)
-    wrong = {"rate": 0.0, "size": 0, "seed_share": 1.1, "half_life_seconds": 0.0, "duplicate_cosine": -1.0}
+    wrong = {
+        "rate": 0.0,
+        "size": 0,
+        "seed_share": 1.1,
+        "half_life_seconds": 0.0,
+        "duplicate_cosine": -1.0,
+    }
     for option, value in wrong.items():
         with pytest.raises(InvalidParameter, match=option):
             start_online_bank(store, name, **{option: value})

@@ -48,8 +48,22 @@ from tests.galleries import plain_collection, vectors
 DIM, ITEMS, K = 8, 30, 4
 
 ON_SERVERS = {
-    "named": ["a required copy", "biases, a helper", "forged notes", "samples, a helper", "a bank, a helper"],
-    "call": ["delete by filter", "upsert", "search", "drop", "disable", "bank --off", "refresh with a bank"],
+    "named": [
+        "a required copy",
+        "biases, a helper",
+        "forged notes",
+        "samples, a helper",
+        "a bank, a helper",
+    ],
+    "call": [
+        "delete by filter",
+        "upsert",
+        "search",
+        "drop",
+        "disable",
+        "bank --off",
+        "refresh with a bank",
+    ],
 }
 """On servers collections have numbers, by which a helper points back."""
 
@@ -64,8 +78,13 @@ class Enabled:
     def __init__(self, backend, stem, seed):
         self.backend, self.name = backend, backend.name(stem)
         self.store, self.plain = backend.store(), backend.client()
-        plain_collection(self.plain, self.name, vectors(np.random.default_rng(seed), ITEMS, DIM), "IP")
-        enable(self.store, plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K), where="side"))
+        plain_collection(
+            self.plain, self.name, vectors(np.random.default_rng(seed), ITEMS, DIM), "IP"
+        )
+        enable(
+            self.store,
+            plan_enable(self.store, self.name, bank_of(seed), estimator=NNN(K), where="side"),
+        )
         start_online_bank(self.store, self.name, rate=1.0)
         self.properties = dict(self.plain.describe_collection(self.name)["properties"])
         self.bank, self.side = f"{self.name}__bank", f"{self.name}__bias"
@@ -88,7 +107,13 @@ class World:
         # Each of these could take what public's clients write: of the stranger's making, pointing back to public.
         self.forged = [backend.name("forged") for _ in range(2)]
         self.make_public()
-        self.watched = [self.private.name, self.private.bank, self.private.side, self.private.samples, log.collection]
+        self.watched = [
+            self.private.name,
+            self.private.bank,
+            self.private.side,
+            self.private.samples,
+            log.collection,
+        ]
         self.watched += [log.rows, *self.forged]
         self.before = self.held()
 
@@ -96,11 +121,17 @@ class World:
         self.public = Enabled(self.backend, "public", 2)
         self.rows = vectors(np.random.default_rng(5), 3, DIM)
         owner = self.public.store.info(self.public.name).collection_id.model_dump_json()
-        markers = dict.fromkeys((SIDE_PROPERTY, QUERY_SAMPLES_PROPERTY, WRITE_INTENTS_OF_PROPERTY), owner)
+        markers = dict.fromkeys(
+            (SIDE_PROPERTY, QUERY_SAMPLES_PROPERTY, WRITE_INTENTS_OF_PROPERTY), owner
+        )
         for name in self.forged:
             if not self.plain.has_collection(name):
-                plain_collection(self.plain, name, vectors(np.random.default_rng(7), ITEMS, DIM), "IP")
-            self.plain.alter_collection_properties(name, {**markers, "hubness": self.public.properties["hubness"]})
+                plain_collection(
+                    self.plain, name, vectors(np.random.default_rng(7), ITEMS, DIM), "IP"
+                )
+            self.plain.alter_collection_properties(
+                name, {**markers, "hubness": self.public.properties["hubness"]}
+            )
 
     def arm(self, properties):
         """Give public these properties, however the last call left it."""
@@ -111,7 +142,9 @@ class World:
             self.make_public()
         cleared = dict.fromkeys(self.plain.describe_collection(self.public.name)["properties"], "")
         ours = {name: text for name, text in cleared.items() if name.startswith("hubness")}
-        self.plain.alter_collection_properties(self.public.name, {**ours, **self.public.properties, **properties(self)})
+        self.plain.alter_collection_properties(
+            self.public.name, {**ours, **self.public.properties, **properties(self)}
+        )
 
     def held(self):
         held = {}
@@ -119,8 +152,14 @@ class World:
             described = self.plain.describe_collection(name)
             self.plain.load_collection(name)
             key = next(field["name"] for field in described["fields"] if field.get("is_primary"))
-            rows = self.plain.query(name, filter="", output_fields=["*"], limit=1_000, consistency_level="Strong")
-            shown = {field: value for field, value in described["properties"].items() if name not in self.forged}
+            rows = self.plain.query(
+                name, filter="", output_fields=["*"], limit=1_000, consistency_level="Strong"
+            )
+            shown = {
+                field: value
+                for field, value in described["properties"].items()
+                if name not in self.forged
+            }
             held[name] = shown, sorted((repr(row[key]), repr(sorted(row.items()))) for row in rows)
         return held
 
@@ -147,7 +186,9 @@ def samples(world, name):
 
 
 def notes(name):
-    return {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()}
+    return {
+        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()
+    }
 
 
 def banked(world, name):
@@ -213,7 +254,9 @@ def migrated(store, name):
 
 
 CALLS = {
-    "insert": with_client(lambda c, n, w: c.insert(n, [{**row, "id": row["id"] + 500} for row in rows_of(w)])),
+    "insert": with_client(
+        lambda c, n, w: c.insert(n, [{**row, "id": row["id"] + 500} for row in rows_of(w)])
+    ),
     "upsert": with_client(lambda c, n, w: c.upsert(n, rows_of(w))),
     "delete by ids": with_client(lambda c, n, w: c.delete(n, ids=[1, 2])),
     "delete by filter": with_client(lambda c, n, w: c.delete(n, filter="id >= 3 and id < 9")),
@@ -265,7 +308,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("named", "call", "line"), REFUSED)
-def test_what_is_not_obeyed_is_said_in_one_line_that_names_the_property(world, named, call, line, caplog):
+def test_what_is_not_obeyed_is_said_in_one_line_that_names_the_property(
+    world, named, call, line, caplog
+):
     world.arm(PROPERTIES[named])
     said = []
     with caplog.at_level(logging.WARNING, "milvus_hubness"):

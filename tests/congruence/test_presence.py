@@ -38,11 +38,18 @@ class Migrated:
         self.target = self.migrate(switched=switched, rename=rename).target
 
     def make(self, seed=0, items=ITEMS):
-        plain_collection(self.client, self.name, vectors(np.random.default_rng(seed), items, DIM), "IP")
+        plain_collection(
+            self.client, self.name, vectors(np.random.default_rng(seed), items, DIM), "IP"
+        )
 
     def migrate(self, *, switched=False, rename=False, restart=False):
-        names = {"alias": self.alias if switched and not rename else None, "rename": switched and rename}
-        plan = plan_migration(self.store, self.name, self.bank, estimator=NNN(4), restart=restart, **names)
+        names = {
+            "alias": self.alias if switched and not rename else None,
+            "rename": switched and rename,
+        }
+        plan = plan_migration(
+            self.store, self.name, self.bank, estimator=NNN(4), restart=restart, **names
+        )
         return migrate(self.store, plan, ALONE)
 
     def drop(self, name):
@@ -90,7 +97,12 @@ def test_a_copy_that_was_renamed_is_found(backend):
     moved = world.move_away(world.target)
     steps = [lambda: resume(world.store, world.name, ALONE), world.migrate]
     steps.append(lambda: clean(world.store, world.name, drop=world.target))
-    world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'", f"rename it to '{world.target}' again")
+    world.assert_refused(
+        steps,
+        CollectionNotFound,
+        f"was renamed to '{moved}'",
+        f"rename it to '{world.target}' again",
+    )
     world.client.rename_collection(moved, world.target)
     assert resume(world.store, world.name, ALONE).verified["rows"] == ITEMS
 
@@ -103,9 +115,13 @@ def test_another_copy_of_that_name_is_not_taken_for_it(backend):
     stranger = Migrated(backend)
     world.drop(world.target)
     world.client.rename_collection(stranger.target, world.target)
-    world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionExists, "another collection")
+    world.assert_refused(
+        lambda: resume(world.store, world.name, ALONE), CollectionExists, "another collection"
+    )
     before = all_keys(world.store, world.target)
-    world.assert_refused(lambda: clean(world.store, world.name, drop=world.target), CollectionExists, "it stays")
+    world.assert_refused(
+        lambda: clean(world.store, world.name, drop=world.target), CollectionExists, "it stays"
+    )
     assert all_keys(world.store, world.target) == before
 
 
@@ -127,7 +143,9 @@ def test_a_new_source_is_not_the_old_one(backend):
         world.migrate,
         lambda: cutover(world.store, world.name, alias=world.alias, options=ALONE),
     ]
-    world.assert_refused(steps, CollectionExists, "the source", "another collection has its name", "--restart")
+    world.assert_refused(
+        steps, CollectionExists, "the source", "another collection has its name", "--restart"
+    )
     assert len(all_keys(world.store, world.target)) == ITEMS
     assert world.migrate(restart=True).verified["rows"] == 20
 
@@ -141,7 +159,9 @@ def test_a_rollback_spares_a_new_collection_under_the_sources_name(backend):
     steps = [lambda: rollback(world.store, world.target, options=ALONE)]
     steps.append(lambda: resume(world.store, world.target, ALONE))
     world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'")
-    world.assert_refused(lambda: clean(world.store, world.target, drop=world.name), CollectionExists, "nothing was")
+    world.assert_refused(
+        lambda: clean(world.store, world.target, drop=world.name), CollectionExists, "nothing was"
+    )
     assert all_keys(world.store, world.name) == before
     world.client.drop_collection(world.name)
     world.client.rename_collection(moved, world.name)
@@ -155,7 +175,9 @@ def test_a_rollback_spares_a_new_collection_under_the_sources_name(backend):
 def test_a_source_renamed_after_a_cutover_by_rename_is_found(backend, by):
     world = Migrated(backend, switched=True, rename=True)
     renamed, moved = f"{world.name}__before_hubness", backend.name("moved")
-    (backend.hubness_client() if by == "hubness" else world.client).rename_collection(renamed, moved)
+    (backend.hubness_client() if by == "hubness" else world.client).rename_collection(
+        renamed, moved
+    )
     steps = [lambda: rollback(world.store, world.target, options=ALONE)]
     steps.append(lambda: clean(world.store, world.target, drop=renamed))
     world.assert_refused(steps, CollectionNotFound, f"was renamed to '{moved}'")
@@ -170,7 +192,9 @@ def test_a_switched_migration_whose_copy_was_dropped_can_be_forgotten(backend):
     world.drop(world.target)
     steps = [lambda: rollback(world.store, world.name, options=ALONE)]
     steps.append(lambda: clean(world.store, world.name, drop=world.name))
-    world.assert_refused(steps, CollectionNotFound, "the copy", f"clean {world.name} --drop {world.target}")
+    world.assert_refused(
+        steps, CollectionNotFound, "the copy", f"clean {world.name} --drop {world.target}"
+    )
     assert world.store.exists(world.name), "no rows would have been left"
     assert "the copy" not in would_drop(world.store, world.name, drop=world.target)
     clean(world.store, world.name, drop=world.target)
@@ -185,7 +209,9 @@ def test_a_finished_migration_looks_at_its_copy_too(backend):
     clean(world.store, world.target, drop=world.name)
     assert resume(world.store, world.target, ALONE).phase == "finished"
     world.drop(world.target)
-    world.assert_refused(lambda: resume(world.store, world.target, ALONE), CollectionNotFound, "is gone")
+    world.assert_refused(
+        lambda: resume(world.store, world.target, ALONE), CollectionNotFound, "is gone"
+    )
 
 
 @pytest.mark.lite_only
@@ -194,7 +220,9 @@ def test_a_copy_dropped_in_the_middle_is_not_filled_on_from_there(backend):
     ledger = Ledger(world.store)
     ledger.write(ledger.find(world.name), phase="copying")
     world.drop(world.target)
-    world.assert_refused(lambda: resume(world.store, world.name, ALONE), CollectionNotFound, "--restart")
+    world.assert_refused(
+        lambda: resume(world.store, world.name, ALONE), CollectionNotFound, "--restart"
+    )
 
 
 def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
@@ -202,6 +230,9 @@ def test_the_identity_of_a_source_is_neither_copied_nor_left_behind(lite):
     before = world.store.info(world.name).identity
     assert before
     assert world.store.info(world.target).identity == ""
-    assert "hubness_identity" not in lite.hubness_client().describe_collection(world.target)["properties"]
+    assert (
+        "hubness_identity"
+        not in lite.hubness_client().describe_collection(world.target)["properties"]
+    )
     clean(world.store, world.name, drop=world.target)
     assert world.store.info(world.name).identity == ""

@@ -19,7 +19,15 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import METRICS, as_distance, nnn, not_called, plain_collection, similarity, vectors
+from tests.galleries import (
+    METRICS,
+    as_distance,
+    nnn,
+    not_called,
+    plain_collection,
+    similarity,
+    vectors,
+)
 
 ON_SERVERS = {"profiled": ["COSINE"]}
 
@@ -43,7 +51,13 @@ class Collection:
         self.client = backend.hubness_client()
 
     def add_images(self):
-        return refresh(self.store, self.name, profile="image", bank=QueryBank(self.banks["image"]), estimator=CSLS(4))
+        return refresh(
+            self.store,
+            self.name,
+            profile="image",
+            bank=QueryBank(self.banks["image"]),
+            estimator=CSLS(4),
+        )
 
     def biases(self, profile, items):
         k, share = (K, 0.75) if profile == "default" else (4, 0.5)
@@ -57,7 +71,9 @@ class Collection:
         for hits, scores in zip(results, wanted, strict=True):
             order = np.argsort(-scores)[: len(hits)]
             assert [hit["id"] for hit in hits] == order.tolist()
-            np.testing.assert_allclose(hits.distances, as_distance(scores[order], self.metric), atol=3e-5)
+            np.testing.assert_allclose(
+                hits.distances, as_distance(scores[order], self.metric), atol=3e-5
+            )
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -72,7 +88,9 @@ def test_a_profile_is_a_further_set_of_biases(profiled):
     assert profiled.added.written == ITEMS
     question = {"data": list(profiled.queries), "limit": 7}
     profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
-    profiled.assert_found(profiled.client.search(profiled.name, profile="image", **question), "image")
+    profiled.assert_found(
+        profiled.client.search(profiled.name, profile="image", **question), "image"
+    )
     half = profiled.client.search(profiled.name, profile="image", strength=0.5, **question)
     profiled.assert_found(half, "image", strength=0.5)
     assert status(profiled.store, profiled.name).profiles == ("default", "image")
@@ -99,7 +117,9 @@ def test_raw_scores_come_beside_the_corrected(profiled):
             wanted = as_distance(own[[hit["id"] for hit in hits]], profiled.metric)
             np.testing.assert_allclose(given, wanted, atol=3e-5)
             assert set(hits[0]["entity"]) == set(options.get("output_fields", []))
-    rounded = profiled.client.search(profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True)
+    rounded = profiled.client.search(
+        profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True
+    )
     assert all(hit["raw_score"] == round(hit["raw_score"], 2) for hit in rounded[0])
 
 
@@ -111,7 +131,9 @@ def test_a_refresh_renews_the_profile_it_is_told_and_no_other(profiled):
     assert after.profiles["image"].slot == before.profiles["image"].standby
     question = {"data": list(profiled.queries), "limit": 7}
     profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
-    profiled.assert_found(profiled.client.search(profiled.name, profile="image", **question), "image")
+    profiled.assert_found(
+        profiled.client.search(profiled.name, profile="image", **question), "image"
+    )
 
 
 def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
@@ -122,7 +144,9 @@ def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
     here.client.insert(here.name, [{"id": ITEMS + 1, "vector": new[1], "group": 0}], bias="pending")
     items = np.r_[here.items, new]
     assert status(here.store, here.name).pending == 1
-    [row] = here.client.query(here.name, filter="hubness_epoch == 0", output_fields=["hubness_bias"])
+    [row] = here.client.query(
+        here.name, filter="hubness_epoch == 0", output_fields=["hubness_bias"]
+    )
     assert row["hubness_bias"] == 0
     [hits] = here.client.search(here.name, data=[new[1]], limit=ITEMS + 2)
     [waiting] = [hit["distance"] for hit in hits if hit["id"] == ITEMS + 1]
@@ -155,7 +179,9 @@ def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric, m
     monkeypatch.setattr(MilvusStore, "load_bank", not_called)
     small = lite.hubness_client(bank_budget=1_000)
     new = vectors(np.random.default_rng(7), 3, DIM)
-    small.insert(here.name, [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)])
+    small.insert(
+        here.name, [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
+    )
     for profile in ("default", "image"):
         found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
         here.assert_found(found, profile, np.r_[here.items, new])

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 import milvus_hubness
-from milvus_hubness import NNN, CorrectionConfig, QueryBank, enable, migrate, plan_enable, plan_migration, refresh
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+)
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
 from tests.congruence.test_second_vector import with_second_field
@@ -44,13 +53,17 @@ def assert_scores(client, name, items, query, bank, metric, strength=1.0):
 
 
 @pytest.mark.lite_only
-@pytest.mark.parametrize("metric", ["L2", *(pytest.param(name, marks=pytest.mark.long) for name in ("IP", "COSINE"))])
+@pytest.mark.parametrize(
+    "metric", ["L2", *(pytest.param(name, marks=pytest.mark.long) for name in ("IP", "COSINE"))]
+)
 def test_a_migrated_collection_is_searched_refreshed_and_rebuilt(backend, spread, metric):
     items, bank, other, query = drawn()
     name, alias, client = backend.name(), backend.name("live"), backend.hubness_client()
     plain_collection(backend.client(), name, items, metric)
     store = backend.store()
-    done = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K), alias=alias))
+    done = migrate(
+        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K), alias=alias)
+    )
     backend.made += [f"{done.target}_r{number}" for number in (2, 3)]
     layout = store.info(done.target).state.layout
     assert (layout.spread, layout.anchor) == (SPREAD, 0)
@@ -69,7 +82,10 @@ def test_a_migrated_collection_is_searched_refreshed_and_rebuilt(backend, spread
     assert_scores(client, alias, items, query, other, metric)
     spread.append(1)
     assert refresh(store, alias).action == "none"
-    assert milvus_hubness.refresh(store, alias, bank=QueryBank(bank), rebuild_rows=1).action == "rebuilt"
+    assert (
+        milvus_hubness.refresh(store, alias, bank=QueryBank(bank), rebuild_rows=1).action
+        == "rebuilt"
+    )
     assert store.info(alias).state.layout.spread == 1
     assert_scores(client, alias, items, query, bank, metric)
 

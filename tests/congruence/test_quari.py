@@ -35,7 +35,9 @@ def trained(**changed):
     """A network far from its start."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        network = Quari(QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **{"form": "published", **changed}))
+        network = Quari(
+            QuariConfig(DIM, rank=3, width=8, layers=1, heads=2, **{"form": "published", **changed})
+        )
         with torch.no_grad():
             for each in network.parameters():
                 each += 0.3 * torch.randn(each.shape)
@@ -54,7 +56,9 @@ class World:
         plain_collection(backend.client(), self.name, self.items, metric)
         store = backend.store()
         if reranking:
-            plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side")
+            plan = plan_enable(
+                store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side"
+            )
             backend.made.append(f"{self.name}__bias")
             enable(store, plan)
         else:
@@ -65,7 +69,9 @@ class World:
         self.raw = similarity(self.queries, self.items, metric)
         mean_bias = store.info(self.name).state.profile.mean_bias
         self.bias = nnn(self.bank, self.items, metric, 8, 0.75) - mean_bias
-        self.adapted = explicit.cosines(self.network(torch.from_numpy(self.queries)), self.items.astype(float))
+        self.adapted = explicit.cosines(
+            self.network(torch.from_numpy(self.queries)), self.items.astype(float)
+        )
 
     def reranker(self, **options):
         return QuariReranker(self.network, **{"candidates": CANDIDATES, **options})
@@ -75,7 +81,9 @@ class World:
             self.name, data=list(self.queries), limit=limit, rerank=reranker, **options
         )
 
-    def expect(self, results, *, limit=6, skip=0, strength=1.0, correction=0.0, allowed=None, atol=3e-5):
+    def expect(
+        self, results, *, limit=6, skip=0, strength=1.0, correction=0.0, allowed=None, atol=3e-5
+    ):
         """The best by the adapted score among the best by the corrected one, each with its score."""
         allowed = np.arange(ITEMS) if allowed is None else allowed
         assert len(results) == QUERIES
@@ -112,7 +120,9 @@ def test_a_search_may_say_how_many_candidates_it_wants(world):
     world.expect(world.search(world.reranker(candidates=7), candidates=CANDIDATES))
     world.expect(world.search(world.reranker(candidates=ITEMS), candidates=CANDIDATES))
     whole = world.search(GloballyCorrected(CANDIDATES))
-    for hits, wanted in zip(world.search(GloballyCorrected(8), candidates=CANDIDATES), whole, strict=True):
+    for hits, wanted in zip(
+        world.search(GloballyCorrected(8), candidates=CANDIDATES), whole, strict=True
+    ):
         assert [hit["id"] for hit in hits] == [hit["id"] for hit in wanted]
 
 
@@ -152,7 +162,9 @@ def test_direct_asks_the_index_itself_with_the_biases_at_their_strength(world):
     for hits, own in zip(world.search(reranker, strength=0.5, offset=1), scores, strict=True):
         order = np.argsort(-own)[1:7]
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose([hit["distance"] for hit in hits], as_distance(own[order], world.metric), atol=3e-5)
+        np.testing.assert_allclose(
+            [hit["distance"] for hit in hits], as_distance(own[order], world.metric), atol=3e-5
+        )
 
 
 def test_tasks_share_an_async_client(world):
@@ -161,7 +173,11 @@ def test_tasks_share_an_async_client(world):
         try:
             return await asyncio.gather(
                 *(
-                    world.search(world.reranker(correction=beta, candidates=3), client=client, candidates=CANDIDATES)
+                    world.search(
+                        world.reranker(correction=beta, candidates=3),
+                        client=client,
+                        candidates=CANDIDATES,
+                    )
                     for beta in (0.0, 0.6)
                 )
             )
@@ -194,5 +210,7 @@ def test_biases_beside_the_vectors_choose_the_candidates_as_well(lite):
 def test_linear_maps_rank_as_a_network_does(lite):
     world = World(lite, "IP")
     maps = LinearMaps(trained(form="linear", directions=DIM), candidates=CANDIDATES, correction=0.6)
-    world.adapted = explicit.cosines(maps.network(torch.from_numpy(world.queries)), world.items.astype(float))
+    world.adapted = explicit.cosines(
+        maps.network(torch.from_numpy(world.queries)), world.items.astype(float)
+    )
     world.expect(world.search(maps), correction=0.6)

@@ -33,7 +33,12 @@ class Live:
         source, self.alias = backend.name("rebuilt"), backend.name("live")
         plain_collection(backend.client(), source, np.array(list(self.rows.values())), metric)
         plan = plan_migration(
-            self.store, source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias, restart=False
+            self.store,
+            source,
+            QueryBank(self.bank),
+            estimator=NNN(K),
+            alias=self.alias,
+            restart=False,
         )
         self.name = migrate(self.store, plan).target
         backend.made += [f"{self.name}_r{number}" for number in (2, 3)]
@@ -46,7 +51,11 @@ class Live:
     def assert_found(self, bank):
         items = np.array(list(self.rows.values()))
         mean_bias = self.store.info(self.alias).state.profile.mean_bias
-        wanted = similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + mean_bias
+        wanted = (
+            similarity(self.query, items, self.metric)[0]
+            - nnn(bank, items, self.metric, K, 0.75)
+            + mean_bias
+        )
         [hits] = self.client.search(self.alias, data=list(self.query), limit=len(items) + 50)
         assert {hit["id"] for hit in hits} == set(self.rows)
         found = {hit["id"]: hit["distance"] for hit in hits}
@@ -56,7 +65,10 @@ class Live:
         rng = np.random.default_rng(len(self.rows))
         fresh = vectors(rng, 3, DIM)
         new = max(self.rows) + 1
-        lines = [{"id": key, "vector": row, "group": 1} for key, row in zip((5, new), fresh, strict=False)]
+        lines = [
+            {"id": key, "vector": row, "group": 1}
+            for key, row in zip((5, new), fresh, strict=False)
+        ]
         self.client.upsert(self.alias, lines)
         gone = min(key for key in self.rows if key > 10)
         self.client.delete(self.alias, ids=[gone])
@@ -126,7 +138,11 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     live.assert_found(live.bank)
     again = {"bank": QueryBank(live.other)} if asked_again else {}
     done = refresh(live.store, live.alias, **again)
-    assert (done.action, done.collection, done.reason) == ("rebuilt", f"{live.name}_r2", "one was not finished")
+    assert (done.action, done.collection, done.reason) == (
+        "rebuilt",
+        f"{live.name}_r2",
+        "one was not finished",
+    )
     live.assert_found(live.other)
 
 
@@ -168,12 +184,20 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     live.assert_found(live.bank)
 
 
-@pytest.mark.parametrize(("aliases", "is_found"), [(("live",), True), ((), False), (("other",), False)])
+@pytest.mark.parametrize(
+    ("aliases", "is_found"), [(("live",), True), ((), False), (("other",), False)]
+)
 def test_a_switch_is_finished_only_of_the_copy_that_the_alias_leads_to(aliases, is_found):
-    left = SimpleNamespace(id="1", field="vector", target="copy_r2", phase="switching", arguments={"alias": "live"})
-    copy = SimpleNamespace(name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="1")})
+    left = SimpleNamespace(
+        id="1", field="vector", target="copy_r2", phase="switching", arguments={"alias": "live"}
+    )
+    copy = SimpleNamespace(
+        name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="1")}
+    )
     assert (refresh_plan.half_switched([left], copy) is left) == is_found
-    other = SimpleNamespace(name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="2")})
+    other = SimpleNamespace(
+        name="copy_r2", aliases=aliases, states={"vector": SimpleNamespace(migration="2")}
+    )
     assert refresh_plan.half_switched([left], other) is None
 
 
@@ -191,20 +215,27 @@ def test_another_bank_takes_its_place(live, monkeypatch):
     assert done.action == "full"
     live.assert_found(third)
     assert not live.store.exists(f"{live.name}_r2")
-    assert [each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name] == []
+    assert [
+        each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name
+    ] == []
 
 
 @pytest.mark.lite_only
 def test_it_is_told_why_rows_are_upserted(live):
     def told(**options):
-        return refresh(live.store, live.alias, bank=QueryBank(live.other), plan=True, **options).reason
+        return refresh(
+            live.store, live.alias, bank=QueryBank(live.other), plan=True, **options
+        ).reason
 
     assert "change: they are upserted" in told(rebuild_share=1.5)
     assert "fewer than 10,000 in all" in told(rebuild_rows=10_000)
     by_name = refresh(live.store, live.name, bank=QueryBank(live.other), plan=True)
     assert "by its alias" in by_name.reason
     live.store.drop_alias(live.alias)
-    assert "no alias leads to" in refresh(live.store, live.name, bank=QueryBank(live.other), plan=True).reason
+    assert (
+        "no alias leads to"
+        in refresh(live.store, live.name, bank=QueryBank(live.other), plan=True).reason
+    )
 
 
 @pytest.mark.lite_only

@@ -41,7 +41,9 @@ def test_recall_through_milvus_is_the_references(backend, name, metric):
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=task.gallery.shape[1])
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
-    client.create_collection(collection, schema=schema, index_params=index, consistency_level="Strong")
+    client.create_collection(
+        collection, schema=schema, index_params=index, consistency_level="Strong"
+    )
     items = task.gallery
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(items)]
     for start in range(0, len(rows), 2_000):

@@ -53,7 +53,12 @@ class Corrected:
         return [self.database.key(i) for i in numbers]
 
     def row(self, number, item):
-        return {"id": self.database.key(number), "vector": self.items[item], "group": item % 5, "note": ""}
+        return {
+            "id": self.database.key(number),
+            "vector": self.items[item],
+            "group": item % 5,
+            "note": "",
+        }
 
     def there(self):
         """The numbers of the rows that are there."""
@@ -120,7 +125,9 @@ def test_a_new_bank_is_adopted(corrected):
     corrected.assert_scores(corrected.other, 8)
     kept = corrected.store.load_bank(corrected.state.profile.bank)
     assert kept.queries.fingerprint == QueryBank(corrected.other).fingerprint
-    assert corrected.banked() == len(corrected.other) + len(corrected.bank), "the former one is kept"
+    assert corrected.banked() == len(corrected.other) + len(corrected.bank), (
+        "the former one is kept"
+    )
     third = vectors(np.random.default_rng(5), 40, DIM)
     refresh(corrected.store, corrected.name, bank=QueryBank(third))
     assert corrected.banked() == len(third) + len(corrected.other), "and only that"
@@ -165,7 +172,9 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected):
     corrected.database.application().insert(corrected.name, [corrected.row(900, 4)])
     done = refresh(corrected.store, corrected.name)
     assert (done.action, done.reason) == ("full", "one was not finished")
-    assert done.written == ITEMS - 40, "what was written is not written again, nor what a client wrote"
+    assert done.written == ITEMS - 40, (
+        "what was written is not written again, nor what a client wrote"
+    )
     state = corrected.state
     assert (state.incoming, state.profile.bank.count) == (None, len(corrected.other))
     found, wanted = corrected.scores(ITEMS + 1), corrected.wanted(corrected.other, 8)
@@ -196,7 +205,9 @@ def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     corrected.assert_scores(corrected.bank, 3, 1.0)
     refresh(corrected.store, corrected.name, estimator=NNN(8))
     after = corrected.scores()
-    np.testing.assert_allclose([after[i] for i in range(ITEMS)], [before[i] for i in range(ITEMS)], atol=3e-5)
+    np.testing.assert_allclose(
+        [after[i] for i in range(ITEMS)], [before[i] for i in range(ITEMS)], atol=3e-5
+    )
 
 
 @pytest.mark.lite_only
@@ -240,7 +251,8 @@ def test_only_rows_that_moved_are_written(corrected):
     assert (unmoved.action, unmoved.written, unmoved.scanned) == ("full", 0, ITEMS)
     nudged = np.vstack([corrected.bank, corrected.items[:1] * 10])
     biases = {
-        name: nnn(bank, corrected.items, "COSINE", 8, 0.75) for name, bank in (("old", corrected.bank), ("new", nudged))
+        name: nnn(bank, corrected.items, "COSINE", 8, 0.75)
+        for name, bank in (("old", corrected.bank), ("new", nudged))
     }
     moved = int((np.abs(biases["new"] - biases["old"]) > 1e-3).sum())
     assert 0 < moved < ITEMS
@@ -312,7 +324,9 @@ def test_rows_deleted_meanwhile_stay_deleted(corrected):
 def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
     stale = corrected.database.application(state_ttl=3_600)
     corrected.database.scores(corrected.name, corrected.query[0], 10, stale)
-    refresh(corrected.store, corrected.name, bank=QueryBank(vectors(np.random.default_rng(5), 40, DIM)))
+    refresh(
+        corrected.store, corrected.name, bank=QueryBank(vectors(np.random.default_rng(5), 40, DIM))
+    )
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
     stale.insert(corrected.name, [corrected.row(900, 4)])
     by_id = corrected.scores(ITEMS + 1)

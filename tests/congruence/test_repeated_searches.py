@@ -36,7 +36,9 @@ class SearchRequest:
         order = np.argsort(-scores)[: len(hits)]
         assert hits
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose(hits.distances, as_distance(scores[order], self.metric), atol=3e-5)
+        np.testing.assert_allclose(
+            hits.distances, as_distance(scores[order], self.metric), atol=3e-5
+        )
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -62,7 +64,9 @@ def test_every_query_has_its_own_answer(asked):
                 for hit in hits:
                     assert set(hit["entity"]) <= {"id", "vector", "group", "note"}
                     if output_fields:
-                        np.testing.assert_allclose(hit["entity"]["vector"], asked.items[hit["id"]], rtol=1e-6)
+                        np.testing.assert_allclose(
+                            hit["entity"]["vector"], asked.items[hit["id"]], rtol=1e-6
+                        )
                     if with_raw_score:
                         assert hit["raw_score"] == pytest.approx(raw[hit["id"]], abs=3e-5)
     found = asked.client.search(asked.name, data=list(asked.queries), limit=LIMIT)
@@ -114,7 +118,10 @@ def test_what_pymilvus_refuses_it_refuses_again(asked):
     ):
         for _ in range(2):
             with pytest.raises(MilvusException):
-                client.search(asked.name, **{"data": [query], "limit": LIMIT, "output_fields": ["id"], **wrong})
+                client.search(
+                    asked.name,
+                    **{"data": [query], "limit": LIMIT, "output_fields": ["id"], **wrong},
+                )
 
 
 def test_after_a_refresh_the_new_biases_are_asked_for(lite):
@@ -124,7 +131,12 @@ def test_after_a_refresh_the_new_biases_are_asked_for(lite):
         [hits] = search_request.client.search(search_request.name, data=[query], limit=LIMIT)
     search_request.assert_found(hits, search_request.scores(query))
     search_request.bank = vectors(np.random.default_rng(72), 30, DIM)
-    refresh(search_request.store, search_request.name, bank=QueryBank(search_request.bank), estimator=NNN(K))
+    refresh(
+        search_request.store,
+        search_request.name,
+        bank=QueryBank(search_request.bank),
+        estimator=NNN(K),
+    )
     search_request.client.hubness_state(search_request.name)
     for _ in range(2):
         [hits] = search_request.client.search(search_request.name, data=[query], limit=LIMIT)

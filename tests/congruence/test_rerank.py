@@ -48,7 +48,9 @@ class Gated:
         self.corrected = self.corrected_by(self.bank)
 
     def activated(self, *banks):
-        return {item for bank in banks for item in similarity(bank, self.items, self.metric).argmax(1)}
+        return {
+            item for bank in banks for item in similarity(bank, self.items, self.metric).argmax(1)
+        }
 
     def chosen(self, activated, bank=None):
         """(m, n) scores that decide, query by query."""
@@ -81,7 +83,9 @@ def assert_found(gated, results, wanted, skip=0):
 
 
 def test_only_queries_whose_raw_best_is_activated_are_corrected(gated):
-    results = gated.client.search(gated.name, data=list(gated.queries), limit=7, output_fields=["note"])
+    results = gated.client.search(
+        gated.name, data=list(gated.queries), limit=7, output_fields=["note"]
+    )
     assert len(results) == QUERIES
     assert_found(gated, results, gated.chosen(gated.activated(gated.bank)))
     assert set(results[0][0]["entity"]) == {"note"}
@@ -108,15 +112,22 @@ def test_a_refresh_learns_the_activation_anew(gated):
 def test_a_refresh_of_any_profile_activates_pending_rows(lite):
     """Two new rows, each the raw best of a bank query, before and after they get their biases."""
     gated = Gated(lite, "IP")
-    refresh(gated.store, gated.name, bank=QueryBank(gated.bank[:16]), estimator=NNN(4), profile="other")
+    refresh(
+        gated.store, gated.name, bank=QueryBank(gated.bank[:16]), estimator=NNN(4), profile="other"
+    )
     asked, new = gated.bank[:2], 3 * gated.bank[:2]
     rows = [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
 
     def are_corrected():
         """Whether the answers to each query are corrected."""
         corrected = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9)
-        raw = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9, strength=0)
-        return [a[0]["distance"] != pytest.approx(b[0]["distance"]) for a, b in zip(corrected, raw, strict=True)]
+        raw = gated.backend.hubness_client().search(
+            gated.name, data=list(asked), limit=9, strength=0
+        )
+        return [
+            a[0]["distance"] != pytest.approx(b[0]["distance"])
+            for a, b in zip(corrected, raw, strict=True)
+        ]
 
     gated.client.insert(gated.name, rows, bias="pending")
     assert are_corrected() == [False, False]
@@ -198,7 +209,12 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
     other = lite.name()
     plain_collection(lite.client(), other, gated.items[::-1].copy(), "IP")
     plan = plan_migration(
-        gated.store, other, QueryBank(gated.bank), estimator=NNN(8), gate=1, bank_collection=f"{gated.source}__bank"
+        gated.store,
+        other,
+        QueryBank(gated.bank),
+        estimator=NNN(8),
+        gate=1,
+        bank_collection=f"{gated.source}__bank",
     )
     migrate(gated.store, plan)
     references = [gated.store.info(name).state.profile.bank for name in (gated.name, plan.target)]
@@ -209,7 +225,10 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
 
 
 def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
-    for given, said in (({"gate_targets": 1}, "give gate"), ({"gate": 1, "gate_targets": 1}, "a target bank")):
+    for given, said in (
+        ({"gate_targets": 1}, "give gate"),
+        ({"gate": 1, "gate_targets": 1}, "a target bank"),
+    ):
         with pytest.raises(InvalidInput, match=said):
             plan_migration(gated.store, gated.source, QueryBank(gated.bank), **given)
 
@@ -217,7 +236,11 @@ def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
 def test_globally_corrected_ranks_candidates_by_the_banks_view(gated):
     candidates, limit = 30, 6
     results = gated.client.search(
-        gated.name, data=list(gated.queries), limit=limit, rerank=GloballyCorrected(candidates), output_fields=["group"]
+        gated.name,
+        data=list(gated.queries),
+        limit=limit,
+        rerank=GloballyCorrected(candidates),
+        output_fields=["group"],
     )
     from_bank = similarity(gated.bank, gated.items, gated.metric)
     for hits, scores in zip(results, gated.raw, strict=True):

@@ -48,7 +48,9 @@ def with_second_field(client, name, items, metric, width, index_type="FLAT", par
     schema.add_field(SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR, dim=width)
     schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
     schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
-    index = client.prepare_index_params("vector", index_type=index_type, metric_type=metric, params=params or {})
+    index = client.prepare_index_params(
+        "vector", index_type=index_type, metric_type=metric, params=params or {}
+    )
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = np.zeros(width, np.float32)
     client.insert(
@@ -101,7 +103,9 @@ class InPlace:
     def raw_searches(self):
         """What the client and a plain one on the plain twin answer without correction."""
         question = {"data": list(self.queries), "limit": 6, "offset": 1, "output_fields": ["note"]}
-        return self.client.search(self.name, strength=0, **question), self.plain.search(self.twin, **question)
+        return self.client.search(self.name, strength=0, **question), self.plain.search(
+            self.twin, **question
+        )
 
 
 def assert_alike(found, plain):
@@ -115,7 +119,9 @@ def assert_alike(found, plain):
 TWO_FIELDS = {"running": ["lite", "server-current"]}
 """Milvus 2.3.5 holds one vector field."""
 MADE = {
-    **dict.fromkeys(("placed", "fresh", "untouched", "test_a_second_profile_has_columns_of_its_own"), TWO_FIELDS),
+    **dict.fromkeys(
+        ("placed", "fresh", "untouched", "test_a_second_profile_has_columns_of_its_own"), TWO_FIELDS
+    ),
     "test_one_vector_field_is_refused_with_the_versions": {"running": ["lite", "server-2.3.5"]},
 }
 
@@ -159,7 +165,9 @@ def test_one_vector_field_is_refused_with_the_versions(backend):
 @pytest.mark.parametrize("strength", [1.0, 0.4])
 def test_scores_and_ranking_are_the_oracles(placed, strength):
     for anns_field in (None, "vector"):
-        found = placed.client.search(placed.name, data=list(placed.queries), strength=strength, anns_field=anns_field)
+        found = placed.client.search(
+            placed.name, data=list(placed.queries), strength=strength, anns_field=anns_field
+        )
         placed.assert_found(found, placed.corrected(strength))
 
 
@@ -169,7 +177,9 @@ def test_strength_zero_is_the_plain_search(placed):
 
 def test_the_users_field_is_as_it_was(placed):
     question = {"data": list(placed.queries), "anns_field": "vector", "output_fields": ["vector"]}
-    assert_alike(placed.plain.search(placed.name, **question), placed.plain.search(placed.twin, **question))
+    assert_alike(
+        placed.plain.search(placed.name, **question), placed.plain.search(placed.twin, **question)
+    )
 
 
 def test_filters_ranges_and_raw_scores(placed):
@@ -188,36 +198,49 @@ def test_filters_ranges_and_raw_scores(placed):
     bounds = as_distance(np.array([best[6] + best[7], best[1] + best[2]]) / 2, placed.metric)
     far, near = map(float, bounds)
     [hits] = placed.client.search(
-        placed.name, data=[placed.queries[0]], limit=20, search_params={"params": {"radius": far, "range_filter": near}}
+        placed.name,
+        data=[placed.queries[0]],
+        limit=20,
+        search_params={"params": {"radius": far, "range_filter": near}},
     )
     assert [hit["id"] for hit in hits] == np.argsort(-scores[0])[2:7].tolist()
 
 
 def test_rows_search_for_their_like(placed):
     found = placed.client.search(placed.name, ids=[3, 11], limit=4)
-    biases = nnn(placed.bank, placed.items, placed.metric, K, ALPHA) - placed.state.profile.mean_bias
+    biases = (
+        nnn(placed.bank, placed.items, placed.metric, K, ALPHA) - placed.state.profile.mean_bias
+    )
     scores = similarity(placed.items[[3, 11]], placed.items, placed.metric) - biases
     placed.assert_found(found, scores, slice(0, 4))
 
 
 def test_candidates_can_be_ranked_by_the_banks_view(placed):
     candidates = 30
-    found = placed.client.search(placed.name, data=list(placed.queries), limit=6, rerank=GloballyCorrected(candidates))
+    found = placed.client.search(
+        placed.name, data=list(placed.queries), limit=6, rerank=GloballyCorrected(candidates)
+    )
     from_bank = similarity(placed.bank, placed.items, placed.metric)
-    for hits, scores in zip(found, similarity(placed.queries, placed.items, placed.metric), strict=True):
+    for hits, scores in zip(
+        found, similarity(placed.queries, placed.items, placed.metric), strict=True
+    ):
         pool = np.argsort(-scores)[:candidates]
         places = (from_bank[:, pool] > scores[pool]).sum(0)
         assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], places))][:6].tolist()
 
 
 def test_iterators_and_hybrid_searches_follow_the_corrected_order(placed):
-    iterator = placed.client.search_iterator(placed.name, data=[placed.queries[0]], batch_size=25, limit=60)
+    iterator = placed.client.search_iterator(
+        placed.name, data=[placed.queries[0]], batch_size=25, limit=60
+    )
     ids = []
     while page := iterator.next():
         ids += [hit["id"] for hit in page]
     assert ids == np.argsort(-placed.corrected()[0])[:60].tolist()
     request = AnnSearchRequest(list(placed.queries), "vector", {}, 10)
-    found = placed.client.hybrid_search(placed.name, [request, request], WeightedRanker(0.5, 0.5), limit=8)
+    found = placed.client.hybrid_search(
+        placed.name, [request, request], WeightedRanker(0.5, 0.5), limit=8
+    )
     for hits, scores in zip(found, placed.corrected(), strict=True):
         assert [hit["id"] for hit in hits] == np.argsort(-scores)[:8].tolist()
     iterator = placed.client.query_iterator(placed.name, batch_size=100, filter="group == 1")
@@ -230,7 +253,9 @@ def test_what_is_read_shows_nothing_of_the_second_field(placed):
     np.testing.assert_array_equal(np.float32(row["vector"]), placed.items[3])
     [row] = placed.client.query(placed.name, filter="id == 4", output_fields=["*"])
     assert set(row) == {"id", "vector", "group", "note"}
-    [[hit]] = placed.client.search(placed.name, data=[placed.queries[0]], limit=1, output_fields=["*"])
+    [[hit]] = placed.client.search(
+        placed.name, data=[placed.queries[0]], limit=1, output_fields=["*"]
+    )
     assert OURS.isdisjoint(hit["entity"])
     described = placed.client.describe_collection(placed.name)
     twin = placed.plain.describe_collection(placed.twin)
@@ -241,13 +266,20 @@ def test_what_is_read_shows_nothing_of_the_second_field(placed):
     assert placed.client.list_indexes(placed.name) == ["vector"]
     assert placed.client.describe_index(placed.name, "vector")["metric_type"] == placed.metric
     [row] = placed.client.get(placed.name, 3, output_fields=[BIAS_FIELD])
-    bias = nnn(placed.bank, placed.items[3:4], placed.metric, K, ALPHA)[0] - placed.state.profile.mean_bias
+    bias = (
+        nnn(placed.bank, placed.items[3:4], placed.metric, K, ALPHA)[0]
+        - placed.state.profile.mean_bias
+    )
     assert row[BIAS_FIELD] == pytest.approx(bias, abs=4e-5)
 
 
 def test_jobs_see_the_rows_and_their_biases(placed):
     found = status(placed.store, placed.name)
-    assert (found.where, found.second_vector, found.phase) == ("vectors", SECOND_VECTOR_FIELD, "ready")
+    assert (found.where, found.second_vector, found.phase) == (
+        "vectors",
+        SECOND_VECTOR_FIELD,
+        "ready",
+    )
     assert (found.pending, found.rows, found.width) == (0, ITEMS, width_for(placed.metric))
     assert tune(placed.store, placed.name).verdict in {"apply", "apply weakly", "leave it alone"}
     told = diagnose(placed.store, placed.name, QueryBank(placed.queries))
@@ -261,7 +293,10 @@ def test_jobs_see_the_rows_and_their_biases(placed):
 
 def change(fresh, new):
     """What is written to it below, by whichever client: rows 1000 to 1004, and 7 near the first of them."""
-    rows = [{"id": 1_000 + i, "vector": vector, "group": 0, "note": "new"} for i, vector in enumerate(new)]
+    rows = [
+        {"id": 1_000 + i, "vector": vector, "group": 0, "note": "new"}
+        for i, vector in enumerate(new)
+    ]
     moved = {"id": 7, "vector": 2 * new[0] + new[1], "group": 1, "note": "moved"}
     items = np.r_[fresh.items, new]
     items[7] = moved["vector"]
@@ -313,7 +348,10 @@ def test_a_refresh_gives_what_foreign_writers_left_out(fresh):
     zeros = {SECOND_VECTOR_FIELD: np.zeros(WIDTH, np.float32)} if fresh.backend.is_lite else {}
     fresh.plain.insert(fresh.name, {"id": 2_000, "vector": new, "group": 0, **zeros})
     assert status(fresh.store, fresh.name).pending == 1
-    assert (refresh(fresh.store, fresh.name).written, status(fresh.store, fresh.name).pending) == (1, 0)
+    assert (refresh(fresh.store, fresh.name).written, status(fresh.store, fresh.name).pending) == (
+        1,
+        0,
+    )
     bias = nnn(fresh.bank, new[None], "COSINE", K, ALPHA)[0] - fresh.state.profile.mean_bias
     [[hit]] = fresh.client.search(fresh.name, data=[new], filter="id == 2000", limit=1)
     assert hit["distance"] == pytest.approx(1 - bias, abs=4e-5)
@@ -346,7 +384,9 @@ def test_disabling_leaves_the_users_field(fresh):
     assert (dropped == SECOND_VECTOR_FIELD) == (SECOND_VECTOR_FIELD not in there)
     assert not status(fresh.store, fresh.name).corrected
     question = {"data": list(fresh.queries), "anns_field": "vector", "output_fields": ["note"]}
-    assert_alike(fresh.client.search(fresh.name, **question), fresh.plain.search(fresh.twin, **question))
+    assert_alike(
+        fresh.client.search(fresh.name, **question), fresh.plain.search(fresh.twin, **question)
+    )
     enable(fresh.store, fresh.plan(estimator=NNN(3, 1.0)))
     fresh.state = fresh.client.hubness_state(fresh.name)
     biases = nnn(fresh.bank, fresh.items, "COSINE", 3, 1.0)
@@ -376,7 +416,9 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
     question = {"data": list(untouched.queries), "output_fields": ["note"]}
     plain = untouched.plain.search(untouched.twin, **question)
     assert_alike(untouched.client.search(untouched.name, **question), plain)
-    iterator = untouched.client.search_iterator(untouched.name, data=[untouched.queries[0]], batch_size=10)
+    iterator = untouched.client.search_iterator(
+        untouched.name, data=[untouched.queries[0]], batch_size=10
+    )
     assert [hit["id"] for hit in iterator.next()] == [hit["id"] for hit in plain[0]]
     untouched.client.upsert(untouched.name, {"id": 140, "vector": untouched.items[0], "group": 0})
     assert status(untouched.store, untouched.name).pending == ITEMS - 61
@@ -420,7 +462,9 @@ def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, u
     np.testing.assert_array_equal(np.float32(row["vector"]), new[0])
     untouched.items[20] = new[0]
     untouched.state = untouched.client.hubness_state(untouched.name)
-    untouched.assert_found(untouched.client.search(untouched.name, data=list(untouched.queries)), untouched.corrected())
+    untouched.assert_found(
+        untouched.client.search(untouched.name, data=list(untouched.queries)), untouched.corrected()
+    )
 
 
 def test_a_refresh_keeps_what_clients_write_meanwhile(fresh, monkeypatch):
@@ -467,14 +511,20 @@ def test_a_gate_opens_for_activated_items_only(untouched):
     opens = [scores.argmax() in activated for scores in raw]
     for query, before, after, opened in zip(untouched.queries, raw, corrected, opens, strict=True):
         [hits] = untouched.client.search(untouched.name, data=[query])
-        assert [hit["id"] for hit in hits] == np.argsort(-(after if opened else before))[:10].tolist()
+        assert [hit["id"] for hit in hits] == np.argsort(-(after if opened else before))[
+            :10
+        ].tolist()
     assert any(opens)
 
 
 def test_a_second_profile_has_columns_of_its_own(backend):
     """COSINE with 12 dimensions leaves four of 16 columns: room for two sets of biases."""
     rng = np.random.default_rng(23)
-    items, queries, banks = vectors(rng, 120, 12), vectors(rng, 4, 12), [vectors(rng, 40, 12) for _ in "ab"]
+    items, queries, banks = (
+        vectors(rng, 120, 12),
+        vectors(rng, 4, 12),
+        [vectors(rng, 40, 12) for _ in "ab"],
+    )
     name, store, client = backend.name("profiles"), backend.store(), backend.hubness_client()
     if backend.is_lite:
         with_second_field(backend.client(), name, items, "COSINE", 16)
@@ -492,13 +542,19 @@ def test_a_field_of_another_width_is_refused(lite):
     name, rng = lite.name(), np.random.default_rng(9)
     with_second_field(lite.client(), name, vectors(rng, 30, DIM), "IP", 48)
     with pytest.raises(CannotMigrate, match="has 48 dimensions, the augmented vectors have 16"):
-        plan_enable(lite.store(), name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4), where="vectors")
+        plan_enable(
+            lite.store(), name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4), where="vectors"
+        )
 
 
 def test_a_plan_says_what_other_clients_must_do(untouched):
     told = untouched.plan().to_dict()
     assert told["adds_fields"] != untouched.backend.is_lite
-    assert (told["where"], told["second_vector"], told["width"]) == ("vectors", SECOND_VECTOR_FIELD, WIDTH)
+    assert (told["where"], told["second_vector"], told["width"]) == (
+        "vectors",
+        SECOND_VECTOR_FIELD,
+        WIDTH,
+    )
     said = " ".join(told["remarks"])
     assert "must name one of" in said
     assert (f"must set: {SECOND_VECTOR_FIELD}" in said) == untouched.backend.is_lite

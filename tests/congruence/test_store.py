@@ -18,7 +18,13 @@ def copying(source):
     """The state of a copy that is still to be filled."""
     bank = BankReference(collection="b", generation="01", fingerprint="f", count=1)
     [field] = source.vector_fields
-    made = {"field": field, "suffix": "", "dtype": "float32", "source": source.name, "phase": "copying"}
+    made = {
+        "field": field,
+        "suffix": "",
+        "dtype": "float32",
+        "source": source.name,
+        "phase": "copying",
+    }
     return initial_state(Layout(8, "IP"), NNN(1), bank, **made)
 
 
@@ -69,7 +75,10 @@ def test_a_scan_shows_every_row_once_in_the_order_of_keys(database, kind):
         if ordered:
             part = store.scan(name, field, after=ordered[7], upto=ordered[90], partition=partition)
             assert part.keys == ordered[8:91]
-            assert store.scan_keys(name, after=ordered[4], limit=9, partition=partition) == ordered[5:14]
+            assert (
+                store.scan_keys(name, after=ordered[4], limit=9, partition=partition)
+                == ordered[5:14]
+            )
             assert store.scan_keys(name, after=ordered[-1], limit=9, partition=partition) == []
     assert all_keys(store, name) == everything
     read = [
@@ -90,7 +99,9 @@ def test_rows_are_replaced_fetched_and_deleted_by_key(database):
     store.upsert(name, Batch([7, 3], batch.vectors[::-1].copy(), batch.rows), field)
     again = store.get(name, [3, 7], field)
     assert np.array_equal(again.vectors, items[[7, 3]])
-    assert [row["note"] for row in again.rows] == ["n3", "n7"], "and the other fields are those of the batch"
+    assert [row["note"] for row in again.rows] == ["n3", "n7"], (
+        "and the other fields are those of the batch"
+    )
     store.delete(name, [3, 900])
     assert all_keys(store, name) == [i for i in range(40) if i != 3]
     assert store.count(name) == 39
@@ -101,7 +112,9 @@ def test_rows_are_replaced_fetched_and_deleted_by_key(database):
 def test_a_ledger_keeps_what_it_was_given_last(database):
     store, name = database.store(), database.name("ledger")
     assert store.records(name, "anything") == []
-    first = [Record(f"a/{i:03}", "a", f'{{"n": {i}, "said": "\\"quoted\\" ü"}}') for i in range(700)]
+    first = [
+        Record(f"a/{i:03}", "a", f'{{"n": {i}, "said": "\\"quoted\\" ü"}}') for i in range(700)
+    ]
     store.put_records(name, [*first, Record("b/0", "b", "{}")])
     store.put_records(name, [Record("a/003", "a", '{"n": 33}')])
     again = database.store()

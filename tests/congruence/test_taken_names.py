@@ -44,7 +44,10 @@ def test_the_plan_counts_them_and_says_what_to_do(backend, names):
         assert f"{key} (3 rows)" in str(refused.value)
     assert "delete these rows, and insert them without the keys" in str(refused.value)
     write_again(client, name, rows[-3:])
-    assert migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).verified["rows"] == ITEMS
+    assert (
+        migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).verified["rows"]
+        == ITEMS
+    )
 
 
 @pytest.mark.lite_only
@@ -52,7 +55,9 @@ def test_a_side_collection_needs_no_such_names(backend):
     _, name, bank, _ = exported(backend, ["hubness_bias"])
     store = backend.store()
     assert enable(store, plan_enable(store, name, bank, estimator=NNN(4))).side
-    [row] = backend.hubness_client().query(name, filter=f"id == {ITEMS - 1}", output_fields=["hubness_bias"])
+    [row] = backend.hubness_client().query(
+        name, filter=f"id == {ITEMS - 1}", output_fields=["hubness_bias"]
+    )
     assert row["hubness_bias"] == 1
 
 

@@ -54,7 +54,9 @@ class Shared:
                 keys = [hit["id"] for hit in hits]
                 np.testing.assert_allclose([hit["raw_score"] for hit in hits], raw[keys], atol=2e-5)
                 subtracted = raw[keys] - np.array(hits.distances)
-                held.append([np.abs(subtracted - biases[keys]).max() < 2e-5 for biases in self.sets])
+                held.append(
+                    [np.abs(subtracted - biases[keys]).max() < 2e-5 for biases in self.sets]
+                )
                 assert hits.distances == sorted(hits.distances, reverse=True)
             whole = np.all(held, axis=0)
             assert whole.any(), f"a response mixed two sets of biases: {held}"
@@ -67,7 +69,9 @@ class Shared:
         while not self.stop.is_set():
             keys = (first + rng.choice(60, 5, replace=False)).tolist()
             new = dict(zip(keys, vectors(rng, 5, DIM), strict=True))
-            self.client.upsert(self.name, [{"id": key, "vector": row, "group": number} for key, row in new.items()])
+            self.client.upsert(
+                self.name, [{"id": key, "vector": row, "group": number} for key, row in new.items()]
+            )
             rows |= new
             if rng.random() < 0.4:
                 gone = rng.choice(list(rows), 2).tolist()
@@ -99,7 +103,8 @@ def shared(backend):
 def test_eight_threads_search_and_write(shared, seconds):
     written = [{} for _ in range(THREADS // 2)]
     threads = shared.start(
-        *((shared.search, i) for i in range(THREADS // 2)), *((shared.write, i, rows) for i, rows in enumerate(written))
+        *((shared.search, i) for i in range(THREADS // 2)),
+        *((shared.write, i, rows) for i, rows in enumerate(written)),
     )
     shared.stop.wait(seconds)
     for _ in range(PATIENCE):
@@ -107,7 +112,9 @@ def test_eight_threads_search_and_write(shared, seconds):
             break
     shared.finish(threads)
     assert shared.responses[0] > FEWEST
-    wanted = {key: row for rows in written for key, row in rows.items()} | dict(enumerate(shared.items))
+    wanted = {key: row for rows in written for key, row in rows.items()} | dict(
+        enumerate(shared.items)
+    )
     keys = sorted(wanted)
     assert len(keys) > ITEMS
     assert all_keys(shared.store, shared.name) == keys

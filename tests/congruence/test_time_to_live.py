@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from pymilvus import DataType
 
-from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration, refresh, status
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    status,
+)
 from milvus_hubness.serve.config import CollectionTable
 from tests.galleries import vectors
 
@@ -27,9 +36,13 @@ def expiring(backend, seconds, *, with_fields=False):
         schema.add_field("hubness_epoch", DataType.INT64)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     properties = {"collection.ttl.seconds": seconds}
-    client.create_collection(name, schema=schema, index_params=index, properties=properties, consistency_level="Strong")
+    client.create_collection(
+        name, schema=schema, index_params=index, properties=properties, consistency_level="Strong"
+    )
     none = {"hubness_bias": 0.0, "hubness_bias_1": 0.0, "hubness_epoch": 0} if with_fields else {}
-    client.insert(name, [{"id": i, "vector": vector, **none} for i, vector in enumerate(ITEM_VECTORS)])
+    client.insert(
+        name, [{"id": i, "vector": vector, **none} for i, vector in enumerate(ITEM_VECTORS)]
+    )
     return name
 
 
@@ -46,7 +59,9 @@ def corrected(backend, seconds, how="migrate"):
 
 
 def stored(backend, name):
-    rows = backend.client().query(name, "id < 1000", output_fields=["*"], consistency_level="Strong")
+    rows = backend.client().query(
+        name, "id < 1000", output_fields=["*"], consistency_level="Strong"
+    )
     return {row["id"]: dict(row) for row in rows}
 
 
@@ -86,7 +101,13 @@ def test_a_new_profile_and_a_way_back_are_refused_too(lite):
 def test_a_rebuild_is_refused(lite):
     name, store = corrected(lite, LONG)
     lite.client().create_alias(name, f"{name}_live")
-    options = {"bank": OTHER, "force": True, "client_ttl": 0, "rebuild_rows": 1, "rebuild_share": 0.1}
+    options = {
+        "bank": OTHER,
+        "force": True,
+        "client_ttl": 0,
+        "rebuild_rows": 1,
+        "rebuild_share": 0.1,
+    }
     assert refresh(store, f"{name}_live", **options).action == "refused"
     assert store.alias_target(f"{name}_live") == name
     rebuilt = refresh(store, f"{name}_live", **options, restart_ttl=True)
@@ -112,10 +133,16 @@ def test_a_side_collection_needs_no_leave_and_is_chosen_by_default(lite):
 def test_plans_say_what_starts_anew(lite):
     name = expiring(lite, LONG, with_fields=True)
     fields = plan_enable(lite.store(), name, BANK, estimator=NNN(8), where="fields")
-    for remarks in (plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks, fields.remarks):
+    for remarks in (
+        plan_migration(lite.store(), expiring(lite, LONG), BANK).remarks,
+        fields.remarks,
+    ):
         [said] = [remark for remark in remarks if "86,400 s" in remark]
         assert "--restart-ttl" in said
-    assert not any("expire" in remark for remark in plan_migration(lite.store(), expiring(lite, 0), BANK).remarks)
+    assert not any(
+        "expire" in remark
+        for remark in plan_migration(lite.store(), expiring(lite, 0), BANK).remarks
+    )
 
 
 def test_noted_rows_live_no_longer_than_the_rows(lite):
@@ -125,7 +152,10 @@ def test_noted_rows_live_no_longer_than_the_rows(lite):
         log = store.create_intent_log(info)
         properties = lite.client().describe_collection(log.rows)["properties"]
         assert properties.get("collection.ttl.seconds") == (str(LONG) if seconds else None)
-        assert "collection.ttl.seconds" not in lite.client().describe_collection(log.collection)["properties"]
+        assert (
+            "collection.ttl.seconds"
+            not in lite.client().describe_collection(log.collection)["properties"]
+        )
 
 
 def test_the_service_has_the_same_option(lite):
@@ -146,7 +176,10 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
         client.flush(name)
     assert refresh(store, refused, bank=OTHER, force=True, client_ttl=0).action == "refused"
     assert refresh(store, side, bank=OTHER, force=True, client_ttl=0).action == "full"
-    assert refresh(store, allowed, bank=OTHER, force=True, client_ttl=0, restart_ttl=True).action == "full"
+    assert (
+        refresh(store, allowed, bank=OTHER, force=True, client_ttl=0, restart_ttl=True).action
+        == "full"
+    )
 
     expired, until = (untouched, refused, side), time.monotonic() + 240
     while any(stored(served, name) for name in expired):
@@ -157,4 +190,6 @@ def test_on_a_server_rows_expire_unless_a_refresh_is_allowed_to_write_them(serve
     side_collection = store.info(side).state.codec.side_collection
     assert store.count(side_collection) > ITEMS
     refresh(store, side, client_ttl=0)
-    assert store.count(side_collection) <= len(NEW), "biases of expired rows go with the next refresh"
+    assert store.count(side_collection) <= len(NEW), (
+        "biases of expired rows go with the next refresh"
+    )

@@ -57,7 +57,9 @@ class Retrieval:
 
     def tune(self, collection, **changes):
         """Keep a verdict, and no other, with a collection."""
-        self.store.write_property(collection, TUNING_PROPERTY, Verdicts(records=(self.tuned(**changes),)))
+        self.store.write_property(
+            collection, TUNING_PROPERTY, Verdicts(records=(self.tuned(**changes),))
+        )
 
     def tuned(self, **changes):
         record = {
@@ -106,12 +108,21 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
     retrieval.tune(name, choice={"name": "NNN", "k": 8}, strength=0.5)
     tune(store, name, other)
     assert plan_migration(store, name, bank).to_dict()["estimator"]["name"] == "NNN"
-    [verdict] = [remark for remark in plan_migration(store, name, bank).remarks if "verdict" in remark]
+    [verdict] = [
+        remark for remark in plan_migration(store, name, bank).remarks if "verdict" in remark
+    ]
     assert verdict.startswith("verdict of tune on this bank, 2999-01-01 00:00 UTC: apply, NNN")
-    [missing] = [remark for remark in plan_enable(store, name, bank.vectors[:80]).remarks if "verdict" in remark]
-    assert missing.startswith("tune has no verdict on this bank, but on 2 other banks: the default method applies")
+    [missing] = [
+        remark
+        for remark in plan_enable(store, name, bank.vectors[:80]).remarks
+        if "verdict" in remark
+    ]
+    assert missing.startswith(
+        "tune has no verdict on this bank, but on 2 other banks: the default method applies"
+    )
     assert not any(
-        "verdict" in each for each in plan_migration(store, name, other.vectors[:80], estimator=NNN(4)).remarks
+        "verdict" in each
+        for each in plan_migration(store, name, other.vectors[:80], estimator=NNN(4)).remarks
     )
     told = status(store, name).verdicts
     assert [each["bank_fingerprint"] for each in told] == [other.fingerprint, bank.fingerprint]
@@ -121,9 +132,15 @@ def test_a_verdict_on_another_bank_does_not_take_the_place_of_the_first(retrieva
 def test_the_latest_verdicts_are_kept_one_for_each_bank_and_field(retrieval):
     verdicts = Verdicts()
     for number in range(MOST_VERDICTS + 3):
-        verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.25))
-    verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.75))
-    verdicts = verdicts.with_record(retrieval.tuned(bank_fingerprint=f"bank {number}", field="image", strength=0.5))
+        verdicts = verdicts.with_record(
+            retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.25)
+        )
+    verdicts = verdicts.with_record(
+        retrieval.tuned(bank_fingerprint=f"bank {number}", strength=0.75)
+    )
+    verdicts = verdicts.with_record(
+        retrieval.tuned(bank_fingerprint=f"bank {number}", field="image", strength=0.5)
+    )
     assert len(verdicts.records) == MOST_VERDICTS
     assert verdicts.of("vector", f"bank {number}").strength == 0.75
     assert verdicts.of("image", f"bank {number}").strength == 0.5
@@ -138,13 +155,18 @@ def test_without_labels_it_asks_the_bank(retrieval):
 
 
 def test_advice_against_holds_until_forced(retrieval):
-    retrieval.tune(retrieval.name, verdict="leave it alone", choice=None, strength=0.0, reason="it hurts")
+    retrieval.tune(
+        retrieval.name, verdict="leave it alone", choice=None, strength=0.0, reason="it hurts"
+    )
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             plan_migration(retrieval.store, retrieval.name, bank, estimator=estimator)
     assert plan_migration(retrieval.store, retrieval.name, bank, force=True).strength == 1.0
-    assert plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength == 1.0
+    assert (
+        plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength
+        == 1.0
+    )
 
 
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
@@ -175,7 +197,9 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
     target = f"{retrieval.name}_hubness"
     if not store.exists(target):
         migrate(store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), force=True))
-    found = diagnose(store, target, QueryBank(retrieval.queries), answers=retrieval.answers).to_dict()
+    found = diagnose(
+        store, target, QueryBank(retrieval.queries), answers=retrieval.answers
+    ).to_dict()
     client = retrieval.backend.hubness_client()
     for name, strength in (("before", 0.0), ("after", None)):
         results = client.search(target, data=list(retrieval.queries), limit=10, strength=strength)
@@ -220,21 +244,30 @@ def test_a_tuned_gate_is_followed_by_every_job(lite):
     told = tune(store, name, bank, queries=QueryBank(queries), answers=keys)
     assert told.gate == 1
 
-    assert (plan_migration(store, name, bank).gate, plan_migration(store, name, bank, gate=0).gate) == (1, None)
+    assert (
+        plan_migration(store, name, bank).gate,
+        plan_migration(store, name, bank, gate=0).gate,
+    ) == (1, None)
     assert plan_migration(store, name, bank, estimator=NNN(8)).gate is None
     assert plan_enable(store, name, bank).gate == 1
     assert plan_enable(store, name, bank, gate=0).gate is None
-    shown = diagnose(store, name, QueryBank(queries), bank=bank, answers=keys).retrieval_after["R@1"]
+    shown = diagnose(store, name, QueryBank(queries), bank=bank, answers=keys).retrieval_after[
+        "R@1"
+    ]
     target = migrate(store, plan_migration(store, name, bank)).target
 
     def found(strength=None):
-        results = lite.hubness_client().search(target, data=list(queries), limit=1, strength=strength)
+        results = lite.hubness_client().search(
+            target, data=list(queries), limit=1, strength=strength
+        )
         return np.mean([hits[0]["id"] == key for key, hits in enumerate(results)])
 
     raw = found(strength=0)
     assert found() == pytest.approx(raw + told.interval.estimate, abs=0.04)
     assert found() == pytest.approx(shown, abs=0.03)
-    assert diagnose(store, target, QueryBank(queries), answers=keys).retrieval_after["R@1"] == pytest.approx(found())
+    assert diagnose(store, target, QueryBank(queries), answers=keys).retrieval_after[
+        "R@1"
+    ] == pytest.approx(found())
     enable(store, plan_enable(store, name, bank))
     assert store.info(name).state.profile.gate == 1
 

@@ -38,7 +38,12 @@ UNREADABLE = {
     "of another field": {"hubness.image": "["},
 }
 """Properties that may name any bank generation."""
-OTHER_RECORDS = {"hubness_tuning": "{", "hubness_dual_write": "[]", "hubness_online_banks": "7", "hubness_other": "{"}
+OTHER_RECORDS = {
+    "hubness_tuning": "{",
+    "hubness_dual_write": "[]",
+    "hubness_online_banks": "7",
+    "hubness_other": "{",
+}
 """Properties that name no bank generation."""
 
 
@@ -66,9 +71,16 @@ def neighbours(database):
 
 def enabled(database):
     where = "side" if isinstance(database, OnMilvus) else "fields"
-    name, store = database.fill(vectors(np.random.default_rng(5), ITEMS, DIM), "IP"), database.store()
+    name, store = (
+        database.fill(vectors(np.random.default_rng(5), ITEMS, DIM), "IP"),
+        database.store(),
+    )
     database.made.append(f"{name}__bias")
-    enable(store, plan_enable(store, name, bank_of(1), estimator=NNN(3), where=where, force=True), client_ttl=0.0)
+    enable(
+        store,
+        plan_enable(store, name, bank_of(1), estimator=NNN(3), where=where, force=True),
+        client_ttl=0.0,
+    )
     return name
 
 
@@ -84,7 +96,9 @@ def assert_names_each_once(caplog, neighbours):
     assert not any(repr(other) in message for message in messages)
 
 
-def test_a_refresh_keeps_what_they_may_use_and_drops_it_once_they_can_be_read(database, neighbours, caplog):
+def test_a_refresh_keeps_what_they_may_use_and_drops_it_once_they_can_be_read(
+    database, neighbours, caplog
+):
     name, store = enabled(database), database.store()
     former = store.info(name).state.profile.bank
     assert refresh(store, name, bank=bank_of(2), force=True, client_ttl=0.0).action == "full"
@@ -113,8 +127,15 @@ def test_a_collection_is_dropped_and_its_bank_stays(database, neighbours, caplog
 
 
 def test_a_migration_is_made_and_undone_beside_them(database, neighbours, caplog):
-    source, store = database.fill(vectors(np.random.default_rng(6), ITEMS, DIM), "IP"), database.store()
-    migration = migrate(store, plan_migration(store, source, bank_of(1), estimator=NNN(3), force=True), no_writers=True)
+    source, store = (
+        database.fill(vectors(np.random.default_rng(6), ITEMS, DIM), "IP"),
+        database.store(),
+    )
+    migration = migrate(
+        store,
+        plan_migration(store, source, bank_of(1), estimator=NNN(3), force=True),
+        no_writers=True,
+    )
     assert clean(store, source, drop=migration.target).target == migration.target
     assert_names_each_once(caplog, neighbours)
     assert not store.exists(migration.target)
@@ -133,7 +154,9 @@ def test_a_correction_and_an_online_bank_end_beside_them(database, neighbours):
 
 def test_a_call_on_an_unreadable_collection_names_it(database, neighbours):
     store = database.store()
-    for name, error in zip(neighbours, (StateError, UnknownStateVersion, StateError, StateError), strict=True):
+    for name, error in zip(
+        neighbours, (StateError, UnknownStateVersion, StateError, StateError), strict=True
+    ):
         for call in (status, refresh, disable):
             with pytest.raises(error, match=rf"the collection property 'hubness\S*' of {name!r} "):
                 call(store, name)
@@ -149,7 +172,8 @@ RECORDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind == "no JSON" else kind for kind in RECORDS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long) if kind == "no JSON" else kind for kind in RECORDS],
 )
 def test_an_unreadable_migration_stops_only_its_own_collections(database, kind, caplog):
     body, source = RECORDS[kind]
@@ -166,7 +190,9 @@ def test_an_unreadable_migration_stops_only_its_own_collections(database, kind, 
         assert copy not in found
         assert any(repr(copy) in message for message in warned(caplog))
         clean(store, other, drop=migration.target)
-        assert not store.exists(migration.bank_collection), "it was made for this migration, and no row is left"
+        assert not store.exists(migration.bank_collection), (
+            "it was made for this migration, and no row is left"
+        )
         for about in (copy, f"{copy}_source") if source else (copy,):
             with pytest.raises(StateError, match=f"the ledger record {copy!r} is broken"):
                 Ledger(store).find(about)

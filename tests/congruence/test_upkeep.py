@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
+from milvus_hubness import (
+    NNN,
+    LeaseHeld,
+    LeaseLost,
+    QueryBank,
+    migrate,
+    plan_migration,
+    refresh,
+    status,
+)
 from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of
 from milvus_hubness.jobs.refresh.plan import Labels
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -25,7 +34,9 @@ class Kept:
     def __init__(self, backend):
         rng = np.random.default_rng(4)
         lean = unit(rng.normal(size=(1, DIM)))
-        self.items = unit(unit(rng.normal(size=(ITEMS, DIM))) + rng.uniform(0, 1.5, (ITEMS, 1)) * lean)
+        self.items = unit(
+            unit(rng.normal(size=(ITEMS, DIM))) + rng.uniform(0, 1.5, (ITEMS, 1)) * lean
+        )
         self.queries = unit(unit(rng.normal(size=(1_000, DIM))) + lean)
         self.others = unit(rng.normal(size=(600, DIM)))
         self.backend, self.store = backend, backend.store()
@@ -80,7 +91,9 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
 
 @pytest.mark.lite_only
 def test_nothing_is_done_while_another_is_at_work(kept):
-    kept.backend.hubness_client().insert(kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending")
+    kept.backend.hubness_client().insert(
+        kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending"
+    )
     state = kept.state
     with Lease(kept.backend.store(), kept.name):
         with pytest.raises(LeaseHeld, match=kept.name):

@@ -11,7 +11,16 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    HubnessClient,
+    QueryBank,
+    StoreError,
+    disable,
+    enable,
+    plan_enable,
+)
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
 from milvus_hubness.jobs.common import row_writer
 from milvus_hubness.jobs.common.lease import Lease
@@ -51,7 +60,9 @@ class Written:
         self.client.insert(self.name, self.rows(range(ITEMS), self.items, "n"))
 
     def create(self, schema, **options):
-        index = MilvusClient.prepare_index_params(self.field, index_type="FLAT", metric_type=self.metric)
+        index = MilvusClient.prepare_index_params(
+            self.field, index_type="FLAT", metric_type=self.metric
+        )
         self.client.create_collection(
             self.name,
             schema=schema,
@@ -73,7 +84,10 @@ class Written:
     def rewriting(self, **options):
         info = self.store.info(self.name)
         options = {"client_ttl": 0.0, **options}
-        with Lease(self.store, self.name) as lease, rewriting(lease, info, info.state, **options) as writer:
+        with (
+            Lease(self.store, self.name) as lease,
+            rewriting(lease, info, info.state, **options) as writer,
+        ):
             yield writer
 
     def rewrite(self, writer, meanwhile=lambda: None, partition=None, keys=None):
@@ -101,7 +115,10 @@ class Written:
         return {row[self.key_field]: row for row in read}, len(read)
 
     def assert_equal(self):
-        (here, count), (there, _) = self.held(self.client, self.name), self.held(self.plain, self.twin)
+        (here, count), (there, _) = (
+            self.held(self.client, self.name),
+            self.held(self.plain, self.twin),
+        )
         assert sorted(here) == sorted(there)
         assert count == len(here), "rows are there twice"
         for key, row in here.items():
@@ -111,7 +128,11 @@ class Written:
 
     def intent_logs(self):
         """How many rows each collection of its write-intent logs holds."""
-        names = [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__write_intents")]
+        names = [
+            name
+            for name in self.plain.list_collections()
+            if name.startswith(f"{self.name}__write_intents")
+        ]
         return {name: self.store.count(name) for name in names}
 
     @property
@@ -121,7 +142,9 @@ class Written:
 
     def log_holds(self, rows):
         """The only write-intent log, and so many rows in each of its collections."""
-        [intent_log] = self.store.intent_logs(self.store.info(self.name, counted=False).collection_id)
+        [intent_log] = self.store.intent_logs(
+            self.store.info(self.name, counted=False).collection_id
+        )
         return {intent_log.collection: rows, intent_log.rows: rows}
 
     def announced(self):
@@ -153,7 +176,12 @@ def writes(written):
     yield True, lambda: (both("delete", ids=[9]), both("insert", data=rows([9])))
     if written.backend.is_lite:
         in_part = {"partial_update": True}
-        yield True, lambda: both("upsert", data=[{"id": 10, "note": "x"}, {"id": 11, "note": "y"}], **in_part)
+        yield (
+            True,
+            lambda: both(
+                "upsert", data=[{"id": 10, "note": "x"}, {"id": 11, "note": "y"}], **in_part
+            ),
+        )
         yield True, lambda: both("upsert", data=[{"id": 10, "group": 99}], **in_part)
         yield True, lambda: both("upsert", data=rows([13, 103]), **in_part)
 
@@ -200,7 +228,11 @@ class Rich(Written):
             for each in (index, sparse):
                 each.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
         self.plain.create_collection(
-            self.twin, schema=schema, index_params=index, consistency_level="Strong", num_partitions=4
+            self.twin,
+            schema=schema,
+            index_params=index,
+            consistency_level="Strong",
+            num_partitions=4,
         )
         self.create(schema, num_partitions=4)
         if self.backend.is_lite:
@@ -231,7 +263,9 @@ def test_rows_of_every_kind_are_put_right(backend):
         assert written.rewrite(writer, lambda: written.both("delete", filter=where)) == 5
         if backend.is_lite:
             change = [{"pk": rows[0]["pk"], "single": 2.5}, {"pk": rows[20]["pk"], "single": 3.5}]
-            assert written.rewrite(writer, lambda: written.both("upsert", data=change, partial_update=True)) in (1, 2)
+            assert written.rewrite(
+                writer, lambda: written.both("upsert", data=change, partial_update=True)
+            ) in (1, 2)
         written.assert_equal()
 
 
@@ -274,7 +308,9 @@ def test_a_key_in_several_partitions_is_several_rows(served):
         change = written.rows([3])
         upsert = {"data": change, "partition_name": "other"}
         assert rewrite(writer, lambda: written.both("upsert", **upsert)) == 1
-        assert rewrite(writer, lambda: written.both("delete", ids=[3], partition_name="_default")) == 1
+        assert (
+            rewrite(writer, lambda: written.both("delete", ids=[3], partition_name="_default")) == 1
+        )
         assert rewrite(writer, lambda: written.both("delete", ids=[4])) == 2
         assert rewrite(writer, lambda: written.both("delete", filter="id >= 50")) == 11
         written.assert_equal()
@@ -288,7 +324,14 @@ class InFields(Written):
     def make(self):
         plain_collection(self.plain, self.twin, self.items, self.metric)
         self.fill()
-        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K), where=self.where, force=True)
+        plan = plan_enable(
+            self.store,
+            self.name,
+            QueryBank(self.bank),
+            estimator=NNN(K),
+            where=self.where,
+            force=True,
+        )
         enable(self.store, plan, client_ttl=0.0)
 
     def fill(self):
@@ -606,7 +649,9 @@ def test_a_collection_that_is_corrected_no_more_has_no_journal(lite):
     assert written.announced() is None
     assert written.intent_logs() == {}
     assert written.plain.get(written.name, [3]) == []
-    written.client.upsert(written.name, {**written.plain.get(written.name, [4])[0], "note": "later"})
+    written.client.upsert(
+        written.name, {**written.plain.get(written.name, [4])[0], "note": "later"}
+    )
     assert written.plain.get(written.name, [4])[0]["note"] == "later"
 
 
@@ -619,7 +664,10 @@ def beside_writers(written, jobs):
     stamps = itertools.count()
 
     def write(number):
-        client, rng = written.backend.client(HubnessClient, state_ttl=0.2), np.random.default_rng(number)
+        client, rng = (
+            written.backend.client(HubnessClient, state_ttl=0.2),
+            np.random.default_rng(number),
+        )
         mine = np.arange(number, ITEMS, 3)
         kinds = ["upsert", "delete", "filter"] + ["in part"] * written.backend.is_lite
         rows = {int(key): f"n{key}" for key in mine}
@@ -629,7 +677,9 @@ def beside_writers(written, jobs):
                 kind = rng.choice(kinds)
                 note = f"w{next(stamps)}"
                 if kind == "upsert":
-                    client.upsert(written.name, [{**row, "note": note} for row in written.rows(keys)])
+                    client.upsert(
+                        written.name, [{**row, "note": note} for row in written.rows(keys)]
+                    )
                     rows |= dict.fromkeys(keys, note)
                 elif kind == "in part":
                     there = [key for key in keys if key in rows]

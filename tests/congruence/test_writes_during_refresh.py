@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 from pymilvus import DataType, MilvusClient
 
-from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    CorrectionConfig,
+    MilvusStore,
+    QueryBank,
+    enable,
+    plan_enable,
+    refresh,
+)
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import decode
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
@@ -42,7 +51,9 @@ class Refreshed:
         schema = MilvusClient.create_schema(enable_dynamic_field=True)
         schema.add_field("id", DataType.INT64, is_primary=True)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-        index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=self.metric)
+        index = MilvusClient.prepare_index_params(
+            "vector", index_type="FLAT", metric_type=self.metric
+        )
         client = self.backend.hubness_client()
         client.create_collection(
             self.name,
@@ -60,7 +71,9 @@ class Refreshed:
             self.backend.made.append(f"{self.name}__bias")
             plain_collection(self.plain, self.name, self.items, self.metric)
         else:
-            with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
+            with_second_field(
+                self.plain, self.name, self.items, self.metric, width_for(self.metric)
+            )
         where = "vectors" if self.place == "second field" else self.place
         bank = QueryBank(self.old)
         plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), where=where, force=True)
@@ -83,7 +96,9 @@ class Refreshed:
             "epoch": before.epoch + 1,
         }
         self.incoming = Incoming(name=name, profile=before.model_copy(update=change))
-        write_state(self.store, self.name, self.state.model_copy(update={"incoming": self.incoming}))
+        write_state(
+            self.store, self.name, self.state.model_copy(update={"incoming": self.incoming})
+        )
         return self
 
     def flip(self):
@@ -106,8 +121,12 @@ class Refreshed:
             return np.array(columns), batch.rows
         stored = batch.vectors
         if self.place == "second field":
-            stored = form.joined(decode([row[self.state.second_vector] for row in batch.rows], form.dtype))
-        return np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)]), batch.rows
+            stored = form.joined(
+                decode([row[self.state.second_vector] for row in batch.rows], form.dtype)
+            )
+        return np.column_stack(
+            [layout.biases(stored, slot) for slot in range(layout.slots)]
+        ), batch.rows
 
     def before(self, rows):
         """(n,) the biases that are in use."""
@@ -116,7 +135,9 @@ class Refreshed:
 
     def after(self, rows):
         """(n,) those that come."""
-        return nnn(self.new, np.array([row["vector"] for row in rows]), self.metric, 3, 0.5) - CENTRE
+        return (
+            nnn(self.new, np.array([row["vector"] for row in rows]), self.metric, 3, 0.5) - CENTRE
+        )
 
     def assert_both(self, rows):
         held, side_biases = self.slots([row["id"] for row in rows])
@@ -199,7 +220,14 @@ def test_rows_that_wait_wait_for_both(lite):
 def test_other_profiles_keep_their_biases(lite):
     here = Refreshed(lite, profiles=2)
     images = vectors(here.rng, BANK, DIM)
-    refresh(here.store, here.name, profile="image", bank=QueryBank(images), estimator=NNN(K), client_ttl=0.0)
+    refresh(
+        here.store,
+        here.name,
+        profile="image",
+        bank=QueryBank(images),
+        estimator=NNN(K),
+        client_ttl=0.0,
+    )
     here.state = here.store.info(here.name).state
     here.announce("image")
     rows = here.rows([100, 101])

@@ -15,7 +15,11 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
 def function(name: str, docstring: str = DOCSTRING, body: str = BODY) -> str:
-    lines = [f"def {name}(values):", f'    """{docstring}"""', *(f"    {line}" for line in body.splitlines())]
+    lines = [
+        f"def {name}(values):",
+        f'    """{docstring}"""',
+        *(f"    {line}" for line in body.splitlines()),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -54,7 +58,14 @@ def test_the_same_docstring_or_body_is_taken_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["test/one.py", "pkg/tests/one.py", "site-packages/one.py", "idlelib/idle_test/one.py", "one.txt"]
+    "path",
+    [
+        "test/one.py",
+        "pkg/tests/one.py",
+        "site-packages/one.py",
+        "idlelib/idle_test/one.py",
+        "one.txt",
+    ],
 )
 def test_tests_and_installed_packages_are_left_out(tmp_path: Path, path: str) -> None:
     write(tmp_path / path, function("mean"))
@@ -88,7 +99,9 @@ def test_files_that_cannot_be_read_or_parsed_are_skipped(tmp_path: Path) -> None
 def test_invalid_escapes_stay_silent(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     write(tmp_path / "one.py", function("mean", body=BODY + r" or '\d'"))
     assert len(collect(tmp_path)) == 1
-    assert not [each for each in recwarn if issubclass(each.category, SyntaxWarning | DeprecationWarning)]
+    assert not [
+        each for each in recwarn if issubclass(each.category, SyntaxWarning | DeprecationWarning)
+    ]
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:

@@ -9,14 +9,19 @@ from milvus_hubness.demo.run import Retriever, run
 @pytest.mark.lite_only
 def test_recall_rises_by_at_least_five_points(backend, monkeypatch, pairs, retriever):
     monkeypatch.setattr("milvus_hubness.demo.run.collect", lambda: pairs)
-    monkeypatch.setattr("milvus_hubness.demo.run.build", lambda given, progress: retriever if given is pairs else None)
+    monkeypatch.setattr(
+        "milvus_hubness.demo.run.build",
+        lambda given, progress: retriever if given is pairs else None,
+    )
     before = set(backend.client().list_collections())
     stages = []
     result = run(backend.uri, progress=lambda *stage: stages.append(stage[0]))
     assert result["corrected"]["r1"] >= result["raw"]["r1"] + 5
     assert result["corrected"]["r10"] > result["raw"]["r10"]
     assert result["corrected"]["skewness"] < result["raw"]["skewness"]
-    assert {"loading the gallery", "copying", "comparing, pass 1", "searching corrected"} <= set(stages)
+    assert {"loading the gallery", "copying", "comparing, pass 1", "searching corrected"} <= set(
+        stages
+    )
     assert len({example["before"] for example in result["examples"]}) == 5
     assert all(example["before"] != example["after"] for example in result["examples"])
     assert set(backend.client().list_collections()) == before
@@ -26,7 +31,10 @@ def test_recall_rises_by_at_least_five_points(backend, monkeypatch, pairs, retri
 def small_demo(monkeypatch):
     """The demo on a retriever of random vectors: only what it does with the database is of interest."""
     rng = np.random.default_rng(0)
-    unit = [vectors / np.linalg.norm(vectors, axis=1)[:, None] for vectors in rng.normal(size=(3, 60, 16))]
+    unit = [
+        vectors / np.linalg.norm(vectors, axis=1)[:, None]
+        for vectors in rng.normal(size=(3, 60, 16))
+    ]
     queries, gallery, bank = (vectors.astype(np.float32) for vectors in unit)
     names = [f"function {i}" for i in range(60)]
     retriever = Retriever(queries, gallery, bank, names, names)
@@ -37,7 +45,11 @@ def small_demo(monkeypatch):
 @pytest.mark.usefixtures("small_demo")
 def test_kept_collections_stay_and_can_be_searched(lite):
     result = run(lite.uri, keep=True)
-    lite.made += [result["collection"], result["corrected_collection"], f"{result['collection']}__bank"]
+    lite.made += [
+        result["collection"],
+        result["corrected_collection"],
+        f"{result['collection']}__bank",
+    ]
     client = lite.hubness_client()
     assert result["kept"]
     assert client.hubness_state(result["corrected_collection"]).profile.estimator["k"] == 16

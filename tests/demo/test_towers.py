@@ -93,7 +93,9 @@ def test_a_text_without_a_known_word_is_dropped(sample: list[Pair], small: Retri
     assert len(retriever.queries) == len(retriever.gallery) == len(small.queries) - 2
 
 
-def test_the_seed_decides_the_split_and_nothing_else_varies(sample: list[Pair], small: Retriever) -> None:
+def test_the_seed_decides_the_split_and_nothing_else_varies(
+    sample: list[Pair], small: Retriever
+) -> None:
     again, other = build(sample), build(sample, seed=1)
     assert small.names == again.names != other.names
     np.testing.assert_allclose(again.queries, small.queries, atol=1e-6)

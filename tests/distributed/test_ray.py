@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, DualInvertedSoftmax, Sinkhorn
+from milvus_hubness.correction.estimators import (
+    NNN,
+    Blend,
+    DualBankSinkhorn,
+    DualInvertedSoftmax,
+    Sinkhorn,
+)
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, MissingExtra
 from milvus_hubness.extras.ray.ray_gallery import RayGallery
 
@@ -39,16 +45,23 @@ def test_every_estimator_is_as_on_one_machine(cluster):
         (DualInvertedSoftmax(), QueryBank.of(TARGETS)),
         (Blend((NNN(5), Sinkhorn(0.05), Sinkhorn(0.1)), (0.5, 0.25, 0.25)), None),
     ):
-        fitted, alone = gallery.fit(estimator, BANK, target_bank=targets), together(estimator, targets)
+        fitted, alone = (
+            gallery.fit(estimator, BANK, target_bank=targets),
+            together(estimator, targets),
+        )
         np.testing.assert_allclose(fitted.potentials, alone.potentials, rtol=0, atol=1e-5)
-        found = list(gallery.biases(fitted, target_bank=targets if estimator.needs_target_bank else None))
+        found = list(
+            gallery.biases(fitted, target_bank=targets if estimator.needs_target_bank else None)
+        )
         assert [len(each) for each in found] == [20, 35, 35]
         np.testing.assert_allclose(np.concatenate(found), alone.bias(ITEMS), rtol=0, atol=1e-5)
         if isinstance(estimator, Sinkhorn):
             told, expected = fitted.diagnostics, alone.diagnostics
             assert (told.items, told.iterations) == (expected.items, expected.iterations)
             assert told.marginal_error == pytest.approx(expected.marginal_error, rel=1e-2)
-    again = gallery.fit(Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials)
+    again = gallery.fit(
+        Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials
+    )
     assert again.diagnostics.converged
     assert again.diagnostics.iterations == 1
     with pytest.raises(DimensionMismatch):

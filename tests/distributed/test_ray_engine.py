@@ -44,9 +44,15 @@ def test_a_collection_is_refreshed_by_workers(cluster, lite, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_any_estimator_and_few_rows(cluster):
     rng = np.random.default_rng(0)
-    bank, targets = (QueryBank.of(rng.standard_normal((60, 8)).astype(np.float32) / 3) for _ in range(2))
+    bank, targets = (
+        QueryBank.of(rng.standard_normal((60, 8)).astype(np.float32) / 3) for _ in range(2)
+    )
     items = rng.standard_normal((31, 8)).astype(np.float32) / 3
-    for estimator, others in ((NNN(5), None), (Sinkhorn(0.05), None), (DualInvertedSoftmax(), targets)):
+    for estimator, others in (
+        (NNN(5), None),
+        (Sinkhorn(0.05), None),
+        (DualInvertedSoftmax(), targets),
+    ):
         gallery = items if estimator.needs_gallery else None
         alone = estimator.fit(bank, gallery=gallery, target_bank=others)
         fitted = fit_on_ray(estimator, bank, gallery=gallery, target_bank=others)

@@ -18,7 +18,9 @@ ITEMS = RNG.standard_normal((70, 8)).astype(np.float32) / 3
 
 def test_steps_of_shards_add_up_to_that_of_the_whole():
     parts = [ITEMS[:3], ITEMS[3:40], lambda: ITEMS[40:]]
-    counts, alone = zip(*(ray_gallery.shard_step(part, BANK, None, 0.05, "cpu") for part in parts), strict=True)
+    counts, alone = zip(
+        *(ray_gallery.shard_step(part, BANK, None, 0.05, "cpu") for part in parts), strict=True
+    )
     assert counts == (3, 37, 30)
     whole = -logsumexp(BANK.vectors, ITEMS, 0.05)
     np.testing.assert_allclose(ray_gallery.joined(alone, 0.05), whole, rtol=0, atol=1e-6)
@@ -30,7 +32,9 @@ def test_steps_of_shards_add_up_to_that_of_the_whole():
 
 def test_biases_of_a_shard():
     fitted = Sinkhorn(0.05).fit(BANK, gallery=ITEMS)
-    found = ray_gallery.shard_biases(lambda: ITEMS[5:9], BANK, fitted.estimator, fitted.potentials, None)
+    found = ray_gallery.shard_biases(
+        lambda: ITEMS[5:9], BANK, fitted.estimator, fitted.potentials, None
+    )
     np.testing.assert_array_equal(found, fitted.bias(ITEMS[5:9]))
     np.testing.assert_array_equal(
         ray_gallery.shard_biases(ITEMS[:2], BANK, NNN(3), np.empty((50, 0), np.float32), None),

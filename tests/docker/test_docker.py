@@ -39,7 +39,9 @@ YAML_RULES = "{extends: default, rules: {line-length: {max: 110}, document-start
 
 def passes(tool, *arguments):
     command = Path(sys.executable).with_name(tool)
-    done = subprocess.run([command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -60,18 +62,26 @@ def test_the_image_in_the_docs_passes_hadolint(tmp_path):
     page = (ROOT / "docs" / "operations" / "containers.md").read_text()
     [block] = re.findall(r"^```dockerfile\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "Dockerfile").write_text(block)
-    passes("hadolint", "--failure-threshold", "style", "--ignore", "DL3013", tmp_path / "Dockerfile")
+    passes(
+        "hadolint", "--failure-threshold", "style", "--ignore", "DL3013", tmp_path / "Dockerfile"
+    )
 
 
 def test_jobs_is_built_on_client_and_by_default():
     stages = re.findall(r"^FROM (\S+) AS (\w+)$", DOCKERFILE, re.MULTILINE)
-    assert stages == [("python:${PYTHON}", "build"), ("python:${PYTHON}", "client"), ("client", "jobs")]
+    assert stages == [
+        ("python:${PYTHON}", "build"),
+        ("python:${PYTHON}", "client"),
+        ("client", "jobs"),
+    ]
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     assert compose["services"]["hubness"]["build"]["target"] == "jobs"
 
 
 def test_the_image_installs_extras_of_the_package():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     installed = [Requirement(name) for name in re.findall(r"'(milvus-hubness\[.*?\])'", DOCKERFILE)]
     assert [sorted(each.extras) for each in installed] == [["serve"], ["gpu", "serve"]]
     assert {extra for each in installed for extra in each.extras} <= set(extras)
@@ -112,14 +122,24 @@ def test_pods_are_bounded_and_have_no_rights(kind):
 def test_probes_ask_what_the_service_answers():
     [service] = of_kind("Deployment")
     [container] = service["spec"]["template"]["spec"]["containers"]
-    probes = {name: probe["httpGet"]["path"] for name, probe in container.items() if name.endswith("Probe")}
-    assert probes == {"livenessProbe": "/healthz", "readinessProbe": "/readyz", "startupProbe": "/healthz"}
+    probes = {
+        name: probe["httpGet"]["path"]
+        for name, probe in container.items()
+        if name.endswith("Probe")
+    }
+    assert probes == {
+        "livenessProbe": "/healthz",
+        "readinessProbe": "/readyz",
+        "startupProbe": "/healthz",
+    }
 
 
 def test_probes_wait_longer_than_a_busy_service_takes():
     [service] = of_kind("Deployment")
     [container] = service["spec"]["template"]["spec"]["containers"]
-    waits = {name: probe["timeoutSeconds"] for name, probe in container.items() if name.endswith("Probe")}
+    waits = {
+        name: probe["timeoutSeconds"] for name, probe in container.items() if name.endswith("Probe")
+    }
     assert waits == {"livenessProbe": 5, "readinessProbe": 5, "startupProbe": 5}
 
 
@@ -140,7 +160,9 @@ def test_only_prometheus_may_connect_and_only_to_the_service():
     [service] = of_kind("Deployment")
     [container] = service["spec"]["template"]["spec"]["containers"]
     assert [port["port"] for port in rule["ports"]] == [port["name"] for port in container["ports"]]
-    assert all(source.get("namespaceSelector") or source.get("podSelector") for source in rule["from"])
+    assert all(
+        source.get("namespaceSelector") or source.get("podSelector") for source in rule["from"]
+    )
 
 
 def test_the_configurations_are_right(tmp_path):
@@ -166,7 +188,9 @@ def metrics():
     service.watch(collection)
     measured = {"skewness": {"new": 1.0}, "bias_age_seconds": 1.0, "overlap": 1.0, "drift": 1.0}
     at = datetime.now(timezone.utc)
-    service.reconciled(collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0)
+    service.reconciled(
+        collection, Reconciliation(at=at, result="ok", action="full", **measured), failures=0
+    )
     labels = {}
     for text in (service.text(ready=True), migration.text()):
         for family in text_string_to_metric_families(text):
@@ -206,21 +230,29 @@ def unknown_in(metrics, expression, shown=""):
 def test_alerts_ask_for_metrics_and_labels_that_exist(metrics):
     assert rules()
     for rule in rules():
-        assert unknown_in(metrics, rule["expr"], rule["annotations"]["summary"]) == set(), rule["alert"]
+        assert unknown_in(metrics, rule["expr"], rule["annotations"]["summary"]) == set(), rule[
+            "alert"
+        ]
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_exist(metrics):
     assert targets()
     for target in targets():
         assert unknown_in(metrics, target["expr"], target["legendFormat"]) == set(), target["expr"]
-    queries = [each["query"]["query"] for each in dashboard()["templating"]["list"] if each["type"] == "query"]
+    queries = [
+        each["query"]["query"]
+        for each in dashboard()["templating"]["list"]
+        if each["type"] == "query"
+    ]
     assert len(queries) == 2
     for query in queries:
         assert unknown_in(metrics, query) == set(), query
 
 
 def test_the_dashboard_shows_every_metric(metrics):
-    asked = {name for target in targets() for name in re.findall(r"milvus_hubness_\w+", target["expr"])}
+    asked = {
+        name for target in targets() for name in re.findall(r"milvus_hubness_\w+", target["expr"])
+    }
     histograms = {name.removesuffix("_bucket") for name in metrics if name.endswith("_bucket")}
     parts = {f"{name}_{part}" for name in histograms for part in ("sum", "count")}
     assert set(metrics) - parts - asked == set()
@@ -253,7 +285,11 @@ def test_the_dashboard_is_one_that_grafana_loads():
     assert variables["datasource"]["query"] == "prometheus"
     source = {"type": "prometheus", "uid": "${datasource}"}
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
-    for part in [*panels, *targets(), *(each for each in variables.values() if each["type"] == "query")]:
+    for part in [
+        *panels,
+        *targets(),
+        *(each for each in variables.values() if each["type"] == "query"),
+    ]:
         assert part["datasource"] == source
     for panel in panels:
         assert panel["title"]
@@ -278,7 +314,9 @@ def test_grafana_finds_prometheus_and_the_dashboard():
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())["services"]
     grafana = compose["grafana"]
     mounts = dict(volume.removesuffix(":ro").split(":") for volume in grafana["volumes"])
-    assert {"datasource.yaml", "dashboards.yaml", "milvus-hubness.json"} <= {Path(file).name for file in mounts}
+    assert {"datasource.yaml", "dashboards.yaml", "milvus-hubness.json"} <= {
+        Path(file).name for file in mounts
+    }
     for file, target in mounts.items():
         if file.startswith("./"):
             assert (DOCKER / file).is_file()
@@ -315,7 +353,9 @@ def output(command):
 @pytest.mark.slow
 @pytest.mark.long
 def test_jobs_adds_layers_to_client_and_neither_runs_as_root(build):
-    images = [json.loads(output(["docker", "inspect", build(target)]))[0] for target in ("client", "jobs")]
+    images = [
+        json.loads(output(["docker", "inspect", build(target)]))[0] for target in ("client", "jobs")
+    ]
     assert [image["Config"]["User"] for image in images] == ["10001:10001"] * 2
     client, jobs = (image["RootFS"]["Layers"] for image in images)
     assert jobs[: len(client)] == client
@@ -330,7 +370,9 @@ def test_the_client_image_searches_without_torch(build, served_uri):
     with closing(HubnessClient(served_uri)) as client:
         correction = CorrectionConfig(QueryBank(bank), NNN(8))
         client.create_collection("in_docker", dimension=8, metric_type="IP", hubness=correction)
-        client.insert("in_docker", [{"id": row, "vector": vector} for row, vector in enumerate(items)])
+        client.insert(
+            "in_docker", [{"id": row, "vector": vector} for row, vector in enumerate(items)]
+        )
         client.flush("in_docker")
         [hits] = client.search("in_docker", bank[:1], limit=5, consistency_level="Strong")
     script = f"""
@@ -341,7 +383,17 @@ client = HubnessClient({served_uri!r})
 [hits] = client.search("in_docker", {bank[:1].tolist()}, limit=5, consistency_level="Strong")
 print(json.dumps([heavy, [hit["id"] for hit in hits]]))
 """
-    command = ["docker", "run", "--rm", "--read-only", "--network", "host", "--entrypoint", "python", build("client")]
+    command = [
+        "docker",
+        "run",
+        "--rm",
+        "--read-only",
+        "--network",
+        "host",
+        "--entrypoint",
+        "python",
+        build("client"),
+    ]
     assert json.loads(output([*command, "-c", script])) == [[], [hit["id"] for hit in hits]]
     command = ["docker", "run", "--rm", "--read-only", "--network", "host", build("client")]
     status = json.loads(output([*command, "status", "in_docker", "--uri", served_uri, "--json"]))
@@ -357,7 +409,10 @@ def test_the_jobs_image_says_what_is_wrong_with_its_configuration(build, tmp_pat
     (tmp_path / "hubness.toml").write_text("[[collection]]\n")
     command = ["docker", "run", "--rm", "-v", f"{tmp_path}:/etc/milvus-hubness:ro", build("jobs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n",
+    )
 
 
 @pytest.mark.slow
@@ -378,7 +433,9 @@ def test_the_jobs_image_serves_and_ends_on_sigterm(build, tmp_path):
             except OSError:
                 time.sleep(0.1)
         assert answer.status == 200
-        done = subprocess.run(["docker", "stop", "-t", "20", container], capture_output=True, check=False)
+        done = subprocess.run(
+            ["docker", "stop", "-t", "20", container], capture_output=True, check=False
+        )
         assert done.returncode == 0
     finally:
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False)

@@ -113,11 +113,17 @@ def all_commands():
             else:
                 yield f"{name} {word}", command
 
-    return {name: command for program, group in programs().items() for name, command in below(group, program)}
+    return {
+        name: command
+        for program, group in programs().items()
+        for name, command in below(group, program)
+    }
 
 
 def options(command):
-    return {name for parameter in command.params for name in parameter.opts if name.startswith("-")} | {"--help"}
+    return {
+        name for parameter in command.params for name in parameter.opts if name.startswith("-")
+    } | {"--help"}
 
 
 @cache
@@ -132,5 +138,9 @@ def hooks():
 def table_rows(text, heading):
     """The cells of each row of the first table after a heading."""
     section = re.split(rf"^#+ {re.escape(heading)}$", text, flags=re.MULTILINE)[1]
-    lines = [line for line in re.split(r"^#", section, flags=re.MULTILINE)[0].splitlines() if line.startswith("|")]
+    lines = [
+        line
+        for line in re.split(r"^#", section, flags=re.MULTILINE)[0].splitlines()
+        if line.startswith("|")
+    ]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]

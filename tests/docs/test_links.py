@@ -20,7 +20,9 @@ def anchors(path):
     text = pages.FENCE.sub("", path.read_text())
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     plain = [re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
-    return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain}
+    return {
+        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in plain
+    }
 
 
 def links(page):
@@ -43,7 +45,10 @@ def test_links_within_the_repository_lead_somewhere(page):
 def test_pages_that_the_text_names_are_those_that_its_commands_write(page):
     """`diagnose` writes hubness.html, and `quari train` its curves beside the network."""
     commands = "\n".join(block.text for block in pages.blocks(page) if block.language == "sh")
-    curves = {f"{network}.html" for network in re.findall(r"quari train .*--out ([\w-]+)\.safetensors", commands)}
+    curves = {
+        f"{network}.html"
+        for network in re.findall(r"quari train .*--out ([\w-]+)\.safetensors", commands)
+    }
     named = set(re.findall(r"`([\w-]+\.html)`", page.read_text()))
     assert curves <= named <= curves | {"hubness.html"}
 
@@ -57,7 +62,9 @@ def test_links_to_other_sites_are_few_and_encrypted():
 
 def test_the_front_page_and_the_pages_are_short():
     assert len(pages.README.read_text().splitlines()) <= 160
-    assert [pages.name_of(page) for page in pages.PAGES if len(page.read_text().splitlines()) > 250] == []
+    assert [
+        pages.name_of(page) for page in pages.PAGES if len(page.read_text().splitlines()) > 250
+    ] == []
 
 
 def test_every_page_is_in_the_menu_and_within_reach_of_the_front_page():
@@ -67,11 +74,15 @@ def test_every_page_is_in_the_menu_and_within_reach_of_the_front_page():
                 yield from files(value) if isinstance(value, list) else [value]
 
     menu = [*files(yaml.safe_load((pages.ROOT / "mkdocs.yml").read_text())["nav"])]
-    assert sorted(menu) == sorted(page.relative_to(pages.DOCS).as_posix() for page in pages.PAGES[1:])
+    assert sorted(menu) == sorted(
+        page.relative_to(pages.DOCS).as_posix() for page in pages.PAGES[1:]
+    )
     reached, new = set(), {pages.README}
     while new:
         reached |= new
-        targets = {(page.parent / link.partition("#")[0]).resolve() for page in new for link in links(page)}
+        targets = {
+            (page.parent / link.partition("#")[0]).resolve() for page in new for link in links(page)
+        }
         new = targets & set(pages.PAGES) - reached
     assert set(pages.PAGES) - reached == {pages.DOCS / "index.md"}
 
@@ -80,16 +91,24 @@ def test_every_picture_is_what_its_script_draws(tmp_path):
     namespace = {"__name__": "pictures", "__file__": str(pages.DOCS / "pictures.py")}
     exec(compile((pages.DOCS / "pictures.py").read_text(), "pictures.py", "exec"), namespace)
     for path in (pages.DOCS / "pictures").glob("*.svg"):
-        assert namespace[path.stem]() == path.read_text(), f"draw {path.name} again: python docs/pictures.py"
+        assert namespace[path.stem]() == path.read_text(), (
+            f"draw {path.name} again: python docs/pictures.py"
+        )
 
 
 @pytest.mark.long
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site's tools are not installed: make docs")
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="the site's tools are not installed: make docs"
+)
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "reference" / "cli.html").read_text()
     assert "--postpone-cutover" in html
-    assert (tmp_path / "files" / "SECURITY.md.txt").read_text() == (pages.ROOT / "SECURITY.md").read_text()
+    assert (tmp_path / "files" / "SECURITY.md.txt").read_text() == (
+        pages.ROOT / "SECURITY.md"
+    ).read_text()

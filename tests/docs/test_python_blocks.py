@@ -13,7 +13,9 @@ import milvus_hubness
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, errors
 from tests.docs import pages
 
-BLOCKS = [block for page in pages.PAGES for block in pages.blocks(page) if block.language == "python"]
+BLOCKS = [
+    block for page in pages.PAGES for block in pages.blocks(page) if block.language == "python"
+]
 RUN = [
     page
     for page in pages.PAGES
@@ -41,7 +43,9 @@ def reader(tmp_path, monkeypatch, database, request):
     np.save("newer_queries.npy", vectors(1, 200))
     np.save("query.npy", vectors(2, 1)[0])
     client = HubnessClient(database)
-    rows = [{"id": i, "vector": row, "name": f"item {i}"} for i, row in enumerate(vectors(3, ITEMS))]
+    rows = [
+        {"id": i, "vector": row, "name": f"item {i}"} for i, row in enumerate(vectors(3, ITEMS))
+    ]
     client.create_collection("products", DIM, metric_type="COSINE")
     client.insert("products", rows)
     if pages.name_of(request.param) not in MAKES_LIVE:
@@ -72,7 +76,9 @@ def test_the_blocks_of_a_page_run_in_order(reader, database):
 
 
 @pytest.mark.parametrize("reader", [pages.DOCS / "faq.md"], ids=pages.name_of, indirect=True)
-def test_the_script_of_the_faq_shows_zero_vectors_of_a_collection_as_it_is(reader, database, capsys):
+def test_the_script_of_the_faq_shows_zero_vectors_of_a_collection_as_it_is(
+    reader, database, capsys
+):
     """Of one that no process has loaded, whose vector field has a name of its own."""
     client = HubnessClient(database)
     schema = client.create_schema()
@@ -85,10 +91,19 @@ def test_the_script_of_the_faq_shows_zero_vectors_of_a_collection_as_it_is(reade
     client.insert("photos", rows)
     client.release_collection("photos")
 
-    [script] = [block.text for block in pages.blocks(reader) if block.check == "run" and block.language == "python"]
-    changed = script.replace('"products", "vector"', '"photos", "image"').replace(pages.SERVER, database)
+    [script] = [
+        block.text
+        for block in pages.blocks(reader)
+        if block.check == "run" and block.language == "python"
+    ]
+    changed = script.replace('"products", "vector"', '"photos", "image"').replace(
+        pages.SERVER, database
+    )
     exec(compile(changed, "faq.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.splitlines()[:2] == ["zero vectors: 2 of 20", "same as another row: 1"]
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "zero vectors: 2 of 20",
+        "same as another row: 1",
+    ]
 
 
 CHECKED = {
@@ -103,7 +118,9 @@ CHECKED = {
 
 
 def test_every_block_is_of_a_language_that_a_test_checks():
-    assert {block.language for page in pages.PAGES for block in pages.blocks(page)} <= CHECKED.keys()
+    assert {
+        block.language for page in pages.PAGES for block in pages.blocks(page)
+    } <= CHECKED.keys()
 
 
 SHOWN_ELSEWHERE = {"Correction", "Estimator", "FittedBias", "Layout", "RefreshResult"}
@@ -111,10 +128,13 @@ SHOWN_ELSEWHERE = {"Correction", "Estimator", "FittedBias", "Layout", "RefreshRe
 
 
 def test_every_public_name_is_shown_in_a_block():
-    public = {name for name in dir(milvus_hubness) if not hasattr(errors, name) and name != "__version__"}
+    public = {
+        name for name in dir(milvus_hubness) if not hasattr(errors, name) and name != "__version__"
+    }
     shown = set(re.findall(r"\w+", "".join(block.text for block in BLOCKS)))
     table = {
-        code.partition("(")[0] for code in pages.INLINE.findall((pages.DOCS / "how-to/choose-a-method.md").read_text())
+        code.partition("(")[0]
+        for code in pages.INLINE.findall((pages.DOCS / "how-to/choose-a-method.md").read_text())
     }
     assert public - SHOWN_ELSEWHERE - shown - table == set()
 
@@ -183,7 +203,9 @@ def problems(text):
 
 
 @pytest.mark.parametrize(
-    "block", [block for block in BLOCKS if block.check == "names" or block.title], ids=lambda block: block.place
+    "block",
+    [block for block in BLOCKS if block.check == "names" or block.title],
+    ids=lambda block: block.place,
 )
 def test_names_in_blocks_that_are_not_run_exist(block):
     assert problems(block.text) == []

@@ -24,9 +24,15 @@ def first_code(rows):
 def test_the_command_reference_has_every_command_and_option():
     assert "<!-- generated: commands -->" in page("reference/cli")
     sections = dict(
-        re.findall(r"^## (milvus-hubness .*?)\n(.*?)(?=^## |\Z)", pages.hooks().command_reference(), re.M | re.S)
+        re.findall(
+            r"^## (milvus-hubness .*?)\n(.*?)(?=^## |\Z)",
+            pages.hooks().command_reference(),
+            re.M | re.S,
+        )
     )
-    commands = {name: command for name, command in pages.all_commands().items() if name.startswith("milvus")}
+    commands = {
+        name: command for name, command in pages.all_commands().items() if name.startswith("milvus")
+    }
     assert sections.keys() == commands.keys()
     for name, command in commands.items():
         assert command.help.splitlines()[0][:30] in sections[name]
@@ -38,7 +44,9 @@ def test_the_command_reference_has_every_command_and_option():
 
 def test_every_generated_part_is_on_a_page():
     markers = [
-        marker for path in pages.PAGES for marker in re.findall(r"^<!-- generated: (\w+) -->$", path.read_text(), re.M)
+        marker
+        for path in pages.PAGES
+        for marker in re.findall(r"^<!-- generated: (\w+) -->$", path.read_text(), re.M)
     ]
     assert sorted(markers) == sorted(pages.hooks().GENERATED)
 
@@ -49,7 +57,10 @@ def metrics(text):
 
 
 def listed_metrics(heading):
-    return {(re.match(r"`([^`]+)`", row[0])[1], row[1]) for row in pages.table_rows(page("reference/metrics"), heading)}
+    return {
+        (re.match(r"`([^`]+)`", row[0])[1], row[1])
+        for row in pages.table_rows(page("reference/metrics"), heading)
+    }
 
 
 def without_creation_times(found):
@@ -59,13 +70,17 @@ def without_creation_times(found):
 def test_every_metric_of_the_service_is_listed():
     from milvus_hubness.serve.worker import ServiceMetrics
 
-    assert listed_metrics("serve") == without_creation_times(metrics(ServiceMetrics().text(ready=True)))
+    assert listed_metrics("serve") == without_creation_times(
+        metrics(ServiceMetrics().text(ready=True))
+    )
 
 
 def test_every_metric_of_a_migration_is_listed():
     from milvus_hubness.jobs.common.control import MigrationMetrics
 
-    assert listed_metrics("migrate") == without_creation_times(metrics(MigrationMetrics("a", "b").text()))
+    assert listed_metrics("migrate") == without_creation_times(
+        metrics(MigrationMetrics("a", "b").text())
+    )
 
 
 def test_metrics_on_other_pages_exist():
@@ -76,9 +91,18 @@ def test_metrics_on_other_pages_exist():
 
 
 def test_every_error_is_in_the_runbook():
-    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
     text = page("operations/runbook")
-    groups = ("Your data or arguments", "The database", "The state of a collection or a job", "What cannot be done")
+    groups = (
+        "Your data or arguments",
+        "The database",
+        "The state of a collection or a job",
+        "What cannot be done",
+    )
     listed = [name for group in groups for name in first_code(pages.table_rows(text, group))]
     assert sorted(listed) == sorted(kinds)
     assert all(f"`{name}`" in pages.hooks().error_reference() for name in kinds)
@@ -102,7 +126,10 @@ def test_every_exit_code_is_in_the_runbook():
 )
 def test_every_key_of_the_configuration_is_listed(heading, table):
     model = getattr(import_module("milvus_hubness.serve.config"), table)
-    rows = {first_code([row])[0]: row[1] for row in pages.table_rows(page("reference/configuration"), heading)}
+    rows = {
+        first_code([row])[0]: row[1]
+        for row in pages.table_rows(page("reference/configuration"), heading)
+    }
     assert rows.keys() == model.model_fields.keys()
     required = {name for name, field in model.model_fields.items() if field.is_required()}
     assert {name for name, default in rows.items() if default == "required"} == required
@@ -111,8 +138,15 @@ def test_every_key_of_the_configuration_is_listed(heading, table):
 def test_the_example_of_the_configuration_is_valid():
     from milvus_hubness.serve.config import ServeConfig
 
-    (block,) = [block for block in pages.blocks(pages.DOCS / "how-to/monitor.md") if block.language == "toml"]
-    assert ServeConfig.model_validate(pages.tomllib.loads(block.text)).collection[0].pending_share == 0.05
+    (block,) = [
+        block
+        for block in pages.blocks(pages.DOCS / "how-to/monitor.md")
+        if block.language == "toml"
+    ]
+    assert (
+        ServeConfig.model_validate(pages.tomllib.loads(block.text)).collection[0].pending_share
+        == 0.05
+    )
 
 
 def test_every_environment_variable_is_listed():
@@ -121,7 +155,13 @@ def test_every_environment_variable_is_listed():
     from milvus_hubness.correction.kernels.primitives import SCREEN_VARIABLE
     from qdrant_hubness import cli as qdrant
 
-    exist = {options.DATABASE_VARIABLE, options.TOKEN_VARIABLE, *options.URI_VARIABLES, "RAY_ADDRESS", SCREEN_VARIABLE}
+    exist = {
+        options.DATABASE_VARIABLE,
+        options.TOKEN_VARIABLE,
+        *options.URI_VARIABLES,
+        "RAY_ADDRESS",
+        SCREEN_VARIABLE,
+    }
     exist |= {
         defaults.CLIENT_TTL_VARIABLE,
         defaults.LEASE_VARIABLE,
@@ -135,7 +175,9 @@ def test_every_environment_variable_is_listed():
 
 def test_every_public_name_is_in_the_python_reference():
     listed = re.findall(r"^::: (\S+)$", page("reference/python"), re.MULTILINE)
-    public = {name: getattr(milvus_hubness, name) for name in dir(milvus_hubness) if name != "__version__"}
+    public = {
+        name: getattr(milvus_hubness, name) for name in dir(milvus_hubness) if name != "__version__"
+    }
     expected = {name: value for name, value in public.items() if not hasattr(errors, name)}
     found = {}
     for path in listed:
@@ -155,7 +197,10 @@ def test_every_key_of_the_state_is_listed():
         assert issubclass(model, BaseModel)
         section = reference.split(f"## {model.__name__}\n")[1].split("\n## ")[0]
         assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == list(model.model_fields)
-    assert json.loads(re.search(r"```json\n(.*?)```", reference, re.DOTALL)[1]) == CollectionState.model_json_schema()
+    assert (
+        json.loads(re.search(r"```json\n(.*?)```", reference, re.DOTALL)[1])
+        == CollectionState.model_json_schema()
+    )
 
 
 def test_every_method_is_in_the_table_of_methods():
@@ -172,7 +217,9 @@ def test_every_event_of_a_hook_is_listed():
     from milvus_hubness.jobs.common.progress import EVENT_NAMES
 
     listed = [
-        name for row in pages.table_rows(page("how-to/migrate"), "Hooks") for name in re.findall("`(.+?)`", row[0])
+        name
+        for row in pages.table_rows(page("how-to/migrate"), "Hooks")
+        for name in re.findall("`(.+?)`", row[0])
     ]
     assert sorted(listed) == sorted(EVENT_NAMES)
 
@@ -200,9 +247,13 @@ def test_every_privilege_that_a_request_needs_is_in_the_table_of_grants():
     needed = set()
     for request in REQUESTS:
         settings = (
-            getattr(milvus_pb2, f"{request}Request").DESCRIPTOR.GetOptions().Extensions[common_pb2.privilege_ext_obj]
+            getattr(milvus_pb2, f"{request}Request")
+            .DESCRIPTOR.GetOptions()
+            .Extensions[common_pb2.privilege_ext_obj]
         )
-        needed.add(common_pb2.ObjectPrivilege.Name(settings.object_privilege).removeprefix("Privilege"))
+        needed.add(
+            common_pb2.ObjectPrivilege.Name(settings.object_privilege).removeprefix("Privilege")
+        )
     rows = pages.table_rows(page("operations/permissions"), "Permissions")
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row[0])} == needed
 
@@ -224,10 +275,17 @@ def test_every_benchmark_is_listed_with_the_date_of_its_results():
         assert (pages.DOCS / "benchmarks" / re.search(r"\((.*)\)", script)[1]).is_file(), script
         listed[re.search(r"results/(\w+)\.", result)[1]] = date.fromisoformat(when)
     assert listed == {
-        path.stem: date.fromisoformat(max(dates(json.loads(path.read_text())))) for path in folder.glob("*.json")
+        path.stem: date.fromisoformat(max(dates(json.loads(path.read_text()))))
+        for path in folder.glob("*.json")
     }
-    run = set(re.findall(r"python -m benchmarks\.(\w+)", page("benchmarks/quality") + page("benchmarks/speed")))
-    assert {name for name in run if not (pages.ROOT / "benchmarks" / f"{name}.py").exists()} == set()
+    run = set(
+        re.findall(
+            r"python -m benchmarks\.(\w+)", page("benchmarks/quality") + page("benchmarks/speed")
+        )
+    )
+    assert {
+        name for name in run if not (pages.ROOT / "benchmarks" / f"{name}.py").exists()
+    } == set()
 
 
 def test_every_benchmark_finds_what_it_imports():

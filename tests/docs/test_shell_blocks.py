@@ -22,7 +22,9 @@ def test_commands_parse(block):
             assert not getattr(command, "commands", None), f"{name} is a group of commands"
             command.make_context(name, list(arguments))
         elif words[0] == "make":
-            assert re.search(rf"^{words[1]}:", (pages.ROOT / "Makefile").read_text(), re.MULTILINE), words
+            assert re.search(
+                rf"^{words[1]}:", (pages.ROOT / "Makefile").read_text(), re.MULTILINE
+            ), words
         elif words[0] == "python":
             assert words[1] in {other.title for other in pages.blocks(block.page)}, words
         elif words[0] == "echo":
@@ -36,11 +38,17 @@ def test_commands_in_the_text_exist():
     seen = 0
     for page in pages.PAGES:
         for code in pages.inline_code(page):
-            words = shlex.split(code.replace("…", "")) if re.match(r"(milvus|qdrant)-hubness ", code) else []
+            words = (
+                shlex.split(code.replace("…", ""))
+                if re.match(r"(milvus|qdrant)-hubness ", code)
+                else []
+            )
             if words and not words[1].isupper():
                 command, name, arguments = pages.resolve(words)
                 named = {word.partition("=")[0] for word in arguments if word.startswith("--")}
-                assert named <= pages.options(command), f"{pages.name_of(page)}: {name} has no {named}"
+                assert named <= pages.options(command), (
+                    f"{pages.name_of(page)}: {name} has no {named}"
+                )
                 seen += 1
     assert seen > 20
 
@@ -51,11 +59,19 @@ def commands_of(page):
     if page.parent.name == "reference":
         return set(pages.all_commands())
     text = page.read_text()
-    calls = [words for block in SHELLS if block.page == page for words in pages.command_lines(block)]
+    calls = [
+        words for block in SHELLS if block.page == page for words in pages.command_lines(block)
+    ]
     called = {pages.resolve(words)[1] for words in calls if words[0] in pages.programs()}
-    short = {name for name in pages.all_commands() if re.search(rf"`{name.split(' ', 1)[1]}(?![\w-])", text)}
+    short = {
+        name
+        for name in pages.all_commands()
+        if re.search(rf"`{name.split(' ', 1)[1]}(?![\w-])", text)
+    }
     groups = {
-        name for name in pages.all_commands() if len(name.split()) == 3 and re.search(rf"`{name.split()[1]}[ `]", text)
+        name
+        for name in pages.all_commands()
+        if len(name.split()) == 3 and re.search(rf"`{name.split()[1]}[ `]", text)
     }
     return called | short | groups | {name for name in pages.all_commands() if name in text}
 
@@ -63,8 +79,14 @@ def commands_of(page):
 def test_options_in_the_text_belong_to_a_command_of_the_page():
     seen = set()
     for page in pages.PAGES:
-        exist = set().union(OTHERS, *(pages.options(pages.all_commands()[name]) for name in commands_of(page)))
-        named = {name for code in pages.inline_code(page) for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code)}
+        exist = set().union(
+            OTHERS, *(pages.options(pages.all_commands()[name]) for name in commands_of(page))
+        )
+        named = {
+            name
+            for code in pages.inline_code(page)
+            for name in re.findall(r"(?<![\w-])--[a-z][a-z-]*", code)
+        }
         assert named <= exist, f"{pages.name_of(page)} names {named - exist}"
         seen |= named
     assert len(seen) > 40
@@ -81,8 +103,16 @@ def test_every_command_is_shown_in_a_block():
 
 
 def test_extras_that_are_installed_exist():
-    extras = set(pages.tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    named = {name for page in pages.PAGES for name in re.findall(r"milvus-hubness\[(\w+)\]", page.read_text())}
+    extras = set(
+        pages.tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"][
+            "optional-dependencies"
+        ]
+    )
+    named = {
+        name
+        for page in pages.PAGES
+        for name in re.findall(r"milvus-hubness\[(\w+)\]", page.read_text())
+    }
     assert named <= extras
     table = {
         name

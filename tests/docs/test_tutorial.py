@@ -68,7 +68,12 @@ def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
                     continue
                 command = [*PROGRAMS[words[0]], *words[1:]]
                 done = subprocess.run(
-                    command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+                    command,
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
                 lines = plain(done.stdout + done.stderr)
@@ -78,10 +83,17 @@ def test_the_page_runs_from_its_first_command_to_its_last(tmp_path):
 
     assert ran >= 12
     printed = "\n".join(printed_lines)
-    for words in ("functions: apply", "switched live -> functions_hubness", "Rolled back", "Dropping for good"):
+    for words in (
+        "functions: apply",
+        "switched live -> functions_hubness",
+        "Rolled back",
+        "Dropping for good",
+    ):
         assert words in printed
     assert (tmp_path / "hubness.html").exists()
-    before, corrected, raw = map(float, re.findall(r"^right function first: ([\d.]+)%", printed, re.MULTILINE))
+    before, corrected, raw = map(
+        float, re.findall(r"^right function first: ([\d.]+)%", printed, re.MULTILINE)
+    )
     assert corrected > before + 5
     assert abs(raw - before) < 0.5
 
@@ -99,10 +111,14 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [pages.README, pages.DOCS / "benchmarks" / "quality.md"], ids=pages.name_of)
+@pytest.mark.parametrize(
+    "page", [pages.README, pages.DOCS / "benchmarks" / "quality.md"], ids=pages.name_of
+)
 def test_the_figures_of_the_demo(demo, page):
     """Within one query of 1,317: equal vectors stand in any order."""
-    [rows] = re.findall(r"^\| as it was \|(.*)\|\n\| corrected \|(.*)\|$", page.read_text(), re.MULTILINE)
+    [rows] = re.findall(
+        r"^\| as it was \|(.*)\|\n\| corrected \|(.*)\|$", page.read_text(), re.MULTILINE
+    )
     for name, cells in zip(("raw", "corrected"), rows, strict=True):
         *recalls, skewness = [float(cell) for cell in cells.split("|")]
         measured = [demo[name][measure] for measure in ("r1", "r5", "r10")]

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, Blend, InvalidInput, InvalidParameter, QueryBank, RelativeNNN, Sinkhorn
+from milvus_hubness import (
+    NNN,
+    Blend,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    RelativeNNN,
+    Sinkhorn,
+)
 from milvus_hubness.correction.estimators import from_dict, to_dict
 from milvus_hubness.correction.estimators.base import is_same
 

@@ -44,14 +44,18 @@ def corrected(estimator):
 
 def assert_same_ranking_scores(ours, papers):
     """Equal up to what depends on the query alone."""
-    np.testing.assert_allclose(ours - ours.mean(1, keepdims=True), papers - papers.mean(1, keepdims=True), atol=2e-6)
+    np.testing.assert_allclose(
+        ours - ours.mean(1, keepdims=True), papers - papers.mean(1, keepdims=True), atol=2e-6
+    )
 
 
 @pytest.mark.parametrize(("k", "alpha"), [(1, 0.75), (7, 0.25), (40, 1.5)])
 def test_nnn(k, alpha):
     expected = np.empty((15, 30))
     for r in range(30):
-        nearest = sorted((float(s(q[None], GALLERY[r][None])[0, 0]) for q in BANK), reverse=True)[:k]
+        nearest = sorted((float(s(q[None], GALLERY[r][None])[0, 0]) for q in BANK), reverse=True)[
+            :k
+        ]
         expected[:, r] = s(QUERIES, GALLERY[r][None])[:, 0] - alpha * sum(nearest) / k
     np.testing.assert_allclose(corrected(NNN(k, alpha)), expected, atol=1e-6)
 
@@ -61,7 +65,9 @@ def test_nnn_on_relative_scores(k, discount, finds):
     scores = s(BANK, GALLERY)
     found = np.sort(scores, axis=1)[:, -finds:].mean(1, keepdims=True)
     relative = np.sort(scores - discount * found, axis=0)[-k:].mean(0)
-    np.testing.assert_allclose(corrected(RelativeNNN(k, discount, finds)), s(QUERIES, GALLERY) - relative, atol=1e-6)
+    np.testing.assert_allclose(
+        corrected(RelativeNNN(k, discount, finds)), s(QUERIES, GALLERY) - relative, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("k", [1, 10, 30])
@@ -80,11 +86,17 @@ def test_inverted_softmax(tau):
 
 @pytest.mark.parametrize(("tau_query", "tau_target"), [(0.05, 0.05), (0.02, 0.1), (1.0, 0.03)])
 def test_dual_inverted_softmax(tau_query, tau_target):
-    by_queries = np.exp(s(QUERIES, GALLERY) / tau_query) / np.exp(s(BANK, GALLERY) / tau_query).sum(0)
-    by_targets = np.exp(s(QUERIES, GALLERY) / tau_target) / np.exp(s(TARGETS, GALLERY) / tau_target).sum(0)
+    by_queries = np.exp(s(QUERIES, GALLERY) / tau_query) / np.exp(s(BANK, GALLERY) / tau_query).sum(
+        0
+    )
+    by_targets = np.exp(s(QUERIES, GALLERY) / tau_target) / np.exp(
+        s(TARGETS, GALLERY) / tau_target
+    ).sum(0)
     scale = 1 / (1 / tau_query + 1 / tau_target)
     np.testing.assert_allclose(
-        corrected(DualInvertedSoftmax(tau_query, tau_target)), scale * np.log(by_queries * by_targets), atol=1e-6
+        corrected(DualInvertedSoftmax(tau_query, tau_target)),
+        scale * np.log(by_queries * by_targets),
+        atol=1e-6,
     )
 
 

@@ -27,7 +27,13 @@ from milvus_hubness.correction.estimators import (
 )
 from milvus_hubness.correction.estimators.base import TargetBank, is_same, with_parameters
 from milvus_hubness.correction.kernels.primitives import kernel_on, resolve_device
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
 from tests.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)
@@ -50,7 +56,10 @@ ALL = [
     Blend(),
     RelativeNNN(3),
     NNN(3, strength="agreement"),
-    Blend([Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])], [0.25, 0.25, 0.5]),
+    Blend(
+        [Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])],
+        [0.25, 0.25, 0.5],
+    ),
 ]
 EVERY = pytest.mark.parametrize("estimator", ALL, ids=repr)
 
@@ -75,7 +84,9 @@ class TestEveryEstimator:
             with pytest.raises(InvalidInput, match="target_bank="):
                 estimator.fit(BANK, gallery=GALLERY)
             given["target_bank"] = QueryBank(TARGETS)
-        np.testing.assert_array_equal(estimator.fit(BANK, **given).bias(GALLERY), fit(estimator).bias(GALLERY))
+        np.testing.assert_array_equal(
+            estimator.fit(BANK, **given).bias(GALLERY), fit(estimator).bias(GALLERY)
+        )
 
     def test_bias_of_any_vectors(self, estimator):
         fitted = fit(estimator)
@@ -85,21 +96,31 @@ class TestEveryEstimator:
         assert np.isfinite(bias).all()
         for same in (GALLERY.tolist(), torch.from_numpy(GALLERY), GALLERY.astype(np.float64)):
             np.testing.assert_allclose(fitted.bias(same), bias, atol=1e-6)
-        np.testing.assert_allclose(np.concatenate([fitted.bias(row[None]) for row in GALLERY]), bias, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate([fitted.bias(row[None]) for row in GALLERY]), bias, atol=1e-6
+        )
         assert fitted.bias(GALLERY[:0]).shape == (0,)
         assert np.isfinite(fitted.bias(np.zeros((2, 6)))).all()
 
     def test_a_bank_is_anything_like_an_array(self, estimator):
         fitted = fit(estimator)
-        for same in (BANK.vectors.tolist(), torch.from_numpy(BANK.vectors.copy()), BANK.vectors.astype(float)):
+        for same in (
+            BANK.vectors.tolist(),
+            torch.from_numpy(BANK.vectors.copy()),
+            BANK.vectors.astype(float),
+        ):
             again = estimator.fit(same, gallery=GALLERY, target_bank=torch.from_numpy(TARGETS))
             np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
-        again = fitted.estimator.restore(BANK.vectors, fitted.potentials, target_bank=TARGETS.tolist())
+        again = fitted.estimator.restore(
+            BANK.vectors, fitted.potentials, target_bank=TARGETS.tolist()
+        )
         np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
 
     def test_bias_of_bad_vectors(self, estimator):
         fitted = fit(estimator)
-        with pytest.raises(DimensionMismatch, match="a vector has dimension 5; the bank from array has 6"):
+        with pytest.raises(
+            DimensionMismatch, match="a vector has dimension 5; the bank from array has 6"
+        ):
             fitted.bias(GALLERY[:, :5])
         with pytest.raises(InvalidInput, match="2-D"):
             fitted.bias(GALLERY[0])
@@ -123,9 +144,23 @@ class TestEveryEstimator:
 
 
 def test_to_dict_has_the_parameters_and_no_device():
-    assert to_dict(NNN(5, 1, device="cpu")) == {"name": "NNN", "k": 5, "alpha": 1.0, "kernel": "dense"}
-    assert to_dict(Sinkhorn(0.1)) == {"name": "Sinkhorn", "tau": 0.1, "iterations": 10, "tol": 1e-3, "neighbors": None}
-    assert to_dict(InvertedSoftmax(temperature=0.3)) == {"name": "InvertedSoftmax", "temperature": 0.3}
+    assert to_dict(NNN(5, 1, device="cpu")) == {
+        "name": "NNN",
+        "k": 5,
+        "alpha": 1.0,
+        "kernel": "dense",
+    }
+    assert to_dict(Sinkhorn(0.1)) == {
+        "name": "Sinkhorn",
+        "tau": 0.1,
+        "iterations": 10,
+        "tol": 1e-3,
+        "neighbors": None,
+    }
+    assert to_dict(InvertedSoftmax(temperature=0.3)) == {
+        "name": "InvertedSoftmax",
+        "temperature": 0.3,
+    }
     assert to_dict(Blend([CSLS(3)], [1])) == {
         "name": "Blend",
         "estimators": [{"name": "CSLS", "k": 3}],
@@ -172,7 +207,9 @@ def test_without_an_absolute_tau_biases_follow_the_scale_of_the_scores(estimator
 
     wanted = biases(1.0)
     for scale in (0.01, 0.1, 3.0, 30.0):
-        np.testing.assert_allclose(biases(scale) / scale**2, wanted, atol=2e-4 * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            biases(scale) / scale**2, wanted, atol=2e-4 * np.abs(wanted).max()
+        )
 
 
 @needs_real_data
@@ -183,7 +220,9 @@ def test_the_default_corrects_vectors_of_any_length():
     for scale in (0.1, 1.0, 10.0):
         fitted = Blend().fit(QueryBank(scale * task.bank), gallery=scale * task.gallery)
         unit = Sinkhorn(1.0).restore(QueryBank(task.bank[:1]), np.zeros((1, 1)))
-        unscaled = replace(unit, formula=lambda items, by=fitted, s=scale: by.bias(s * items) / s**2)
+        unscaled = replace(
+            unit, formula=lambda items, by=fitted, s=scale: by.bias(s * items) / s**2
+        )
         found.append(recall_at_1(name, unscaled)[0])
     assert max(found) - min(found) < 0.1
     assert min(found) >= recall_at_1(name, None)[0]
@@ -214,8 +253,16 @@ def test_items_that_all_score_alike_get_one_bias(gallery):
 
 def test_a_tau_takes_the_place_of_its_temperature():
     fitted = {"name": "Sinkhorn", "tau": 0.03, "temperature": 0.5, "iterations": 4}
-    assert with_parameters(fitted, {"tau": 0.1}) == {"name": "Sinkhorn", "iterations": 4, "tau": 0.1}
-    assert with_parameters(fitted, {"temperature": 1}) == {"name": "Sinkhorn", "iterations": 4, "temperature": 1}
+    assert with_parameters(fitted, {"tau": 0.1}) == {
+        "name": "Sinkhorn",
+        "iterations": 4,
+        "tau": 0.1,
+    }
+    assert with_parameters(fitted, {"temperature": 1}) == {
+        "name": "Sinkhorn",
+        "iterations": 4,
+        "temperature": 1,
+    }
     assert with_parameters(fitted, {"tol": 0.1}) == {**fitted, "tol": 0.1}
     with pytest.raises(InvalidParameter, match="both tau and temperature are given"):
         with_parameters(fitted, {"tau": 0.1, "temperature": 1})
@@ -269,13 +316,17 @@ def test_numbers_become_plain_python_numbers():
     assert type(Blend([NNN()], np.array([1.0])).weights[0]) is float
 
 
-@pytest.mark.parametrize("estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])])
+@pytest.mark.parametrize(
+    "estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])]
+)
 def test_bank_too_small(estimator):
     with pytest.raises(BankTooSmall, match="has 50 queries; at least 51 are needed"):
         fit(estimator)
 
 
-@pytest.mark.parametrize("estimator", [NNN(1), CSLS(1), InvertedSoftmax(), DistributionNormalization(), Sinkhorn()])
+@pytest.mark.parametrize(
+    "estimator", [NNN(1), CSLS(1), InvertedSoftmax(), DistributionNormalization(), Sinkhorn()]
+)
 def test_a_bank_of_one_query_and_one_of_zeros(estimator):
     for bank in (QueryBank(BANK.vectors[:1]), QueryBank(np.zeros((3, 6)))):
         assert np.isfinite(fit(estimator, bank).bias(GALLERY)).all()
@@ -284,7 +335,9 @@ def test_a_bank_of_one_query_and_one_of_zeros(estimator):
 def test_nnn_diagnostics():
     assert NNN(5).fit(BANK).diagnostics == (50, 6, kernel_on(resolve_device()), 0.0, 0.0, 0, None)
     on_bank = NNN(5, kernel="approximate").fit(BANK).diagnostics
-    on_gallery = NNN(5, kernel="approximate").fit(BANK, gallery=np.tile(GALLERY, (2, 1))).diagnostics
+    on_gallery = (
+        NNN(5, kernel="approximate").fit(BANK, gallery=np.tile(GALLERY, (2, 1))).diagnostics
+    )
     assert (on_bank.sampled, on_gallery.sampled) == (25, 20)
 
 

@@ -83,7 +83,10 @@ def at_full_strength(estimator, scores, target_scores, potentials):
             return logsumexp(scores, estimator.tau)
         case DualInvertedSoftmax():
             one, two = estimator.tau_query, estimator.tau_target
-            by_queries, by_targets = logsumexp(scores, one) / one, logsumexp(target_scores, two) / two
+            by_queries, by_targets = (
+                logsumexp(scores, one) / one,
+                logsumexp(target_scores, two) / two,
+            )
             return one * two / (one + two) * (by_queries + by_targets)
         case Sinkhorn():
             return logsumexp(scores + potentials[:, 0], estimator.tau)
@@ -96,20 +99,29 @@ def nearest(scores, seen, potentials, temperatures):
     for page in np.array_split(potentials, 3):
         mass = masses(page, temperatures, mass)
     return Nearest(
-        np.take_along_axis(scores, order, 1), scores.shape[1] - seen, scores.mean(1), potentials[order], mass
+        np.take_along_axis(scores, order, 1),
+        scores.shape[1] - seen,
+        scores.mean(1),
+        potentials[order],
+        mass,
     )
 
 
 def drawn(seed, estimator, spread=1.0):
     rng = np.random.default_rng(seed)
     potentials = rng.normal(scale=0.3 * spread, size=(BANK, len(estimator.needs.temperatures)))
-    return rng.normal(size=(ITEMS, BANK)) * spread, rng.normal(size=(ITEMS, TARGETS)) * spread, potentials
+    return (
+        rng.normal(size=(ITEMS, BANK)) * spread,
+        rng.normal(size=(ITEMS, TARGETS)) * spread,
+        potentials,
+    )
 
 
 def by_nearest(estimator, scores, target_scores, potentials, seen, seen_targets):
     none = np.empty((TARGETS, 0))
     return estimator.from_nearest(
-        nearest(scores, seen, potentials, estimator.needs.temperatures), nearest(target_scores, seen_targets, none, ())
+        nearest(scores, seen, potentials, estimator.needs.temperatures),
+        nearest(target_scores, seen_targets, none, ()),
     )
 
 
@@ -143,7 +155,10 @@ def test_with_all_rows_seen_it_is_exact(estimator):
 def test_the_bound_falls_with_every_row_seen(estimator):
     given_all = drawn(2, estimator)
     errors = np.array(
-        [by_nearest(estimator, *given_all, seen, min(seen, TARGETS)).errors for seen in range(16, BANK + 1)]
+        [
+            by_nearest(estimator, *given_all, seen, min(seen, TARGETS)).errors
+            for seen in range(16, BANK + 1)
+        ]
     )
     assert (np.diff(errors, axis=0) <= 1e-15).all()
     exact = {"NNN", "CSLS", "DistributionNormalization"}
@@ -162,8 +177,12 @@ def test_the_bound_is_tight_where_all_others_score_as_the_last():
 
 def test_it_is_the_fitted_bias():
     rng = np.random.default_rng(3)
-    bank, items, targets = (rng.normal(size=(n, 6)).astype(np.float32) / 3 for n in (BANK, ITEMS, TARGETS))
-    scores, target_scores = (items.astype(float) @ other.astype(float).T for other in (bank, targets))
+    bank, items, targets = (
+        rng.normal(size=(n, 6)).astype(np.float32) / 3 for n in (BANK, ITEMS, TARGETS)
+    )
+    scores, target_scores = (
+        items.astype(float) @ other.astype(float).T for other in (bank, targets)
+    )
     for estimator in EVERY:
         fitted = estimator.fit(QueryBank(bank), gallery=items, target_bank=targets)
         every = fitted.potentials.astype(float), BANK, TARGETS
@@ -192,7 +211,9 @@ def test_what_estimators_need():
 def test_what_is_missing_is_named():
     few = nearest(np.ones((2, 3)), 3, np.empty((3, 0)), ())
     for estimator in (NNN(4), CSLS(4)):
-        with pytest.raises(BankTooSmall, match="4 nearest bank rows are needed, and the search returned 3"):
+        with pytest.raises(
+            BankTooSmall, match="4 nearest bank rows are needed, and the search returned 3"
+        ):
             estimator.from_nearest(few)
     with pytest.raises(InvalidInput, match="target"):
         DualInvertedSoftmax().from_nearest(few)

@@ -16,7 +16,16 @@ from milvus_hubness.correction.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.quality.measures import hits, k_occurrence, nearest, ranks, skewness
-from tests.real_data import EMBEDDING_TASKS, LARGEST, TASKS, fit_on, load_task, needs_real_data, recall_at_1, reference
+from tests.real_data import (
+    EMBEDDING_TASKS,
+    LARGEST,
+    TASKS,
+    fit_on,
+    load_task,
+    needs_real_data,
+    recall_at_1,
+    reference,
+)
 
 pytestmark = needs_real_data
 
@@ -51,7 +60,9 @@ def test_recall_of_every_column(task):
         mine = [column for column in mine if column in OF_THE_LARGEST]
     fits = [None if column == "raw" else fit_on(task, COLUMNS[column]) for column in mine]
     found = dict(zip(mine, recall_at_1(task, *fits), strict=True))
-    assert found == {column: pytest.approx(row[column][0], abs=TOLERANCE.get(column, 0.15)) for column in mine}
+    assert found == {
+        column: pytest.approx(row[column][0], abs=TOLERANCE.get(column, 0.15)) for column in mine
+    }
 
 
 @pytest.mark.parametrize("task", ["docstring_code", "text_video_msrvtt v2t"])
@@ -84,7 +95,10 @@ def test_sparse_sinkhorn_loses_little():
 def test_the_default_blend_is_never_below_raw():
     """caption_translation, the slowest and with the widest margin, is left to benchmarks/quality.py."""
     tasks = [task for task in EMBEDDING_TASKS if task != LARGEST]
-    gains = [recall_at_1(task, fit_on(task, Blend(), 3000))[0] - reference()[task]["raw"][0] for task in tasks]
+    gains = [
+        recall_at_1(task, fit_on(task, Blend(), 3000))[0] - reference()[task]["raw"][0]
+        for task in tasks
+    ]
     assert min(gains) >= 0
     assert np.mean(gains) == pytest.approx(4.7, abs=0.3)
 
@@ -97,7 +111,9 @@ def test_the_approximate_bias_ranks_nearly_like_the_exact_one():
     assert fitted.diagnostics.sampled == 512
     assert fitted.diagnostics.mean_error == pytest.approx(errors.mean(), rel=0.3, abs=1e-6)
     assert errors.mean() <= 0.012 * exact.std()
-    assert recall_at_1(task, fitted)[0] == pytest.approx(reference()[task]["nnn k=32 a=.75"][0], abs=1.0)
+    assert recall_at_1(task, fitted)[0] == pytest.approx(
+        reference()[task]["nnn k=32 a=.75"][0], abs=1.0
+    )
 
 
 def test_new_items_by_the_formula_against_a_refit():

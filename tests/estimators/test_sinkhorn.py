@@ -12,7 +12,12 @@ from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
 from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import kernel_policy
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
 from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)
@@ -52,7 +57,10 @@ def test_a_fit_is_restored_from_bank_and_potentials():
     fitted = estimator.fit(BANK, gallery=GALLERY)
     assert fitted.potentials.shape == (60, 1)
     assert fitted.potentials.dtype == np.float32
-    for again in (estimator.restore(BANK, fitted.potentials), estimator.restore(BANK, fitted.potentials.tolist())):
+    for again in (
+        estimator.restore(BANK, fitted.potentials),
+        estimator.restore(BANK, fitted.potentials.tolist()),
+    ):
         np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
         assert again.diagnostics == (60, 8, None, None, None, None, None)
 
@@ -80,7 +88,9 @@ def test_steps_are_log_sum_exps_for_several_temperatures_at_once(near):
     scores = BANK.vectors.astype(np.float64) @ GALLERY.T
     steps = AllScores(BANK.vectors, GALLERY)
     if near is not None:
-        steps = PairSteps.nearest(topk(GALLERY, BANK.vectors, near), topk(BANK.vectors, GALLERY, near))
+        steps = PairSteps.nearest(
+            topk(GALLERY, BANK.vectors, near), topk(BANK.vectors, GALLERY, near)
+        )
         kept = np.zeros_like(scores, bool)
         np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
         np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
@@ -89,9 +99,13 @@ def test_steps_are_log_sum_exps_for_several_temperatures_at_once(near):
     f = steps.from_items(g, taus)
     following, shares = steps.from_bank(f, taus)
     for which, tau in enumerate(taus):
-        np.testing.assert_allclose(f[which], -tau * np.log(np.exp((scores + g[which]) / tau).sum(1)), atol=1e-5)
+        np.testing.assert_allclose(
+            f[which], -tau * np.log(np.exp((scores + g[which]) / tau).sum(1)), atol=1e-5
+        )
         weighted = scores + f[which][:, None]
-        np.testing.assert_allclose(following[which], -tau * np.log(np.exp(weighted / tau).sum(0)), atol=1e-5)
+        np.testing.assert_allclose(
+            following[which], -tau * np.log(np.exp(weighted / tau).sum(0)), atol=1e-5
+        )
         plan = np.exp((weighted + following[which]) / tau)
         np.testing.assert_allclose(shares[which], plan.sum(1), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(shares.sum(1), 45, rtol=1e-5)
@@ -106,8 +120,12 @@ def test_odd_galleries(neighbors):
     assert np.isfinite(bias).all()
     np.testing.assert_allclose(bias[2:5], bias[5:8], atol=1e-5)
     assert np.isfinite(estimator.fit(BANK, gallery=GALLERY[:1]).bias(GALLERY)).all()
-    assert np.isfinite(estimator.fit(QueryBank(BANK.vectors[:1]), gallery=GALLERY).bias(GALLERY)).all()
-    assert np.isfinite(estimator.fit(QueryBank(np.zeros((4, 8))), gallery=GALLERY).bias(GALLERY)).all()
+    assert np.isfinite(
+        estimator.fit(QueryBank(BANK.vectors[:1]), gallery=GALLERY).bias(GALLERY)
+    ).all()
+    assert np.isfinite(
+        estimator.fit(QueryBank(np.zeros((4, 8))), gallery=GALLERY).bias(GALLERY)
+    ).all()
 
 
 def test_bad_input():
@@ -176,7 +194,9 @@ def test_too_many_pairs_are_balanced_over_the_nearest():
     with kernel_policy(sinkhorn_limits=(0, 0)):
         fitted = Sinkhorn(0.05).fit(bank, gallery=gallery)
     assert fitted.diagnostics.scores == "sparse"
-    sparse, whole = (Sinkhorn(0.05, neighbors=k).fit(bank, gallery=gallery) for k in (NEIGHBORS, 200))
+    sparse, whole = (
+        Sinkhorn(0.05, neighbors=k).fit(bank, gallery=gallery) for k in (NEIGHBORS, 200)
+    )
     np.testing.assert_array_equal(fitted.potentials, sparse.potentials)
     assert np.abs(fitted.potentials - whole.potentials).max() > 1e-6
 
@@ -220,7 +240,9 @@ def test_new_items_leave_room_for_each_other_in_any_order(grown):
 
 def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
     fitted, new = grown
-    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75], strength=1.0).restore(fitted.bank, fitted.potentials)
+    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75], strength=1.0).restore(
+        fitted.bank, fitted.potentials
+    )
     wanted = 0.25 * NNN(4).fit(fitted.bank).bias(new) + 0.75 * fitted.new_bias(new)
     np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
 
@@ -231,7 +253,9 @@ def test_the_nearest_tell_the_room_of_one_item(grown):
     order = np.argsort(-scores, axis=1)
     f, tau = fitted.potentials.astype(float), fitted.estimator.tau
     mass = masses(f, [tau], [-np.inf])
-    near = Nearest(np.take_along_axis(scores, order, 1).astype(float), 0, np.empty(0), f[order], mass, True)
+    near = Nearest(
+        np.take_along_axis(scores, order, 1).astype(float), 0, np.empty(0), f[order], mass, True
+    )
     alone = [fitted.new_bias(row[None])[0] for row in new]
     np.testing.assert_allclose(fitted.estimator.from_nearest(near).biases, alone, atol=1e-5)
 
@@ -239,7 +263,10 @@ def test_the_nearest_tell_the_room_of_one_item(grown):
 @needs_real_data
 def test_new_items_are_corrected_as_a_refit_corrects_them():
     task = load_task("caption_document")
-    bank, is_new = QueryBank(task.bank[:2000]), np.random.default_rng(0).random(len(task.gallery)) < 0.1
+    bank, is_new = (
+        QueryBank(task.bank[:2000]),
+        np.random.default_rng(0).random(len(task.gallery)) < 0.1,
+    )
     fitted = Sinkhorn(iterations=30).fit(bank, gallery=task.gallery[~is_new])
     refitted = fitted.estimator.fit(bank, gallery=task.gallery)
     off = (fitted.bias(task.gallery) - refitted.bias(task.gallery))[~is_new].mean()

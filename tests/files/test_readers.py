@@ -38,7 +38,9 @@ def read_match(path):
     folder.mkdir(exist_ok=True)
     if path.suffix == ".npz":
         (folder / INPUTS).write_text("{}")
-        os.rename(path, folder / "00000000.npz") if path.exists() else os.symlink(path, folder / "00000000.npz")
+        os.rename(path, folder / "00000000.npz") if path.exists() else os.symlink(
+            path, folder / "00000000.npz"
+        )
     else:
         (folder / INPUTS).symlink_to(path)
     return Candidates({}, folder)
@@ -79,13 +81,17 @@ def archive(**members):
 
 def npy(shape, dtype="<f4", after=b"", **header):
     content = io.BytesIO()
-    np.lib.format.write_array_header_1_0(content, {"shape": shape, "fortran_order": False, "descr": dtype, **header})
+    np.lib.format.write_array_header_1_0(
+        content, {"shape": shape, "fortran_order": False, "descr": dtype, **header}
+    )
     return content.getvalue() + after
 
 
 def encrypted():
     """An archive whose members say that they are encrypted."""
-    content = bytearray(archive(query_npy=npy((2, 2), after=bytes(16)), key_npy=npy((2,), after=bytes(8))))
+    content = bytearray(
+        archive(query_npy=npy((2, 2), after=bytes(16)), key_npy=npy((2,), after=bytes(8)))
+    )
     for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         at = content.find(mark)
         while at >= 0:
@@ -144,18 +150,29 @@ CONTENTS = {
     "fewer than none": npy((-1, 4), after=bytes(1_000)),
     "a header of 10^5 brackets": npy((1,))[:8] + struct.pack("<H", 60_000) + b"(" * 60_000,
     "an archive in an archive": archive(data_zip=archive(query_npy=npy((2, 2), after=bytes(16)))),
-    "an archive for an array": archive(query_npy=archive(a_npy=b""), key_npy=archive(a_npy=b""), text_npy=b""),
+    "an archive for an array": archive(
+        query_npy=archive(a_npy=b""), key_npy=archive(a_npy=b""), text_npy=b""
+    ),
     "numbers in an archive": archive(
         query_npy=npy((), after=bytes(4)), key_npy=npy(()), text_npy=npy((), "<U2", bytes(8))
     ),
     "cubes in an archive": archive(
-        **{f"{name}_npy": npy((2, 2, 2), after=bytes(32)) for name in ("query", "key", "text", "item")}
+        **{
+            f"{name}_npy": npy((2, 2, 2), after=bytes(32))
+            for name in ("query", "key", "text", "item")
+        }
     ),
     "objects in an archive": archive(
-        **{f"{name}_npy": npy((2,), "|O", pickle.dumps([None] * 2)) for name in ("query", "key", "text", "item")}
+        **{
+            f"{name}_npy": npy((2,), "|O", pickle.dumps([None] * 2))
+            for name in ("query", "key", "text", "item")
+        }
     ),
     "10^12 rows in an archive": archive(
-        **{f"{name}_npy": npy((10**12, 4), after=bytes(99)) for name in ("query", "key", "text", "item")}
+        **{
+            f"{name}_npy": npy((10**12, 4), after=bytes(99))
+            for name in ("query", "key", "text", "item")
+        }
     ),
     "encrypted": encrypted(),
     "the first bytes of a table": b"PAR1" + bytes(100) + b"PAR1",
@@ -223,7 +240,10 @@ def test_each_bad_file_is_one_line(tmp_path, reader, case):
 def zeros_in_an_archive(path, compression=zipfile.ZIP_DEFLATED):
     """4 GiB of zeros in 4 MB, honest in all headers."""
     block = bytes(64 << 20)
-    with zipfile.ZipFile(path, "w", compression) as file, file.open("query.npy", "w", force_zip64=True) as member:
+    with (
+        zipfile.ZipFile(path, "w", compression) as file,
+        file.open("query.npy", "w", force_zip64=True) as member,
+    ):
         member.write(npy((1 << 26, 4)))
         for _ in range(4):
             member.write(block)
@@ -238,7 +258,9 @@ def equal_numbers(path):
 
 def equal_texts(path):
     """10,000 rows with one text of 1 MB each, which a dictionary holds once, in Arrow's type and in the file."""
-    texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10_000, np.int32)), pa.array(["a" * (1 << 20)]))
+    texts = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(10_000, np.int32)), pa.array(["a" * (1 << 20)])
+    )
     pq.write_table(pa.table({"text": texts}), path)
 
 
@@ -252,7 +274,10 @@ def many_in_arrow(path):
     values = pa.array(np.zeros(1_000_000_000, np.int8))
     table = pa.table({"query": pa.FixedSizeListArray.from_arrays(values, 100)})
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema, options=options) as writer,
+    ):
         writer.write_table(table)
 
 
@@ -299,15 +324,24 @@ def peak_of(work):
 
 
 def test_weights_that_claim_more_than_they_have(tmp_path):
-    wide = {"query_encoder.0.weight": torch.zeros(1).expand(10**6, 10**6), "pos_emb": torch.zeros(3, 4)}
+    wide = {
+        "query_encoder.0.weight": torch.zeros(1).expand(10**6, 10**6),
+        "pos_emb": torch.zeros(3, 4),
+    }
     torch.save(wide, tmp_path / "wide.pt")
-    with pytest.raises(HubnessError, match=r"wide.pt: .* has the shape \(1000000, 1000000\) and fewer numbers"):
+    with pytest.raises(
+        HubnessError, match=r"wide.pt: .* has the shape \(1000000, 1000000\) and fewer numbers"
+    ):
         Checkpoint.load_published(tmp_path / "wide.pt")
     torch.save({"a": torch.ones(1)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     with pytest.raises(HubnessError, match=r"old.pt .* save it with torch.save again"):
         Checkpoint.load_published(tmp_path / "old.pt")
     layer = {"transformer.layers.0.linear1.weight": torch.zeros(64, 16)}
-    flat = {"query_encoder.0.weight": torch.zeros(16, 8), "pos_emb": torch.zeros(2 * 10**12 + 2, 0), **layer}
+    flat = {
+        "query_encoder.0.weight": torch.zeros(16, 8),
+        "pos_emb": torch.zeros(2 * 10**12 + 2, 0),
+        **layer,
+    }
     save_file(flat, tmp_path / "flat.safetensors")
     with pytest.raises(HubnessError, match="not those of a network of these sizes"):
         Checkpoint.load_published(tmp_path / "flat.safetensors")
@@ -315,7 +349,12 @@ def test_weights_that_claim_more_than_they_have(tmp_path):
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"dim": 10**9}, {"memory": 10**12}, {"form": "published", "width": 10**8}, {"form": "published", "layers": 1_000}],
+    [
+        {"dim": 10**9},
+        {"memory": 10**12},
+        {"form": "published", "width": 10**8},
+        {"form": "published", "layers": 1_000},
+    ],
     ids=str,
 )
 def test_a_network_whose_header_claims_other_sizes(tmp_path, sizes):
@@ -324,7 +363,10 @@ def test_a_network_whose_header_claims_other_sizes(tmp_path, sizes):
 
     network = Checkpoint(QuariConfig(dim=4), TrainingSettings(), None, "none", 1)
     with torch.no_grad():
-        weights = {f"weights.{name}": value for name, value in checkpoint.Quari(network.config).state_dict().items()}
+        weights = {
+            f"weights.{name}": value
+            for name, value in checkpoint.Quari(network.config).state_dict().items()
+        }
     facts = network.facts()
     facts["config"] |= sizes
     facts["digest"] = checkpoint._digest(facts, weights)

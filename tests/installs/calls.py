@@ -31,14 +31,22 @@ def answers(uri):
 
     def written(name):
         """The answers and the biases after an insert and an upsert."""
-        new = [{"id": 1000 + i, "vector": 2 * query, "text": query, "group": 7} for i, query in enumerate(queries[:4])]
+        new = [
+            {"id": 1000 + i, "vector": 2 * query, "text": query, "group": 7}
+            for i, query in enumerate(queries[:4])
+        ]
         client.insert(name, new[:2])
         client.upsert(name, [*new[2:], {**new[0], "vector": queries[5]}])
         return hits(client.search(name, data=queries, limit=5))
 
-    requests = [AnnSearchRequest([queries[i]], field, {}, limit=5) for i, field in enumerate(("vector", "text"))]
+    requests = [
+        AnnSearchRequest([queries[i]], field, {}, limit=5)
+        for i, field in enumerate(("vector", "text"))
+    ]
     config = CorrectionConfig(rng.normal(size=(20, 16)).astype(np.float32))
-    client.create_collection("created", dimension=16, auto_id=False, consistency_level="Strong", hubness=config)
+    client.create_collection(
+        "created", dimension=16, auto_id=False, consistency_level="Strong", hubness=config
+    )
     return {
         "search": hits(client.search("migrated", data=queries, limit=5)),
         "raw": hits(client.search("migrated", data=queries, limit=5, strength=0)),
@@ -46,7 +54,9 @@ def answers(uri):
         "async": asyncio.run(searched_async(uri, queries)),
         "gate": hits(client.search("gated", data=queries, limit=5)),
         "candidates": hits(client.search("enabled", data=queries, limit=5)),
-        "globally corrected": hits(client.search("migrated", data=queries, limit=5, rerank=GloballyCorrected(20))),
+        "globally corrected": hits(
+            client.search("migrated", data=queries, limit=5, rerank=GloballyCorrected(20))
+        ),
         "written": {name: written(name) for name in ("migrated", "gated", "enabled", "created")},
         "biases": client.query("migrated", filter="id >= 1000", output_fields=["hubness_bias"]),
         "query": client.query("migrated", ids=[3, 1000], output_fields=["vector", "group"]),

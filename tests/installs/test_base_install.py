@@ -12,7 +12,16 @@ import pytest
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import DataType
 
-from milvus_hubness import NNN, MilvusStore, QueryBank, connect, enable, migrate, plan_enable, plan_migration
+from milvus_hubness import (
+    NNN,
+    MilvusStore,
+    QueryBank,
+    connect,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+)
 from tests.galleries import vectors
 
 pytestmark = pytest.mark.long
@@ -22,8 +31,20 @@ QUIET = ["-q", "--disable-pip-version-check"]
 
 
 def run(*command, **options):
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600, **options)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        **options,
+    )
 
 
 def succeed(*command, **options):
@@ -66,10 +87,18 @@ def serve(tmp_path):
         store = MilvusStore(connect(uri))
         for collection in ("source", "gated_source", "enabled"):
             _collection(store.client, collection, items)
-        plan = plan_migration(store, "source", bank, estimator=NNN(8), field="vector", target="migrated")
+        plan = plan_migration(
+            store, "source", bank, estimator=NNN(8), field="vector", target="migrated"
+        )
         migrate(store, plan)
-        migrate(store, plan_migration(store, "gated_source", bank, field="vector", target="gated", gate=1))
-        enable(store, plan_enable(store, "enabled", bank, estimator=NNN(8), field="vector", where="side"))
+        migrate(
+            store,
+            plan_migration(store, "gated_source", bank, field="vector", target="gated", gate=1),
+        )
+        enable(
+            store,
+            plan_enable(store, "enabled", bank, estimator=NNN(8), field="vector", where="side"),
+        )
         return uri
 
     yield serve
@@ -86,7 +115,9 @@ def _collection(client, name, items):
         index.add_index(field, index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     rows = zip(items, items[::-1], strict=True)
-    client.insert(name, [{"id": i, "vector": item, "text": text} for i, (item, text) in enumerate(rows)])
+    client.insert(
+        name, [{"id": i, "vector": item, "text": text} for i, (item, text) in enumerate(rows)]
+    )
 
 
 def test_every_call_of_a_client_answers_as_with_all_extras(programs, serve, tmp_path):
@@ -114,17 +145,31 @@ def assert_same(base, full):
 
 
 def test_only_what_every_client_needs_is_installed(programs):
-    lines = succeed(programs / "pip", "list", "--format=freeze", "--disable-pip-version-check").split()
+    lines = succeed(
+        programs / "pip", "list", "--format=freeze", "--disable-pip-version-check"
+    ).split()
     installed = {line.partition("==")[0].lower() for line in lines}
     assert {"pymilvus", "numpy", "pydantic", "typer", "rich"} < installed
-    assert not installed & {"torch", "scikit-learn", "scipy", "pyarrow", "faiss-cpu", "tenacity", "starlette", "jinja2"}
+    assert not installed & {
+        "torch",
+        "scikit-learn",
+        "scipy",
+        "pyarrow",
+        "faiss-cpu",
+        "tenacity",
+        "starlette",
+        "jinja2",
+    }
 
 
 def test_commands_without_their_extra_name_it(programs, serve):
     uri = serve("commands.db")
     command = programs / "milvus-hubness"
     assert "migrated" in succeed(command, "status", "migrated", "--uri", uri)
-    for arguments in (["refresh", "migrated", "--uri", uri], ["tune", "source", "--bank", "b.npy", "--uri", uri]):
+    for arguments in (
+        ["refresh", "migrated", "--uri", uri],
+        ["tune", "source", "--bank", "b.npy", "--uri", uri],
+    ):
         done = run(command, *arguments)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.endswith('is not installed: pip install "milvus-hubness[jobs]"\n')

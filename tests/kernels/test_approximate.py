@@ -12,7 +12,12 @@ import torch
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, from_dict, to_dict
 from milvus_hubness.correction.kernels import topk_mean
-from milvus_hubness.correction.kernels.approximate import ApproximateBank, BankIndex, flat_is_faster, index_kinds
+from milvus_hubness.correction.kernels.approximate import (
+    ApproximateBank,
+    BankIndex,
+    flat_is_faster,
+    index_kinds,
+)
 from milvus_hubness.correction.kernels.primitives import import_faiss
 from milvus_hubness.errors import (
     BankTooSmall,
@@ -37,7 +42,9 @@ def vectors():
 @pytest.fixture
 def slow_exact(monkeypatch):
     """So slow that any index is faster."""
-    monkeypatch.setattr("milvus_hubness.correction.kernels.approximate.topk_mean", delayed(topk_mean, 2.5e-4))
+    monkeypatch.setattr(
+        "milvus_hubness.correction.kernels.approximate.topk_mean", delayed(topk_mean, 2.5e-4)
+    )
 
 
 def delayed(function, seconds_per_row):
@@ -79,7 +86,12 @@ class GpuFaiss:
     StandardGpuResources = object
 
     def __init__(self, *names, delays=(), off=0.0):
-        self.delays, self.off, self.searches, self.SearchParametersCagra = dict(delays), off, [], SimpleNamespace
+        self.delays, self.off, self.searches, self.SearchParametersCagra = (
+            dict(delays),
+            off,
+            [],
+            SimpleNamespace,
+        )
         for name in names:
             setattr(self, f"{name}Config", SimpleNamespace)
             setattr(self, name, partial(GpuIndex, self, name))
@@ -94,12 +106,16 @@ class GpuIndex:
         assert config.device == 0
         flat = faiss.IndexFlat(d, metric)
         self.faiss, self.name = faiss, name
-        self.index = faiss.IndexIVFFlat(flat, d, *lists, metric) if name == "GpuIndexIVFFlat" else flat
+        self.index = (
+            faiss.IndexIVFFlat(flat, d, *lists, metric) if name == "GpuIndexIVFFlat" else flat
+        )
         self.cp = getattr(self.index, "cp", None)
 
     def train_c(self, m, bank):
         self.index.train_c(m, bank)
-        if self.name == "GpuIndexCagra":  # It holds the bank once it is trained, and refuses to add to it.
+        if (
+            self.name == "GpuIndexCagra"
+        ):  # It holds the bank once it is trained, and refuses to add to it.
             self.index.add_c(m, bank)
 
     def add_c(self, m, bank):
@@ -189,7 +205,9 @@ def test_the_faster_of_lists_and_graph_is_taken(vectors, slow_exact, on_gpu, slo
     faiss.searches.clear()
     exact = topk_mean(X, B, 8)
     assert np.abs(near.values(X) - exact).mean() <= 0.012 * exact.std()
-    assert [(name, k) for name, k, _ in faiss.searches] == [({"cagra": GRAPH, "ivf": LISTS}[kind], 8)]
+    assert [(name, k) for name, k, _ in faiss.searches] == [
+        ({"cagra": GRAPH, "ivf": LISTS}[kind], 8)
+    ]
 
 
 def test_a_k_above_the_limit_of_a_gpu_is_exact(vectors, on_gpu):
@@ -218,9 +236,14 @@ def test_the_flat_index_of_a_gpu_is_the_exact_path_where_it_is_faster(vectors, o
     [({}, 0.0, 1e-3, True), ({FLAT: 0.3}, 0.0, 0.0, False), ({}, 0.01, 1e-3, False)],
     ids=["faster", "slower", "not exact"],
 )
-def test_the_flat_index_of_a_gpu_is_timed_and_compared(on_gpu, monkeypatch, delays, off, seconds_per_row, faster):
+def test_the_flat_index_of_a_gpu_is_timed_and_compared(
+    on_gpu, monkeypatch, delays, off, seconds_per_row, faster
+):
     on_gpu(GpuFaiss(FLAT, delays=delays, off=off))
-    monkeypatch.setattr("milvus_hubness.correction.kernels.approximate.topk_mean", delayed(topk_mean, seconds_per_row))
+    monkeypatch.setattr(
+        "milvus_hubness.correction.kernels.approximate.topk_mean",
+        delayed(topk_mean, seconds_per_row),
+    )
     timed = flat_is_faster.__wrapped__  # Without the cache.
     assert timed("cpu", torch.device("cpu"), 16, 4, (100, 2000)) == faster
 
@@ -252,7 +275,9 @@ def test_on_a_gpu_without_faiss_gpu_the_exact_kernel_is_taken(vectors, slow_exac
     assert ApproximateBank(B, X, 8).tuned.kind == "exact"
 
 
-on_a_real_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+on_a_real_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch sees no CUDA device"
+)
 
 
 @pytest.mark.gpu
@@ -295,7 +320,9 @@ def test_an_approximate_bank_is_tuned_on_the_device_by_default(vectors, slow_exa
 def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch):
     X, B = vectors
     means = BankIndex.means
-    monkeypatch.setattr(BankIndex, "means", lambda index, x, width: time.sleep(0.05) or means(index, x, width))
+    monkeypatch.setattr(
+        BankIndex, "means", lambda index, x, width: time.sleep(0.05) or means(index, x, width)
+    )
     near = ApproximateBank(B, X[:40], 8, error=1.0)
     assert near.tuned == ("exact", 0, 1.0, 0.0, 0.0, 0.0, 1.0)
     np.testing.assert_allclose(near.values(X), topk_mean(X, B, 8), rtol=0, atol=1e-6)
@@ -350,7 +377,9 @@ def test_two_faiss_distributions_conflict(monkeypatch, vectors, gpu):
     installed = [SimpleNamespace(name=name) for name in ("numpy", "faiss-cpu", gpu)]
     monkeypatch.setattr("importlib.metadata.distributions", lambda: installed)
     import_faiss.cache_clear()
-    with pytest.raises(FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"):
+    with pytest.raises(
+        FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"
+    ):
         ApproximateBank(B, X, 8)
 
 

@@ -19,7 +19,9 @@ OTHERS = ["torch.topk over tiles", "FAISS flat", *["nnn-retrieval"][: find_spec(
 
 def run(*more):
     sizes = {"--rows": 70, "--bank": 3000, "--dim": 16, "--k": 16}
-    return kernels_gpu.main(["--device", "cpu", *(str(part) for pair in sizes.items() for part in pair), *more])
+    return kernels_gpu.main(
+        ["--device", "cpu", *(str(part) for pair in sizes.items() for part in pair), *more]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,9 @@ def results(tmp_path_factory):
 VECTORS = ["float32", "float32 on the device", "bfloat16", "L2", "cosine 0.8"]
 
 
-@pytest.mark.parametrize("vectors", [*VECTORS, pytest.param("docstring_code", marks=needs_real_data)])
+@pytest.mark.parametrize(
+    "vectors", [*VECTORS, pytest.param("docstring_code", marks=needs_real_data)]
+)
 def test_every_kernel_is_compared_on_a_cpu(results, vectors):
     cells = results[0]["cells"][vectors]
     others = OTHERS if vectors in ("float32", "docstring_code") else []
@@ -44,7 +48,9 @@ def test_every_kernel_is_compared_on_a_cpu(results, vectors):
     for row in cells.values():
         for by, cell in row.items():
             assert cell["tflops"] > 0
-            assert cell["share_of_product"] == pytest.approx(row["product alone"]["seconds"] / cell["seconds"])
+            assert cell["share_of_product"] == pytest.approx(
+                row["product alone"]["seconds"] / cell["seconds"]
+            )
             assert by == "product alone" or cell["error_over_std"] < 1e-4
     if "nnn-retrieval" in others:
         ratio = cells["16"]["nnn-retrieval"]["seconds"] / cells["16"]["screened"]["seconds"]
@@ -60,7 +66,10 @@ def test_results_are_held_against_the_targets(results):
         *["float32, 16, screened"] * ("nnn-retrieval" in OTHERS),
     ]  # fmt: skip
     for row in saved["targets"]:
-        assert f"| {row['target']} | {row['measured']:.2g} | {'yes' if row['reached'] else 'no'} |" in markdown
+        assert (
+            f"| {row['target']} | {row['measured']:.2g} | {'yes' if row['reached'] else 'no'} |"
+            in markdown
+        )
 
 
 def test_the_page_has_the_bounds_that_the_arithmetic_gives(capsys):

@@ -24,11 +24,20 @@ from milvus_hubness.correction.kernels.primitives import (
     resolve_device,
     uses_numpy,
 )
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+)
 
 CUDA = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    ],
 )
 
 
@@ -86,7 +95,9 @@ def test_every_tiling_gives_the_same_as_float64(size, seed, device):
     exact = sorted_scores(X, B)
     np.testing.assert_allclose(means, exact[:, :k].mean(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(values, exact[:, :k], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5
+    )
     assert all(len(set(row)) == k for row in indices.tolist())
     if n:
         np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.1), rtol=1e-5, atol=1e-5)
@@ -107,22 +118,32 @@ def test_sizes_at_the_edge_of_a_tile(device, n, m):
 @on_both
 def test_real_size_parity():
     X, B = matrices(3000, 5000, d=64)
-    X, B = X / np.linalg.norm(X, axis=1, keepdims=True), B / np.linalg.norm(B, axis=1, keepdims=True)
+    X, B = (
+        X / np.linalg.norm(X, axis=1, keepdims=True),
+        B / np.linalg.norm(B, axis=1, keepdims=True),
+    )
     exact = sorted_scores(X, B)
     for k in (1, 128, 5000):
         np.testing.assert_allclose(topk_mean(X, B, k), exact[:, :k].mean(1), atol=1e-6)
     for tau in (0.001, 0.05, 1.0):
-        np.testing.assert_allclose(logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-6, atol=1e-6
+        )
 
 
 def test_numpy_equals_torch():
     """Biases of a client without torch and of a job are the same to 1e-6."""
     X, B = matrices(300, 5000, d=64)
-    X, B = X / np.linalg.norm(X, axis=1, keepdims=True), B / np.linalg.norm(B, axis=1, keepdims=True)
+    X, B = (
+        X / np.linalg.norm(X, axis=1, keepdims=True),
+        B / np.linalg.norm(B, axis=1, keepdims=True),
+    )
     weights = np.random.default_rng(1).standard_normal(5000).astype(np.float32) / 10
     for k in (1, 16, 4999, 5000):
         np.testing.assert_allclose(topk_mean(X, B, k), topk_mean(X, B, k, device="cpu"), atol=1e-6)
-        np.testing.assert_allclose(topk(X, B, k).values, topk(X, B, k, device="cpu").values, atol=1e-6)
+        np.testing.assert_allclose(
+            topk(X, B, k).values, topk(X, B, k, device="cpu").values, atol=1e-6
+        )
     for tau in (0.001, 0.05, 1.0):
         on_torch = logsumexp(X, B, tau, weights, device="cpu")
         np.testing.assert_allclose(logsumexp(X, B, tau, weights), on_torch, rtol=1e-6, atol=1e-6)
@@ -167,7 +188,9 @@ def test_a_policy_names_the_kernel_and_ends_with_its_block():
 
 def test_a_policy_holds_in_the_threads_of_the_kernels(monkeypatch):
     seen, real = [], dense.topk_mean
-    monkeypatch.setattr(dense, "topk_mean", lambda *given: seen.append(POLICY.get().tile_size) or real(*given))
+    monkeypatch.setattr(
+        dense, "topk_mean", lambda *given: seen.append(POLICY.get().tile_size) or real(*given)
+    )
     with kernel_policy(kernel="dense", tile_size=77, devices=("cpu", "cpu")):
         topk_mean(*matrices(8, 9), 2, device="cuda:all")
         share_out(lambda task: seen.append(POLICY.get().tile_size), iter(range(8)), 2)
@@ -184,8 +207,12 @@ def test_all_devices_share_the_rows(device, kernel):
                 assert type(one) is type(other) is type(rows)
                 one, other = torch.as_tensor(one), torch.as_tensor(other)
                 torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
-            apart, together = (logsumexp(rows, B, 0.1, device=name) for name in ("cuda:all", device))
-            torch.testing.assert_close(torch.as_tensor(apart), torch.as_tensor(together), rtol=1e-6, atol=1e-6)
+            apart, together = (
+                logsumexp(rows, B, 0.1, device=name) for name in ("cuda:all", device)
+            )
+            torch.testing.assert_close(
+                torch.as_tensor(apart), torch.as_tensor(together), rtol=1e-6, atol=1e-6
+            )
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
@@ -197,10 +224,16 @@ def test_cuda_equals_cpu():
     try:
         for k in (1, 32, 1500, 3000):
             np.testing.assert_allclose(
-                topk_mean(X, B, k, device="cuda"), topk_mean(X, B, k, device="cpu"), rtol=1e-5, atol=1e-4
+                topk_mean(X, B, k, device="cuda"),
+                topk_mean(X, B, k, device="cpu"),
+                rtol=1e-5,
+                atol=1e-4,
             )
         np.testing.assert_allclose(
-            logsumexp(X, B, 0.05, device="cuda"), logsumexp(X, B, 0.05, device="cpu"), rtol=1e-5, atol=1e-4
+            logsumexp(X, B, 0.05, device="cuda"),
+            logsumexp(X, B, 0.05, device="cpu"),
+            rtol=1e-5,
+            atol=1e-4,
         )
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -228,7 +261,9 @@ def test_other_numbers_are_computed_in_float32(dtype):
 
 
 @on_both
-@pytest.mark.parametrize("change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]])
+@pytest.mark.parametrize(
+    "change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]]
+)
 def test_any_memory_layout(change):
     X, B = (change(M) for M in matrices(20, 30, d=6))
     np.testing.assert_allclose(topk_mean(X, B, 1), sorted_scores(X, B)[:, 0], rtol=1e-5)
@@ -274,14 +309,18 @@ def test_reduced_precision_settings_are_put_aside_and_back():
 def test_logsumexp_is_finite_and_right_at_every_tau(tau):
     X, B = matrices(40, 50)
     X *= 30
-    np.testing.assert_allclose(logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(
+        logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-5, atol=1e-4
+    )
 
 
 @on_both
 def test_logsumexp_becomes_the_maximum():
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50).astype(np.float32)
-    np.testing.assert_allclose(logsumexp(X, B, 1e-9, weights), (X @ B.T + weights).max(1), rtol=1e-5)
+    np.testing.assert_allclose(
+        logsumexp(X, B, 1e-9, weights), (X @ B.T + weights).max(1), rtol=1e-5
+    )
 
 
 def test_logsumexp_weights(any_device):
@@ -290,9 +329,13 @@ def test_logsumexp_weights(any_device):
     some = np.where(np.arange(50) < 45, -np.inf, weights)
     none = np.full(50, -np.inf)
     with kernel_policy(tile_size=100):
-        soft, of_some, of_none = (logsumexp(X, B, 0.1, own, device=any_device) for own in (weights, some, none))
+        soft, of_some, of_none = (
+            logsumexp(X, B, 0.1, own, device=any_device) for own in (weights, some, none)
+        )
     np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.1, weights), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(of_some, exact_logsumexp(X, B[45:], 0.1, weights[45:]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        of_some, exact_logsumexp(X, B[45:], 0.1, weights[45:]), rtol=1e-5, atol=1e-5
+    )
     assert (of_none == -np.inf).all()
 
 
@@ -418,7 +461,10 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script.replace("LIBRARY", library)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script.replace("LIBRARY", library)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert float(done.stdout) < 150
 
@@ -441,7 +487,8 @@ def test_three_products_in_bfloat16_are_as_exact_as_one_in_float32(parts_on_cpu,
     """Biases are within 1e-5 of their spread, which one product in bfloat16 is far from."""
     X, B = matrices(300, 2000, d=512)
     X, B = (
-        np.sqrt(1 - cosine) * rows / np.linalg.norm(rows, axis=1, keepdims=True) + np.float32(np.sqrt(cosine / 512))
+        np.sqrt(1 - cosine) * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        + np.float32(np.sqrt(cosine / 512))
         for rows in (X, B)
     )
     exact = exact_logsumexp(X, B, tau)
@@ -454,7 +501,9 @@ def test_three_products_in_bfloat16_are_as_exact_as_one_in_float32(parts_on_cpu,
 @given(st.floats(-100, 100), st.floats(-100, 100))
 def test_the_error_of_a_product_in_parts_is_bounded(x, b):
     a, c = (torch.tensor([[number]], dtype=torch.float32) for number in (x, b))
-    product = (operands.in_parts(a, of_bank=False).double() @ operands.in_parts(c, of_bank=True).double().T).item()
+    product = (
+        operands.in_parts(a, of_bank=False).double() @ operands.in_parts(c, of_bank=True).double().T
+    ).item()
     exact = a.item() * c.item()
     assert abs(product - exact) <= 3 * 2**-16 * abs(exact) + 1e-30
 
@@ -471,14 +520,30 @@ def test_tiles_are_copied_one_ahead_in_order(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: events.append(f"copy {int(tensor[0, 0])}") or tensor)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "pin_memory",
+        lambda tensor: events.append(f"copy {int(tensor[0, 0])}") or tensor,
+    )
     X, B = np.arange(7, dtype=np.float32)[:, None], np.ones((3, 1), np.float32)
     tiles = []
-    for part, tile in operands.Operands.of(X, B, "cpu").copied_ahead([slice(0, 3), slice(3, 6), slice(6, 7)]):
+    for part, tile in operands.Operands.of(X, B, "cpu").copied_ahead(
+        [slice(0, 3), slice(3, 6), slice(6, 7)]
+    ):
         events.append(f"work {part.start}")
         tiles.append(tile)
     assert torch.cat(tiles)[:, 0].tolist() == X[:, 0].tolist()
-    assert events == ["copy 0", "wait", "copy 3", "work 0", "wait", "copy 6", "work 3", "wait", "work 6"]
+    assert events == [
+        "copy 0",
+        "wait",
+        "copy 3",
+        "work 0",
+        "wait",
+        "copy 6",
+        "work 3",
+        "wait",
+        "work 6",
+    ]
     assert list(operands.Operands.of(X[:0], B, "cpu").copied_ahead([])) == []
 
 
@@ -488,13 +553,17 @@ def test_faiss_finds_the_largest_of_many_rows(own_thread, monkeypatch, k):
     import faiss
 
     rows, real = [], faiss.knn
-    monkeypatch.setattr(faiss, "knn", lambda x, *rest, **named: rows.append(len(x)) or real(x, *rest, **named))
+    monkeypatch.setattr(
+        faiss, "knn", lambda x, *rest, **named: rows.append(len(x)) or real(x, *rest, **named)
+    )
     before = faiss.omp_get_max_threads()
     with kernel_policy(kernel="dense"):
         means, (values, indices) = topk_mean(X, B, k, device="cpu"), topk(X, B, k, device="cpu")
     exact = sorted_scores(X, B)[:, :k]
     np.testing.assert_allclose(means, exact.mean(1), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(values, exact, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5
+    )
     assert rows == 2 * [350, 350]
     assert faiss.omp_get_max_threads() == before

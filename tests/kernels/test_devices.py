@@ -26,7 +26,9 @@ def test_cuda_where_there_is_none(monkeypatch):
             resolve_device(name)
 
 
-@pytest.mark.parametrize("name", ["gpu", "mps", "cuda:", "cuda:x", "cuda:-1", "CPU", "cpu:0", "", None, 0])
+@pytest.mark.parametrize(
+    "name", ["gpu", "mps", "cuda:", "cuda:x", "cuda:-1", "CPU", "cpu:0", "", None, 0]
+)
 def test_unknown_devices(name):
     with pytest.raises(InvalidParameter, match="device is"):
         resolve_device(name)

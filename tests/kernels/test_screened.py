@@ -10,20 +10,29 @@ import torch
 
 from milvus_hubness.correction.kernels import dense, logsumexp, operands, screened, topk, topk_mean
 from milvus_hubness.correction.kernels.operands import full_precision
-from milvus_hubness.correction.kernels.primitives import KernelPolicy, kernel_policy, screens_in_bfloat16
+from milvus_hubness.correction.kernels.primitives import (
+    KernelPolicy,
+    kernel_policy,
+    screens_in_bfloat16,
+)
 from milvus_hubness.errors import InvalidParameter
 
 RNG = np.random.default_rng(0)
 CUDA = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    ],
 )
 
 
 @pytest.fixture(autouse=True)
 def always():
     """Small tiles, no size too small, and bfloat16 on any processor."""
-    with kernel_policy(kernel="screened", screen="bfloat16", least_screened=(0, 0), screened_tile=(40, 1024)):
+    with kernel_policy(
+        kernel="screened", screen="bfloat16", least_screened=(0, 0), screened_tile=(40, 1024)
+    ):
         yield
 
 
@@ -41,7 +50,9 @@ def dense_rows(monkeypatch):
     rows = []
     for name in ("topk_mean", "topk"):
         real = getattr(dense, name)
-        monkeypatch.setattr(dense, name, lambda o, *rest, real=real: rows.append(len(o.X)) or real(o, *rest))
+        monkeypatch.setattr(
+            dense, name, lambda o, *rest, real=real: rows.append(len(o.X)) or real(o, *rest)
+        )
     return rows
 
 
@@ -81,7 +92,9 @@ def test_random_rows(dense_rows, device, m, k):
 
 @pytest.mark.parametrize("cosine", [0, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("dim", [100, 384, 512, 514])
-def test_no_row_is_left_over_however_much_the_vectors_have_in_common(dense_rows, device, dim, cosine):
+def test_no_row_is_left_over_however_much_the_vectors_have_in_common(
+    dense_rows, device, dim, cosine
+):
     """514 is L2 at 512."""
     l2 = dim == 514
     X, B = with_common_part(40, 4000, dim - 2 * l2, cosine, l2)
@@ -123,7 +136,9 @@ def test_scores_closer_than_bfloat16_can_tell(dense_rows):
     """A thousand copies of a row, each moved by less than the screen sees: which are the largest is told by
     the exact products alone."""
     base = unit(1, 64)
-    B = np.concatenate([unit(4000, 64), base + 1e-5 * RNG.standard_normal((60, 64)).astype(np.float32)])
+    B = np.concatenate(
+        [unit(4000, 64), base + 1e-5 * RNG.standard_normal((60, 64)).astype(np.float32)]
+    )
     X = base + 0.02 * unit(30, 64)
     check(X, B, 20)
     assert sum(dense_rows) == 0
@@ -181,7 +196,8 @@ def test_no_tile_holds_all_scores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dim", "tiles"), [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))]
+    ("dim", "tiles"),
+    [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))],
 )
 def test_tiles_fill_the_caches(dim, tiles):
     with kernel_policy(KernelPolicy()):
@@ -241,7 +257,9 @@ def test_the_environment_names_the_dtype_of_screens(monkeypatch):
         with kernel_policy(KernelPolicy()):
             assert screens_in_bfloat16(torch.device("cpu")) == (screen == "bfloat16")
     monkeypatch.setenv("MILVUS_HUBNESS_KERNEL", "float16")
-    with pytest.raises(InvalidParameter, match="MILVUS_HUBNESS_KERNEL must be one of auto, bfloat16, float32, not"):
+    with pytest.raises(
+        InvalidParameter, match="MILVUS_HUBNESS_KERNEL must be one of auto, bfloat16, float32, not"
+    ):
         KernelPolicy()
 
 
@@ -273,6 +291,10 @@ def test_real_sizes_on_cuda(dense_rows, dtype):
     exact = (X.double() @ B.double().T).topk(512).values
     with kernel_policy(KernelPolicy()):
         for k in (16, 128, 512):
-            torch.testing.assert_close(topk_mean(X, B, k).double(), exact[:, :k].mean(1), rtol=0, atol=5e-6)
-            torch.testing.assert_close(topk(X, B, k).values.double(), exact[:, :k], rtol=0, atol=5e-6)
+            torch.testing.assert_close(
+                topk_mean(X, B, k).double(), exact[:, :k].mean(1), rtol=0, atol=5e-6
+            )
+            torch.testing.assert_close(
+                topk(X, B, k).values.double(), exact[:, :k], rtol=0, atol=5e-6
+            )
     assert sum(dense_rows) <= 30

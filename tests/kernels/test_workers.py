@@ -58,7 +58,11 @@ def test_what_a_task_raises_is_raised(three_threads, threads):
 
 
 def numpy_threads():
-    return [library["num_threads"] for library in threadpool_info() if "numpy.libs" in library["filepath"]]
+    return [
+        library["num_threads"]
+        for library in threadpool_info()
+        if "numpy.libs" in library["filepath"]
+    ]
 
 
 def test_a_second_call_runs_in_its_own_thread_and_numpy_keeps_its_threads(three_threads):

@@ -23,8 +23,12 @@ def test_float32_keeps_every_order(metric):
     assert (found.rows, found.queries, found.remark("float32")) == (1_000, 200, [])
 
 
-@pytest.mark.parametrize(("dtype", "least", "most"), [("float16", 0.93, 0.99), ("bfloat16", 0.7, 0.9)])
-def test_unit_vectors_that_are_rounded_once_more_lose_some_orders_and_the_plan_says_so(dtype, least, most):
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [("float16", 0.93, 0.99), ("bfloat16", 0.7, 0.9)]
+)
+def test_unit_vectors_that_are_rounded_once_more_lose_some_orders_and_the_plan_says_so(
+    dtype, least, most
+):
     rows, queries = drawn()
     found = resolution(Layout(64, "COSINE"), rounded(rows, dtype), queries, dtype)
     assert least < found.in_order < most
@@ -53,4 +57,7 @@ def test_rows_that_are_alike_are_no_lost_order():
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 4)), np.full((20, 4), np.nan), np.ones((11, 4))])
 def test_too_few_rows_tell_nothing(rows):
-    assert resolution(Layout(4, "L2"), rows.astype(np.float32), np.ones((3, 4), np.float32), "float32") is None
+    assert (
+        resolution(Layout(4, "L2"), rows.astype(np.float32), np.ones((3, 4), np.float32), "float32")
+        is None
+    )

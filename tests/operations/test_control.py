@@ -11,7 +11,12 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.jobs.common.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.control import (
+    Controls,
+    MigrationMetrics,
+    following_control_file,
+    postpone_cutover,
+)
 from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.jobs.common.http_server import control_server
 from milvus_hubness.jobs.common.progress import Events, LatestEvents, Throttle
@@ -30,10 +35,14 @@ class Migration:
         return Controls(name, self.throttle, self.release, self.events)
 
     def file(self, path):
-        return following_control_file(path, self.controls("control file"), self.events, poll_seconds=0.02)
+        return following_control_file(
+            path, self.controls("control file"), self.events, poll_seconds=0.02
+        )
 
     def server(self, address="127.0.0.1:0", **limits):
-        return control_server(address, self.controls("http"), self.latest, self.metrics, HttpLimits(**limits))
+        return control_server(
+            address, self.controls("http"), self.latest, self.metrics, HttpLimits(**limits)
+        )
 
     def told(self):
         return [event.name for event in self.heard]
@@ -70,7 +79,11 @@ def test_a_file_steers_from_the_beginning_and_when_it_changes(migration, path):
         write_control(path, paused=False, bytes_per_second=9, chunk_seconds=1.5, cutover="now")
         until(lambda: migration.throttle.snapshot()["running"])
         now = migration.throttle.snapshot()
-        assert (now["rows_per_second"], now["bytes_per_second"], now["chunk_seconds"]) == (500, 9, 1.5)
+        assert (now["rows_per_second"], now["bytes_per_second"], now["chunk_seconds"]) == (
+            500,
+            9,
+            1.5,
+        )
         assert migration.release.is_set()
         write_control(path, rows_per_second=None, cutover="postponed")
         until(lambda: migration.throttle.snapshot()["rows_per_second"] is None)
@@ -154,7 +167,9 @@ def url(migration):
 
 
 def test_a_pause_shows_in_the_status_and_holds_the_writer(migration, url):
-    migration.events.report("copying", rows=5, rows_total=10, bytes=1, seconds=0.1, eta_seconds=None)
+    migration.events.report(
+        "copying", rows=5, rows_total=10, bytes=1, seconds=0.1, eta_seconds=None
+    )
     assert ask(f"{url}/control", {"paused": True})[0] == 200
     code, answer = ask(f"{url}/status")
     status = json.loads(answer)
@@ -183,7 +198,11 @@ def test_the_rate_is_set_over_http(migration, url):
     status = json.loads(ask(f"{url}/control", {"rows_per_second": 250, "chunk_seconds": None})[1])
     assert status["rows_per_second"] == 250
     assert migration.throttle.snapshot()["rows_per_second"] == 250
-    assert migration.heard[-1].facts == {"rows_per_second": 250, "bytes_per_second": None, "chunk_seconds": None}
+    assert migration.heard[-1].facts == {
+        "rows_per_second": 250,
+        "bytes_per_second": None,
+        "chunk_seconds": None,
+    }
 
 
 def test_the_cutover_is_released_over_http(migration, url):
@@ -209,7 +228,9 @@ def test_bad_values_are_answered_with_what_is_wrong(migration, url, body, said):
     assert migration.throttle.snapshot()["rows_per_second"] is None
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""]
+)
 @pytest.mark.parametrize(("path", "body"), [("/status", None), ("/control", {"paused": True})])
 def test_requests_that_name_another_host_are_refused(migration, url, host, path, body):
     assert ask(url + path, body, Host=host)[0] == 403
@@ -231,7 +252,9 @@ def test_requests_that_name_this_machine_are_answered(url, host):
         ("Sec-Fetch-Site", "same-site"),
     ],
 )
-@pytest.mark.parametrize(("path", "body"), [("/control", {"paused": True}), ("/status", None), ("/nothing", None)])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/control", {"paused": True}), ("/status", None), ("/nothing", None)]
+)
 def test_requests_of_web_pages_are_refused(migration, url, header, path, body):
     status, told = ask(url + path, body, **dict([header]))
     message = "web pages may not use this server: use a program that sends no Origin header"
@@ -250,7 +273,9 @@ def test_the_probe_of_a_migration_is_answered_beyond_the_limit(migration):
         assert ask(f"{server.url}/healthz")[0] == 200
 
 
-@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])
+@pytest.mark.parametrize(
+    "content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"]
+)
 def test_forms_of_other_sites_cannot_steer(migration, url, content_type):
     assert ask(f"{url}/control", {"paused": True}, content_type=content_type)[0] == 415
     assert migration.throttle.snapshot()["running"]
@@ -295,13 +320,17 @@ def test_the_server_is_silent_and_leaves_no_thread(migration, capfd):
         socket.create_connection(("127.0.0.1", port), timeout=1)
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:0", "192.168.1.5:80", "example.org:80", "[::]:0", ":0"])
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:0", "192.168.1.5:80", "example.org:80", "[::]:0", ":0"]
+)
 def test_only_loopback_is_listened_on(migration, address):
     with pytest.raises(InvalidParameter, match="loopback"):
         migration.server(address)
 
 
-@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:x", "127.0.0.1:99999", "http://localhost:1", ""])
+@pytest.mark.parametrize(
+    "address", ["localhost", "127.0.0.1:x", "127.0.0.1:99999", "http://localhost:1", ""]
+)
 def test_addresses_of_another_form_are_refused(migration, address):
     with pytest.raises(InvalidParameter, match="HOST:PORT"):
         migration.server(address)

@@ -13,7 +13,10 @@ from milvus_hubness.jobs.common.progress import PHASES, Event, Events, LatestEve
 def test_listeners_are_told_in_their_order_and_hooks_last():
     heard = []
     events = Events(
-        [lambda event: heard.append(("a", event.name)), lambda event: heard.append(("b", event.name))],
+        [
+            lambda event: heard.append(("a", event.name)),
+            lambda event: heard.append(("b", event.name)),
+        ],
         lambda event: heard.append(("hooks", event.name)),
     )
     events.report("plan")
@@ -66,7 +69,10 @@ def test_listeners_hear_one_event_at_a_time():
         inside.pop()
 
     events = Events([listener])
-    threads = [threading.Thread(target=lambda: [events.report("copying") for _ in range(10)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [events.report("copying") for _ in range(10)])
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

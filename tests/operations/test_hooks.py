@@ -37,7 +37,9 @@ def test_a_hook_finds_the_facts_in_its_environment_and_not_the_token(monkeypatch
         uri=f"http://{TOKEN}@host",
     )
     environment = variables(tmp_path / "env")
-    told = {name: value for name, value in environment.items() if name.startswith("MILVUS_HUBNESS_")}
+    told = {
+        name: value for name, value in environment.items() if name.startswith("MILVUS_HUBNESS_")
+    }
     assert TOKEN not in (tmp_path / "env").read_text()
     assert "OTHER" not in environment
     assert json.loads(told.pop("MILVUS_HUBNESS_KEYS")) == ["a", 2]
@@ -112,7 +114,10 @@ def test_a_hook_without_a_command_is_refused(spec):
 
 def test_a_hook_that_hangs_ends_when_the_migration_is_stopped(tmp_path):
     stopped = threading.Event()
-    hooks = Hooks({"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]}, cancelled=stopped)
+    hooks = Hooks(
+        {"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]},
+        cancelled=stopped,
+    )
     reporting_failures = threading.Thread(target=Events([], hooks).report, args=["copying"])
     reporting_failures.start()
     while not (tmp_path / "began").exists():

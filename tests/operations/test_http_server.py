@@ -65,12 +65,30 @@ def error(server, text):
 
 @pytest.mark.parametrize("length", ["9" * 19, "65537", "00065537"])
 def test_a_body_that_is_announced_as_too_long_is_refused(server, caplog, length):
-    assert error(server, f"{HEAD}Content-Length: {length}\r\n\r\n{{}}") == (413, "a body has at most 65536 bytes")
+    assert error(server, f"{HEAD}Content-Length: {length}\r\n\r\n{{}}") == (
+        413,
+        "a body has at most 65536 bytes",
+    )
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
-    "length", ["-5", "+5", "1_0", "0x10", "2.0", "1e1", "5 5", "", "²", "٢", "9" * 5_000, "9" * 60_000, "0" * 5_000]
+    "length",
+    [
+        "-5",
+        "+5",
+        "1_0",
+        "0x10",
+        "2.0",
+        "1e1",
+        "5 5",
+        "",
+        "²",
+        "٢",
+        "9" * 5_000,
+        "9" * 60_000,
+        "0" * 5_000,
+    ],
 )
 def test_a_content_length_that_is_no_number_is_refused(server, caplog, length):
     status, body = send(server, f"{HEAD}Content-Length: {length}\r\n\r\n{{}}")
@@ -80,7 +98,10 @@ def test_a_content_length_that_is_no_number_is_refused(server, caplog, length):
 
 @pytest.mark.parametrize("header", ["", "Transfer-Encoding: chunked\r\n"])
 def test_a_missing_content_length_is_named(server, header):
-    assert error(server, f"{HEAD.replace('1.0', '1.1')}{header}\r\n2\r\n{{}}") == (411, "the Content-Length is missing")
+    assert error(server, f"{HEAD.replace('1.0', '1.1')}{header}\r\n2\r\n{{}}") == (
+        411,
+        "the Content-Length is missing",
+    )
 
 
 @pytest.mark.parametrize("length", ["7", "007", " 7 "])
@@ -88,7 +109,9 @@ def test_a_content_length_may_have_leading_zeros(server, length):
     assert send(server, f'{HEAD}Content-Length: {length}\r\n\r\n{{"a":1}}') == (200, '{"a": 1}\n')
 
 
-@pytest.mark.parametrize("body", ["[" * 60_000, '{"a": ' + "9" * 5_000 + "}"], ids=["nested", "digits"])
+@pytest.mark.parametrize(
+    "body", ["[" * 60_000, '{"a": ' + "9" * 5_000 + "}"], ids=["nested", "digits"]
+)
 def test_json_that_python_cannot_read_is_refused(server, caplog, body):
     status, said = error(server, f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}")
     assert status == 400
@@ -128,7 +151,9 @@ def drip(connections, ended):
                 connection.sendall(b"x")
 
 
-@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"]
+)
 def test_clients_that_send_a_byte_a_second_do_not_keep_the_server_from_closing(caplog, sent):
     answered, ended = [], threading.Event()
 
@@ -167,7 +192,9 @@ def test_clients_that_hold_connections_do_not_keep_probes_out(caplog):
     """A hundred of them kept /healthz at 503, and were open after 75 seconds: Kubernetes restarted the pod."""
     with serving(request_seconds=1.5) as server, contextlib.ExitStack() as stack:
         connections = [stack.enter_context(dial(server)) for _ in range(150)]
-        for connection, sent in zip(connections, itertools.cycle(("", "G", "GET / HTTP/1.0\r\nX-Slow: "))):
+        for connection, sent in zip(
+            connections, itertools.cycle(("", "G", "GET / HTTP/1.0\r\nX-Slow: "))
+        ):
             connection.sendall(sent.encode())
         assert send(server, PROBE) == (200, '{"path": "/healthz"}\n')
         time.sleep(2.5)
@@ -176,7 +203,9 @@ def test_clients_that_hold_connections_do_not_keep_probes_out(caplog):
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"]
+)
 def test_one_connection_too_many_closes_the_one_that_waited_longest(sent):
     with serving(connections=20) as server, contextlib.ExitStack() as stack:
         connections = []
@@ -327,6 +356,8 @@ def test_no_client_is_sent_elsewhere(server, path):
 
 
 def test_answers_hold_no_password():
-    with serving(lambda body: RedactedResponse({"database": "http://root:s3cret@host:1"})) as server:
+    with serving(
+        lambda body: RedactedResponse({"database": "http://root:s3cret@host:1"})
+    ) as server:
         told = send(server, "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
     assert told == (200, '{"database": "http://***@host:1"}\n')

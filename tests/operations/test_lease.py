@@ -46,7 +46,9 @@ class Shelf:
     def drop_records(self, ledger, group, keys=None):
         with self.lock:
             self.kept = {
-                key: each for key, each in self.kept.items() if each.group != group or not (keys is None or key in keys)
+                key: each
+                for key, each in self.kept.items()
+                if each.group != group or not (keys is None or key in keys)
             }
 
     def exists(self, collection):
@@ -92,7 +94,9 @@ def another(shelf, **changes):
 def test_a_second_process_is_told_who_holds_the_lease(shelf):
     with leasing(shelf) as mine:
         mine.check()
-        with pytest.raises(LeaseHeld, match=rf"process {os.getpid()} on .*'items' \(token 1, until"):
+        with pytest.raises(
+            LeaseHeld, match=rf"process {os.getpid()} on .*'items' \(token 1, until"
+        ):
             leasing(shelf).__enter__()
         with leasing(shelf, "others"):
             mine.check()
@@ -163,7 +167,9 @@ def test_a_claim_that_another_process_won_is_withdrawn(shelf):
     shelf.before_write = interfere
     with pytest.raises(LeaseHeld, match="db-2"):
         leasing(shelf).__enter__()
-    assert [each.owner_id for each in read_entries(shelf, "items") if each.token == 2] == [theirs.owner_id]
+    assert [each.owner_id for each in read_entries(shelf, "items") if each.token == 2] == [
+        theirs.owner_id
+    ]
     assert not shelf.aliases
 
 
@@ -229,7 +235,9 @@ def test_clocks_may_differ_by_five_seconds(shelf, monkeypatch, ahead):
     policy = vars(LeasePolicy.default()) | {"fenced_write": 0.0}
     theirs = now() + timedelta(seconds=ahead)
     with leasing(shelf):
-        held = another(shelf, skew=policy["skew"], expires_at=theirs + timedelta(seconds=policy["seconds"]))
+        held = another(
+            shelf, skew=policy["skew"], expires_at=theirs + timedelta(seconds=policy["seconds"])
+        )
     put(shelf, held)
     for seconds, is_free in ((policy["seconds"] - 1, False), (policy["seconds"] + 11, True)):
         later = now() + timedelta(seconds=seconds)
@@ -253,7 +261,10 @@ def test_a_broken_entry_is_told(shelf):
 @pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf"])
 def test_seconds_in_the_environment_that_are_no_number_are_refused(monkeypatch, text):
     monkeypatch.setenv("MILVUS_HUBNESS_LEASE_SECONDS", text)
-    with pytest.raises(ValueError, match=r"MILVUS_HUBNESS_LEASE_SECONDS must be a number of seconds, at least 0\.001"):
+    with pytest.raises(
+        ValueError,
+        match=r"MILVUS_HUBNESS_LEASE_SECONDS must be a number of seconds, at least 0\.001",
+    ):
         LeasePolicy.default()
 
 
@@ -263,7 +274,9 @@ def test_the_environment_says_how_long_writing_clients_use_a_state(monkeypatch):
     monkeypatch.delenv("MILVUS_HUBNESS_CLIENT_TTL")
     assert MigrationOptions().client_ttl == RefreshOptions().client_ttl == STATE_TTL == 5
     monkeypatch.setenv("MILVUS_HUBNESS_CLIENT_TTL", "-1")
-    with pytest.raises(ValueError, match="MILVUS_HUBNESS_CLIENT_TTL must be a number of seconds, at least 0, not"):
+    with pytest.raises(
+        ValueError, match="MILVUS_HUBNESS_CLIENT_TTL must be a number of seconds, at least 0, not"
+    ):
         MigrationOptions()
 
 

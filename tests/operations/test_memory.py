@@ -44,11 +44,15 @@ class Wide(MilvusStore):
 
     def scan_keys(self, collection, *, limit, after=None, partition=None, pending=""):
         if not self.is_wide(collection):
-            return super().scan_keys(collection, limit=limit, after=after, partition=partition, pending=pending)
+            return super().scan_keys(
+                collection, limit=limit, after=after, partition=partition, pending=pending
+            )
         start = 0 if after is None else after + 1
         return [] if pending else list(range(start, min(self.wide_rows, start + limit)))
 
-    def scan(self, collection, field, *, after=None, upto=None, limit=None, partition=None, where=""):
+    def scan(
+        self, collection, field, *, after=None, upto=None, limit=None, partition=None, where=""
+    ):
         if not self.is_wide(collection):
             return super().scan(collection, field, after=after, upto=upto, limit=limit, where=where)
         start = 0 if after is None else after + 1
@@ -60,7 +64,9 @@ class Wide(MilvusStore):
             return super().get(collection, keys, field, partition=partition)
         places = np.array(list(keys), np.float32)
         items = np.sin(np.outer(places, np.arange(1, DIM + 1)) + 1).astype(np.float32)
-        batch = Batch(places.astype(int).tolist(), items, [{"id": int(key), "group": 0} for key in places])
+        batch = Batch(
+            places.astype(int).tolist(), items, [{"id": int(key), "group": 0} for key in places]
+        )
         if collection == self.source:
             return batch
         if collection not in self.ends:
@@ -87,7 +93,9 @@ def peaks_of(lite, rows):
     store, banks = Wide(client, name, rows), [QueryBank(vectors(rng, 60, DIM)) for _ in range(2)]
 
     def migration():
-        done = migrate(store, plan_migration(store, name, banks[0], estimator=NNN(4)), no_writers=True)
+        done = migrate(
+            store, plan_migration(store, name, banks[0], estimator=NNN(4)), no_writers=True
+        )
         assert (done.phase, done.rows) == ("verified", rows)
 
     def full_refresh():

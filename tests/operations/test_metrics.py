@@ -31,7 +31,13 @@ def samples(text):
 
 
 def copied(rows, size, seconds, eta):
-    facts = {"rows": rows, "rows_total": 1_000, "bytes": size, "seconds": seconds, "eta_seconds": eta}
+    facts = {
+        "rows": rows,
+        "rows_total": 1_000,
+        "bytes": size,
+        "seconds": seconds,
+        "eta_seconds": eta,
+    }
     return Event("copying", facts, AT)
 
 
@@ -61,12 +67,20 @@ def test_a_run_that_continues_has_what_earlier_runs_did(metrics):
 
 def test_an_alert_on_missing_progress_counts_from_the_start(metrics):
     read = samples(metrics.text())
-    assert read[("last_progress_timestamp_seconds",)] == pytest.approx(datetime.now(timezone.utc).timestamp(), abs=60)
+    assert read[("last_progress_timestamp_seconds",)] == pytest.approx(
+        datetime.now(timezone.utc).timestamp(), abs=60
+    )
 
 
 def test_passes_are_added_up(metrics):
     for number, differing, repaired in [(1, 3, 2), (1, 8, 8), (2, 8, 1), (3, 0, 0)]:
-        facts = {"pass": number, "rows": 9, "rows_total": 9, "differing": differing, "repaired": repaired}
+        facts = {
+            "pass": number,
+            "rows": 9,
+            "rows_total": 9,
+            "differing": differing,
+            "repaired": repaired,
+        }
         metrics(Event("catching-up", facts, AT))
     read = samples(metrics.text())
     assert (read[("rows_differing_total",)], read[("rows_repaired_total",)]) == (16, 9)

@@ -117,7 +117,9 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
     case = Case(lite)
     lite.made.append(f"{case.name}__bias")
     plans = [
-        plan_enable(case.store, case.name, QueryBank(case.bank), estimator=NNN(4), where="side", force=True)
+        plan_enable(
+            case.store, case.name, QueryBank(case.bank), estimator=NNN(4), where="side", force=True
+        )
         for _ in range(2)
     ]
     enable(case.store, plans[0])
@@ -197,13 +199,17 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
                 application.insert(case.name, {**row, "id": 900 + number})
 
     store = Beset(lite.client())
-    plan = plan_enable(store, case.name, QueryBank(case.bank), estimator=NNN(4), where=where, force=True)
+    plan = plan_enable(
+        store, case.name, QueryBank(case.bank), estimator=NNN(4), where=where, force=True
+    )
     enable(store, plan)
     assert next(counts) > 4
     rows = {row["id"]: row for row in application.query(case.name, filter="id >= 0", limit=1_000)}
     assert {20, 21, 22, 23}.isdisjoint(rows), "a deleted row came back"
     assert rows.keys() == {*range(20), *range(24, 60), *range(900, 904)}
-    items = {i: case.items[i] for i in range(60)} | {i + j: fresh[j] for i in (10, 900) for j in range(4)}
+    items = {i: case.items[i] for i in range(60)} | {
+        i + j: fresh[j] for i in (10, 900) for j in range(4)
+    }
     for key, row in rows.items():
         np.testing.assert_array_equal(np.float32(row["vector"]), items[key], err_msg=str(key))
     assert [rows[10 + i]["group"] for i in range(4)] == [77] * 4
@@ -232,7 +238,9 @@ def test_only_a_copy_of_this_migration_is_dropped(lite, how):
     bank, restart = QueryBank(case.bank), {"estimator": NNN(4), "restart": True}
     jobs = {
         "clean": lambda: clean(case.store, case.name, drop=case.copy),
-        "restart": lambda: migrate(case.store, plan_migration(case.store, case.name, bank, **restart)),
+        "restart": lambda: migrate(
+            case.store, plan_migration(case.store, case.name, bank, **restart)
+        ),
     }
     with pytest.raises(CollectionExists, match="another client created it"):
         jobs[how]()

@@ -17,7 +17,9 @@ def test_the_token_stays_out_of_the_environment_and_the_output(monkeypatch, tmp_
     monkeypatch.setenv(name, TOKEN)
     monkeypatch.setenv("DSN", f"milvus://{TOKEN}@host")
     monkeypatch.setenv("KEPT", "kept")
-    outcome = run_command(f"echo > {tmp_path}/env; env >> {tmp_path}/env; echo using {TOKEN} >&2; exit 3")
+    outcome = run_command(
+        f"echo > {tmp_path}/env; env >> {tmp_path}/env; echo using {TOKEN} >&2; exit 3"
+    )
     environment = (tmp_path / "env").read_text()
     assert TOKEN not in environment
     assert f"\n{name}=" not in environment

@@ -238,9 +238,15 @@ def test_limits_out_of_range_are_refused_and_change_nothing(name, value):
         Throttle(**{name: value})
     throttle = Throttle(5, 6, 7)
     with pytest.raises(InvalidParameter, match=name):
-        throttle.set_rate(**{"rows_per_second": 9, "bytes_per_second": 9, "chunk_seconds": 9, name: value})
+        throttle.set_rate(
+            **{"rows_per_second": 9, "bytes_per_second": 9, "chunk_seconds": 9, name: value}
+        )
     limits = throttle.snapshot()
-    assert (limits["rows_per_second"], limits["bytes_per_second"], limits["chunk_seconds"]) == (5, 6, 7)
+    assert (limits["rows_per_second"], limits["bytes_per_second"], limits["chunk_seconds"]) == (
+        5,
+        6,
+        7,
+    )
 
 
 def test_a_limit_that_does_not_exist_is_refused():

@@ -30,7 +30,9 @@ class Proxies:
     def uri(self, upstream, strength=None):
         where = urlsplit(upstream)
         if (upstream, strength) not in self.running:
-            self.running[upstream, strength] = ProxyHere(where.netloc, strength=strength, state_ttl=0.0)
+            self.running[upstream, strength] = ProxyHere(
+                where.netloc, strength=strength, state_ttl=0.0
+            )
         return self.running[upstream, strength].uri + where.path
 
 

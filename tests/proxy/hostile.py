@@ -57,7 +57,9 @@ def search_of(
     request = milvus_pb2.SearchRequest(collection_name=collection, nq=1, output_fields=["id"])
     request.placeholder_group = group_of(values) if group is None else group
     pairs = {"anns_field": "vector", "topk": "3", "params": "{}", **(params or {})}
-    request.search_params.extend(common_pb2.KeyValuePair(key=name, value=value) for name, value in pairs.items())
+    request.search_params.extend(
+        common_pb2.KeyValuePair(key=name, value=value) for name, value in pairs.items()
+    )
     return request
 
 
@@ -66,7 +68,8 @@ def insert_of(
 ) -> milvus_pb2.InsertRequest:
     request = milvus_pb2.InsertRequest(collection_name=collection, num_rows=rows)
     vector = schema_pb2.VectorField(
-        dim=dim, float_vector=schema_pb2.FloatArray(data=[0.5] * (DIM * 2) if numbers is None else numbers)
+        dim=dim,
+        float_vector=schema_pb2.FloatArray(data=[0.5] * (DIM * 2) if numbers is None else numbers),
     )
     keys = schema_pb2.ScalarField(long_data=schema_pb2.LongArray(data=[70_001, 70_002]))
     request.fields_data.add(type=5, field_name="id", scalars=keys)
@@ -95,7 +98,15 @@ def searches(collection: str, rng: random.Random) -> Iterator[milvus_pb2.SearchR
     mixed.placeholders.add(tag="$0", type=101, values=[good.tobytes()])  # type: ignore[arg-type]
     mixed.placeholders.add(tag="$1", type=21, values=[b"text"])  # type: ignore[arg-type]
     yield search_of(collection, group=mixed.SerializeToString())
-    for name in ("topk", "offset", "round_decimal", "hubness_strength", "group_size", "anns_field", "metric_type"):
+    for name in (
+        "topk",
+        "offset",
+        "round_decimal",
+        "hubness_strength",
+        "group_size",
+        "anns_field",
+        "metric_type",
+    ):
         for value in STRANGE_NUMBERS:
             yield search_of(collection, {name: value})
     for params in STRANGE_PARAMS:
@@ -139,7 +150,12 @@ def writes(collection: str, rng: random.Random) -> Iterator[milvus_pb2.InsertReq
     request = insert_of(collection)
     del request.fields_data[1:]
     yield request
-    for text in (b'{"hubness_bias": 1}', b'"hubness_bias"', b'{"hubness_bias"', b"[" * 90_000 + b'"hubness_bias"'):
+    for text in (
+        b'{"hubness_bias": 1}',
+        b'"hubness_bias"',
+        b'{"hubness_bias"',
+        b"[" * 90_000 + b'"hubness_bias"',
+    ):
         request = insert_of(collection)
         dynamic = schema_pb2.ScalarField(json_data=schema_pb2.JSONArray(data=[text] * 2))
         request.fields_data.add(type=23, field_name="$meta", is_dynamic=True, scalars=dynamic)
@@ -163,21 +179,28 @@ STRANGE_RANKERS: list[dict[str, str]] = [
 
 def hybrids(collection: str) -> Iterator[milvus_pb2.HybridSearchRequest]:
     for pairs in STRANGE_RANKERS:
-        request = milvus_pb2.HybridSearchRequest(collection_name=collection, requests=[search_of(collection)] * 2)
-        request.rank_params.extend(common_pb2.KeyValuePair(key=k, value=v) for k, v in pairs.items())
+        request = milvus_pb2.HybridSearchRequest(
+            collection_name=collection, requests=[search_of(collection)] * 2
+        )
+        request.rank_params.extend(
+            common_pb2.KeyValuePair(key=k, value=v) for k, v in pairs.items()
+        )
         yield request
     broken = search_of(collection, group=b"\xff")
     for requests in ([], [broken] * 2):
         yield milvus_pb2.HybridSearchRequest(collection_name=collection, requests=requests)
 
 
-def hostile_messages(collection: str, seed: int, count: int) -> list[tuple[str, bytes, list[tuple[str, str]]]]:
+def hostile_messages(
+    collection: str, seed: int, count: int
+) -> list[tuple[str, bytes, list[tuple[str, str]]]]:
     """Return `count` calls: a method, its message and its metadata. Each kind is there, if `count` allows."""
     rng = random.Random(seed)
     calls: list[tuple[str, bytes, list[tuple[str, str]]]] = []
     calls += [("Search", request.SerializeToString(), []) for request in searches(collection, rng)]
     calls += [
-        (rng.choice(["Insert", "Upsert"]), request.SerializeToString(), []) for request in writes(collection, rng)
+        (rng.choice(["Insert", "Upsert"]), request.SerializeToString(), [])
+        for request in writes(collection, rng)
     ]
     calls += [("HybridSearch", request.SerializeToString(), []) for request in hybrids(collection)]
     good = search_of(collection).SerializeToString()
@@ -191,7 +214,15 @@ def hostile_messages(collection: str, seed: int, count: int) -> list[tuple[str, 
     methods = [*REWRITTEN, *SEARCHES]
     for method in methods:
         calls += [(method, wire, []) for wire in BROKEN_WIRE]
-    for method in ("Nothing", "search", "../Search", "Search/", "Flush", "Connect", "ShowCollections"):
+    for method in (
+        "Nothing",
+        "search",
+        "../Search",
+        "Search/",
+        "Flush",
+        "Connect",
+        "ShowCollections",
+    ):
         calls += [(method, rng.choice(BROKEN_WIRE), []), (method, good, [])]
 
     # Messages of one method for another, cut, changed in some bytes, or longer.

@@ -47,7 +47,16 @@ class ProxyProcess:
     """`milvus-hubness proxy` before an upstream."""
 
     def __init__(self, upstream, *options):
-        command = [sys.executable, "-m", "milvus_hubness", "proxy", "--upstream", upstream, "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "milvus_hubness",
+            "proxy",
+            "--upstream",
+            upstream,
+            "--port",
+            "0",
+        ]
         self.process = started([*command, "--json", *options], stdout=subprocess.PIPE)
         line = self.process.stdout.readline()
         self.address = json.loads(line)["address"]
@@ -103,7 +112,9 @@ class ForeignClient(MilvusClient):
     behind = None
 
     def search(self, *args, strength=None, profile=None, search_params=None, **options):
-        return super().search(*args, search_params=wishing(search_params, strength, profile), **options)
+        return super().search(
+            *args, search_params=wishing(search_params, strength, profile), **options
+        )
 
     def hubness_state(self, name):
         return self.behind.hubness_state(name)

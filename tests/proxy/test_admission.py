@@ -50,7 +50,9 @@ def refused(call):
     return failed.value
 
 
-@pytest.mark.parametrize("metadata", [[], by(INVALID), by("?")], ids=["none", "invalid", "no base64"])
+@pytest.mark.parametrize(
+    "metadata", [[], by(INVALID), by("?")], ids=["none", "invalid", "no base64"]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stranger_is_refused_before_it_has_sent_anything(upstream, channel, method, metadata):
     """Only the beginning of the call is sent: who reads the message first waits for ever."""
@@ -112,7 +114,9 @@ def test_an_upstream_that_does_not_say_is_unavailable(upstream):
         ProxyHere(upstream.address, timing={"ask_seconds": 0.5}) as proxy,
         grpc.insecure_channel(proxy.address) as channel,
     ):
-        error = refused(lambda: channel.unary_unary(SERVICE + "Search")(b"", metadata=by(VALID), timeout=15))
+        error = refused(
+            lambda: channel.unary_unary(SERVICE + "Search")(b"", metadata=by(VALID), timeout=15)
+        )
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert "whether the token is valid" in error.details()
         upstream.held.clear()
@@ -137,7 +141,9 @@ def test_a_bounded_number_of_callers_is_remembered():
 def test_two_entries_of_which_one_counts_are_refused(upstream, channel, method, name):
     twice = [(name, VALID), (name, OTHER)]
     metadata = twice if name == "authorization" else by(VALID, *twice)
-    error = refused(lambda: channel.unary_unary(SERVICE + method)(b"", metadata=metadata, timeout=15))
+    error = refused(
+        lambda: channel.unary_unary(SERVICE + method)(b"", metadata=metadata, timeout=15)
+    )
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert name in error.details()
     assert (upstream.calls, upstream.asked) == ([], [])
@@ -145,7 +151,10 @@ def test_two_entries_of_which_one_counts_are_refused(upstream, channel, method, 
 
 def test_two_entries_of_others_pass(upstream, channel):
     further = [("cookie", "a=1"), ("cookie", "b=2")]
-    assert channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID, *further), timeout=15) == b"x"
+    assert (
+        channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID, *further), timeout=15)
+        == b"x"
+    )
 
 
 # -- headers by which a gateway knows its callers -----------------------------------------------------------
@@ -189,4 +198,6 @@ def test_the_proxys_own_calls_have_the_identity_of_the_caller(upstream):
         call = CallerChannel(channel, identity).unary_unary(SERVICE + "Flush")
         assert call(b"x", timeout=15, metadata=[("dbname", "here")]) == b"x"
     [(_, metadata, _)] = upstream.calls
-    assert metadata.items() >= {"authorization": VALID, "dbname": "here", **dict(OF_A_GATEWAY)}.items()
+    assert (
+        metadata.items() >= {"authorization": VALID, "dbname": "here", **dict(OF_A_GATEWAY)}.items()
+    )

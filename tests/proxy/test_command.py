@@ -40,7 +40,16 @@ def certificate_of(folder, name, *further):
     """(key, certificate) of one day."""
     key, certificate = folder / f"{name}-key.pem", folder / f"{name}-cert.pem"
     of_one_day = ["-x509", "-newkey", "rsa:2048", "-days", "1", "-subj", f"/CN={name}"]
-    command = ["openssl", "req", *of_one_day, *(further or ["-nodes"]), "-keyout", key, "-out", certificate]
+    command = [
+        "openssl",
+        "req",
+        *of_one_day,
+        *(further or ["-nodes"]),
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+    ]
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
@@ -56,7 +65,9 @@ def folder(tmp_path_factory):
     (here / "text.pem").write_text("a text")
     (here / "binary.pem").write_bytes(bytes(range(256)))
     (here / "cut.pem").write_text("-----BEGIN CERTIFICATE-----\nMIIB\n")
-    (here / "wrong.pem").write_text("-----BEGIN CERTIFICATE-----\nTWlsdnVz\n-----END CERTIFICATE-----\n")
+    (here / "wrong.pem").write_text(
+        "-----BEGIN CERTIFICATE-----\nTWlsdnVz\n-----END CERTIFICATE-----\n"
+    )
     with (here / "huge.pem").open("wb") as huge:
         huge.truncate(1 << 30)
     os.mkfifo(here / "fifo.pem")
@@ -98,19 +109,27 @@ def test_authorities_that_are_no_certificate_are_refused_at_the_start(folder, na
 
 @pytest.mark.parametrize(("name", "reason"), NO_CERTIFICATES)
 def test_a_certificate_that_is_none_is_refused_at_the_start(folder, name, reason):
-    line = refusal("--upstream", "localhost:1", "--tls-key", folder / "a-key.pem", "--tls-cert", folder / name)
+    line = refusal(
+        "--upstream", "localhost:1", "--tls-key", folder / "a-key.pem", "--tls-cert", folder / name
+    )
     assert str(folder / name) in line
     assert reason in line
 
 
-@pytest.mark.parametrize("name", ["b-key.pem", "secret-key.pem", "a-cert.pem", "empty.pem", "nowhere.pem"])
+@pytest.mark.parametrize(
+    "name", ["b-key.pem", "secret-key.pem", "a-cert.pem", "empty.pem", "nowhere.pem"]
+)
 def test_a_key_of_another_certificate_is_refused_at_the_start(folder, name):
-    line = refusal("--upstream", "localhost:1", "--tls-key", folder / name, "--tls-cert", folder / "a-cert.pem")
+    line = refusal(
+        "--upstream", "localhost:1", "--tls-key", folder / name, "--tls-cert", folder / "a-cert.pem"
+    )
     assert name in line
 
 
 def test_authorities_without_tls_are_refused(folder):
-    assert "--upstream-tls" in refusal("--upstream", "localhost:1", "--upstream-ca", folder / "a-cert.pem")
+    assert "--upstream-tls" in refusal(
+        "--upstream", "localhost:1", "--upstream-ca", folder / "a-cert.pem"
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +156,9 @@ def test_an_upstream_of_another_form_is_refused_with_the_right_one(upstream, rem
     assert "secret" not in line
 
 
-@pytest.mark.parametrize("upstream", ["localhost:19530", "10.0.0.1:1", "[::1]:19530", "my_milvus.my-space.svc:443"])
+@pytest.mark.parametrize(
+    "upstream", ["localhost:19530", "10.0.0.1:1", "[::1]:19530", "my_milvus.my-space.svc:443"]
+)
 def test_hosts_with_ports_are_taken(upstream):
     assert ProxyOptions(upstream).upstream == upstream
 

@@ -22,7 +22,10 @@ from tests.galleries import METRICS
 
 @pytest.fixture(
     scope="module",
-    params=[each if each == "COSINE" else pytest.param(each, marks=pytest.mark.beyond_contract) for each in METRICS],
+    params=[
+        each if each == "COSINE" else pytest.param(each, marks=pytest.mark.beyond_contract)
+        for each in METRICS
+    ],
 )
 def shared_pair(shared_backend, request):
     return test_client.Pair(shared_backend, request.param)

@@ -50,9 +50,16 @@ def assert_same(got, expected):
 
 def test_the_collection_looks_as_before(corrected):
     plain = corrected.backend.client()
-    expected, got = (plain.describe_collection(corrected.source), corrected.client.describe_collection(corrected.name))
-    assert [field["name"] for field in got["fields"]] == [field["name"] for field in expected["fields"]]
-    assert [field["params"] for field in got["fields"]] == [field["params"] for field in expected["fields"]]
+    expected, got = (
+        plain.describe_collection(corrected.source),
+        corrected.client.describe_collection(corrected.name),
+    )
+    assert [field["name"] for field in got["fields"]] == [
+        field["name"] for field in expected["fields"]
+    ]
+    assert [field["params"] for field in got["fields"]] == [
+        field["params"] for field in expected["fields"]
+    ]
     # The migration has noted in a property of its source which collection that is.
     users = {name: value for name, value in expected["properties"].items() if not is_ours(name)}
     assert got["properties"] == users
@@ -79,7 +86,9 @@ def test_a_framework_that_builds_rows_from_the_described_fields_works_behind_an_
         "output_fields": [name for name in names if name != "vector"],
     }
     [hits] = client.search(alias, data=corrected.query, limit=5, **options)
-    [expected] = corrected.client.behind.search(corrected.name, data=corrected.query, limit=5, **options)
+    [expected] = corrected.client.behind.search(
+        corrected.name, data=corrected.query, limit=5, **options
+    )
     assert [hit["id"] for hit in hits] == [hit["id"] for hit in expected]
     assert 1_000 in [hit["id"] for hit in hits]
     assert set(hits[0]["entity"]) == {*others, "id"}
@@ -99,7 +108,9 @@ def test_an_l2_gallery_far_from_zero_is_searched_read_and_written_as_before(lite
     raw = plain.search(far.source, far.query, limit=20, output_fields=["vector"])
     found = client.search(far.name, far.query, limit=20, output_fields=["vector"], strength=0)
     assert_same(found, raw)
-    assert [hit["entity"]["vector"] for hit in found[0]] == [hit["entity"]["vector"] for hit in raw[0]]
+    assert [hit["entity"]["vector"] for hit in found[0]] == [
+        hit["entity"]["vector"] for hit in raw[0]
+    ]
     with pytest.raises(MilvusException, match="in dimension 0"):
         client.insert(far.name, [{**row, "id": 901, "vector": [0.3, *far.items[0, 1:].tolist()]}])
 
@@ -110,10 +121,18 @@ def test_an_index_is_made_for_the_metric_that_serves(corrected):
     client.release_collection(corrected.name)
     client.drop_index(corrected.name, "vector")
     with pytest.raises(MilvusException, match="corrected for COSINE"):
-        client.create_index(corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="L2"))
-    client.create_index(corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"))
+        client.create_index(
+            corrected.name,
+            client.prepare_index_params("vector", index_type="FLAT", metric_type="L2"),
+        )
+    client.create_index(
+        corrected.name,
+        client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"),
+    )
     client.load_collection(corrected.name)
-    assert corrected.backend.client().describe_index(corrected.name, "vector")["metric_type"] == "IP"
+    assert (
+        corrected.backend.client().describe_index(corrected.name, "vector")["metric_type"] == "IP"
+    )
     assert_same(client.search(corrected.name, data=corrected.query), before)
 
 
@@ -123,7 +142,11 @@ def test_metadata_says_how_strongly(corrected):
     def search(metadata, **params):
         pairs = {"anns_field": "vector", "topk": "5", "params": "{}", **params}
         request = milvus_pb2.SearchRequest(
-            collection_name=corrected.name, dsl="", nq=1, placeholder_group=group, use_default_consistency=True
+            collection_name=corrected.name,
+            dsl="",
+            nq=1,
+            placeholder_group=group,
+            use_default_consistency=True,
         )
         for key, value in pairs.items():
             request.search_params.add(key=key, value=value)
@@ -154,8 +177,12 @@ def test_hybrid_searches(lite, metric):
         AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10, expr="group > 2"),
     ]
     for ranker in (RRFRanker(), WeightedRanker(0.3, 0.7)):
-        expected = corrected.client.behind.hybrid_search(corrected.name, asked, ranker, output_fields=["vector"])
-        got = corrected.client.hybrid_search(corrected.name, asked, ranker, output_fields=["vector"])
+        expected = corrected.client.behind.hybrid_search(
+            corrected.name, asked, ranker, output_fields=["vector"]
+        )
+        got = corrected.client.hybrid_search(
+            corrected.name, asked, ranker, output_fields=["vector"]
+        )
         assert_same(got, expected)
         for a, b in zip(got[0], expected[0], strict=True):
             np.testing.assert_allclose(a["entity"]["vector"], b["entity"]["vector"], rtol=1e-6)
@@ -208,7 +235,10 @@ def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
     enable(store, plan, client_ttl=0.0)
     client = lite.hubness_client()
     client.insert(name, {"id": 700, "vector": query[0], "group": 1})
-    assert client.search(name, data=query, strength=0)[0].ids == lite.client().search(name, data=query)[0].ids
+    assert (
+        client.search(name, data=query, strength=0)[0].ids
+        == lite.client().search(name, data=query)[0].ids
+    )
     got = client.search(name, data=query, limit=ITEMS + 1)
     assert_same(got, client.behind.search(name, data=query, limit=ITEMS + 1))
     assert 700 in got[0].ids

@@ -16,7 +16,13 @@ from milvus_hubness.milvus.client.steps import Compute
 from milvus_hubness.milvus.proxy import ProxyOptions
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.messages import Send
-from milvus_hubness.milvus.proxy.sessions import MAX_SESSIONS, THREADS, Caller, CollectionPools, Session
+from milvus_hubness.milvus.proxy.sessions import (
+    MAX_SESSIONS,
+    THREADS,
+    Caller,
+    CollectionPools,
+    Session,
+)
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import ProxyHere, eventually
@@ -87,7 +93,9 @@ def stub(two, proxy):
     with grpc.insecure_channel(proxy.address) as channel:
         stub = milvus_pb2_grpc.MilvusServiceStub(channel)
         for name in (two.hanging, two.healthy):
-            asked = milvus_pb2.QueryRequest(collection_name=name, expr="id == 0", output_fields=["id"])
+            asked = milvus_pb2.QueryRequest(
+                collection_name=name, expr="id == 0", output_fields=["id"]
+            )
             assert stub.Query(asked, timeout=PROMPT_SECONDS).status.code == 0
         yield stub
 
@@ -95,7 +103,9 @@ def stub(two, proxy):
 def hung(two, stub, relay, count=1, **options):
     """Upserts that reach the upstream, and no further."""
     relay.held.add(("Upsert", two.hanging))
-    calls = [stub.Upsert.future(two.upsert(two.hanging, FRESH + i), **options) for i in range(count)]
+    calls = [
+        stub.Upsert.future(two.upsert(two.hanging, FRESH + i), **options) for i in range(count)
+    ]
     eventually(lambda: relay.reached("Upsert", two.hanging)[min(count, THREADS) - 1])
     return calls
 
@@ -129,7 +139,9 @@ def test_too_many_calls_on_one_collection_are_refused_at_once(two, stub, relay, 
     assert stub.Upsert(two.upsert(two.healthy, FRESH), timeout=PROMPT_SECONDS).upsert_cnt == 1
     for call in calls:
         call.cancel()
-    written = eventually(lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0")))
+    written = eventually(
+        lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0"))
+    )
     assert written.status.code == 0
     [session] = proxy.proxy.sessions.recent.values()
 
@@ -190,7 +202,9 @@ def test_an_upstream_call_outlives_the_sessions_of_others(two, stub, relay, prox
     """Of users who have nothing under way the proxy forgets the one that it heard of longest ago."""
     [call] = hung(two, stub, relay)
     for user in range(MAX_SESSIONS + 2):
-        asked = milvus_pb2.QueryRequest(collection_name=two.healthy, expr="id == 0", output_fields=["id"])
+        asked = milvus_pb2.QueryRequest(
+            collection_name=two.healthy, expr="id == 0", output_fields=["id"]
+        )
         assert stub.Query(asked, metadata=[("dbname", f"other{user}")], timeout=PROMPT_SECONDS)
     assert len(proxy.proxy.sessions.recent) == MAX_SESSIONS
     relay.released.set()

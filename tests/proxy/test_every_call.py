@@ -11,13 +11,18 @@ MADE = every_call.MADE
 ON_SERVERS = {"catalogue": [("COSINE", "str")]}
 
 
-@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)])
+@pytest.fixture(
+    scope="session",
+    params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)],
+)
 def running(request):
     return at(request)
 
 
 @pytest.fixture(
-    scope="module", params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])], ids=" ".join
+    scope="module",
+    params=[KINDS[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS[1:])],
+    ids=" ".join,
 )
 def catalogue(shared_backend, request):
     return Catalogue(shared_backend, *request.param)

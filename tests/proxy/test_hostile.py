@@ -39,7 +39,9 @@ def send_all(address, target, calls):
         for number, call in enumerate(calls):
             method, message, metadata = call
             try:
-                answer = channel.unary_unary(SERVICE + method)(message, metadata=metadata, timeout=CALL_SECONDS)
+                answer = channel.unary_unary(SERVICE + method)(
+                    message, metadata=metadata, timeout=CALL_SECONDS
+                )
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
                     wrong.append(f"no answer: {as_json(call)}")
@@ -57,7 +59,11 @@ def send_all(address, target, calls):
 
 
 def traceback_in(records):
-    return [record.getMessage() for record in records if record.exc_info or "Traceback" in record.getMessage()]
+    return [
+        record.getMessage()
+        for record in records
+        if record.exc_info or "Traceback" in record.getMessage()
+    ]
 
 
 def test_hostile_messages_are_answered(lite, target, caplog, record_property):
@@ -78,7 +84,9 @@ def test_many_hostile_messages_are_answered(lite, target, seed, capfd, record_pr
         assert proxy.stop() == 0
     logged = capfd.readouterr().err
     lines = len(logged.splitlines())
-    record_property("counts", f"hostile messages, seed {seed}: {len(calls)} answered, {lines} lines logged")
+    record_property(
+        "counts", f"hostile messages, seed {seed}: {len(calls)} answered, {lines} lines logged"
+    )
     assert "Traceback" not in logged
     assert len(calls) > 800
 
@@ -91,10 +99,18 @@ def test_a_failure_that_nobody_foresaw_is_logged_in_some_lines(lite, target, cap
 
     monkeypatch.setattr("milvus_hubness.milvus.proxy.messages.overrides_in", broken)
     message = search_of(target).SerializeToString()
-    with ProxyHere(lite.uri.removeprefix("http://")) as proxy, grpc.insecure_channel(proxy.address) as channel:
+    with (
+        ProxyHere(lite.uri.removeprefix("http://")) as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
         for _ in range(12):
-            assert b"KeyError" in channel.unary_unary(SERVICE + "Search")(message, timeout=CALL_SECONDS)
+            assert b"KeyError" in channel.unary_unary(SERVICE + "Search")(
+                message, timeout=CALL_SECONDS
+            )
     lines = [record.getMessage() for record in caplog.records if record.name == "milvus_hubness"]
     assert len(lines) == 5
-    assert all(line.startswith("Search failed: KeyError") and "\n" not in line and len(line) < 500 for line in lines)
+    assert all(
+        line.startswith("Search failed: KeyError") and "\n" not in line and len(line) < 500
+        for line in lines
+    )
     assert traceback_in(caplog.records) == []

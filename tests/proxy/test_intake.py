@@ -91,7 +91,10 @@ def test_all_users_have_the_budget_together(upstream, channel):
     waiting = [flush.future(large, metadata=by(user), timeout=30) for user in (VALID, OTHER)]
     eventually(lambda: upstream.calls[1])
     error = refused(lambda: flush(large, metadata=by("dGhpcmQ="), timeout=15))
-    assert (error.code(), "all users have" in error.details()) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert (error.code(), "all users have" in error.details()) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        True,
+    )
     for call in waiting:
         call.cancel()
 
@@ -159,8 +162,12 @@ def inserts(draw):
     texts = draw(st.lists(st.text(max_size=3), max_size=20))
     arrays = [schema_pb2.ScalarField(long_data=schema_pb2.LongArray(data=[1])) for _ in texts]
     request = milvus_pb2.InsertRequest(collection_name="c", num_rows=len(texts))
-    request.fields_data.add(scalars=schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=texts)))
-    request.fields_data.add(scalars=schema_pb2.ScalarField(array_data=schema_pb2.ArrayArray(data=arrays)))
+    request.fields_data.add(
+        scalars=schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=texts))
+    )
+    request.fields_data.add(
+        scalars=schema_pb2.ScalarField(array_data=schema_pb2.ArrayArray(data=arrays))
+    )
     return request, len(texts)
 
 
@@ -218,11 +225,15 @@ def test_large_messages_are_answered_as_small_ones(lite, target):
             with pytest.raises(Exception, match="dimension"):
                 client.search(target, data=[[0.5] * (DIM + 1)])
             client.close()
-        return [[(hit.id if hit.id != key else "new", hit.distance) for hit in hits] for hits in found], seen["vector"]
+        return [
+            [(hit.id if hit.id != key else "new", hit.distance) for hit in hits] for hits in found
+        ], seen["vector"]
 
     expected = answers(900)
     found = answers(901, large=0)
-    assert [[key for key, _ in hits] for hits in found[0]] == [[key for key, _ in hits] for hits in expected[0]]
+    assert [[key for key, _ in hits] for hits in found[0]] == [
+        [key for key, _ in hits] for hits in expected[0]
+    ]
     np.testing.assert_allclose(found[1], expected[1])
 
 
@@ -240,13 +251,17 @@ def malformed(target):
 
 
 def no_collection(target):
-    return "Query", milvus_pb2.QueryRequest(collection_name="nowhere", expr="x" * 4_000_000).SerializeToString()
+    return "Query", milvus_pb2.QueryRequest(
+        collection_name="nowhere", expr="x" * 4_000_000
+    ).SerializeToString()
 
 
 def wrong_rows(target):
     request = milvus_pb2.InsertRequest(collection_name=target, num_rows=3)
     numbers = schema_pb2.FloatArray(data=[1.0] * 1_000_000)
-    request.fields_data.add(field_name="vector", vectors=schema_pb2.VectorField(dim=DIM, float_vector=numbers))
+    request.fields_data.add(
+        field_name="vector", vectors=schema_pb2.VectorField(dim=DIM, float_vector=numbers)
+    )
     return "Insert", request.SerializeToString()
 
 
@@ -277,7 +292,11 @@ def test_a_call_that_failed_leaves_nothing_in_memory(lite, target, kind, large):
                 fail()
 
             def freed():
-                kept = [trace.size for trace in tracemalloc.take_snapshot().traces if trace.size > 500_000]
+                kept = [
+                    trace.size
+                    for trace in tracemalloc.take_snapshot().traces
+                    if trace.size > 500_000
+                ]
                 assert kept == []
 
             eventually(freed, seconds=3)

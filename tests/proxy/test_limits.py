@@ -40,7 +40,11 @@ def limits(monkeypatch):
 
     def is_too_large(step):
         if not isinstance(step, Send):
-            return isinstance(step, Ask) and step.method in ("insert", "upsert") and len(step.args[1]) > MAX_ROWS
+            return (
+                isinstance(step, Ask)
+                and step.method in ("insert", "upsert")
+                and len(step.args[1]) > MAX_ROWS
+            )
         request = step.args[0]
         if hasattr(request, "requests"):
             return sum(part.ByteSize() for part in request.requests) > MAX_BYTES
@@ -65,16 +69,23 @@ def corrected(lite, gate=None):
 
 
 def found(results):
-    return [[(hit["id"], pytest.approx(hit["distance"], abs=1e-5)) for hit in hits] for hits in results]
+    return [
+        [(hit["id"], pytest.approx(hit["distance"], abs=1e-5)) for hit in hits] for hits in results
+    ]
 
 
 def test_a_gated_search_is_divided(lite, limits):
     name, client = corrected(lite, gate=8), lite.hubness_client()
     got = client.search(name, data=QUERIES, limit=5, output_fields=["group"])
     assert limits
-    wanted = [client.search(name, data=QUERIES[i : i + 1], limit=5, output_fields=["group"])[0] for i in range(150)]
+    wanted = [
+        client.search(name, data=QUERIES[i : i + 1], limit=5, output_fields=["group"])[0]
+        for i in range(150)
+    ]
     assert found(got) == found(wanted)
-    assert [[hit["entity"] for hit in hits] for hits in got] == [[hit["entity"] for hit in hits] for hits in wanted]
+    assert [[hit["entity"] for hit in hits] for hits in got] == [
+        [hit["entity"] for hit in hits] for hits in wanted
+    ]
 
 
 def test_a_hybrid_search_is_divided(lite, limits):

@@ -64,7 +64,10 @@ def assert_same(got, expected):
                     assert one["entity"][name] == value
 
 
-@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)])
+@pytest.fixture(
+    scope="session",
+    params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)],
+)
 def running(request):
     return at(request)
 
@@ -86,7 +89,9 @@ def gated(shared_backend, request):
     return Questions(client, target, both, request.param, ITEMS)
 
 
-@pytest.fixture(scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join)
+@pytest.fixture(
+    scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join
+)
 def beside(shared_backend, request):
     metric, place = request.param
     # Milvus Lite's chains answer with fields unasked.
@@ -189,7 +194,11 @@ class TwoFields:
         plain.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
         rows = zip(vectors(rng, ITEMS, DIM), vectors(rng, ITEMS, DIM), strict=True)
         plain.insert(
-            name, [{"id": i, "text": a, "picture": b, "group": i % 5, "note": f"n{i}"} for i, (a, b) in enumerate(rows)]
+            name,
+            [
+                {"id": i, "text": a, "picture": b, "group": i % 5, "note": f"n{i}"}
+                for i, (a, b) in enumerate(rows)
+            ],
         )
         store = backend.store()
         if how == "side":
@@ -198,7 +207,9 @@ class TwoFields:
             self.name = name
         else:
             result = {"estimator": NNN(K), "field": "text", "gate": 1 if how == "gate" else None}
-            self.name = migrate(store, plan_migration(store, name, bank, **result), no_writers=True).target
+            self.name = migrate(
+                store, plan_migration(store, name, bank, **result), no_writers=True
+            ).target
         self.client = backend.hubness_client()
 
     def requests(self, **params):
@@ -213,9 +224,14 @@ RANKERS = {
     "weighted as they are": WeightedRanker(0.3, 0.7, norm_score=False),
     "by rank": RRFRanker(20),
     "a function": Function(
-        "r", FunctionType.RERANK, [], params={"reranker": "weighted", "weights": [0.6, 0.4], "norm_score": True}
+        "r",
+        FunctionType.RERANK,
+        [],
+        params={"reranker": "weighted", "weights": [0.6, 0.4], "norm_score": True},
     ),
-    "a function by rank": Function("r", FunctionType.RERANK, [], params={"reranker": "rrf", "k": 30}),
+    "a function by rank": Function(
+        "r", FunctionType.RERANK, [], params={"reranker": "rrf", "k": 30}
+    ),
 }
 
 
@@ -255,7 +271,9 @@ def test_each_request_says_how_strongly(two):
 
 def test_hybrid_searches_that_nobody_merges_are_refused(two):
     with pytest.raises(MilvusException, match="grouping a hybrid search"):
-        two.client.hybrid_search(two.name, two.requests(), WeightedRanker(0.5, 0.5), group_by_field="group")
+        two.client.hybrid_search(
+            two.name, two.requests(), WeightedRanker(0.5, 0.5), group_by_field="group"
+        )
     unknown = Function("r", FunctionType.RERANK, ["group"], params={"reranker": "model"})
     with pytest.raises(MilvusException, match="runs on the server only"):
         two.client.hybrid_search(two.name, two.requests(), unknown)
@@ -283,9 +301,14 @@ def test_rows_of_every_kind_of_column_are_picked():
     arrays = column("tags", scalars__array_data=cells)
     take_rows(arrays, [3, 0])
     assert [list(cell.long_data.data) for cell in arrays.scalars.array_data.data] == [[3], [0]]
-    words = column("words", valid=[True, False, True, True], scalars__string_data=["a", "", "c", "d"])
+    words = column(
+        "words", valid=[True, False, True, True], scalars__string_data=["a", "", "c", "d"]
+    )
     take_rows(words, [1, 3, 1])
-    assert (list(words.scalars.string_data.data), list(words.valid_data)) == (["", "d", ""], [False, True, False])
+    assert (list(words.scalars.string_data.data), list(words.valid_data)) == (
+        ["", "d", ""],
+        [False, True, False],
+    )
     halves = column("halves", vectors__float16_vector=bytes(range(16)))
     halves.vectors.dim = 2
     take_rows(halves, [2, 0])
@@ -302,7 +325,10 @@ def test_rows_of_every_kind_of_column_are_picked():
     dense = column("dense", valid=[False, True, True], vectors__float_vector=[1.0, 2.0, 3.0, 4.0])
     dense.vectors.dim = 2
     take_rows(dense, [2, 0])
-    assert (list(dense.vectors.float_vector.data), list(dense.valid_data)) == ([3.0, 4.0], [True, False])
+    assert (list(dense.vectors.float_vector.data), list(dense.valid_data)) == (
+        [3.0, 4.0],
+        [True, False],
+    )
     none = column("none", valid=[False, False])
     take_rows(none, [1])
     assert list(none.valid_data) == [False]
@@ -314,17 +340,30 @@ def test_rows_of_every_kind_of_column_are_picked():
 
 def test_answers_are_joined_with_all_that_hangs_on_their_rows():
     def answer(first, **more):
-        results = schema_pb2.SearchResultData(num_queries=1, topks=[2], scores=[0.5, 0.25], recalls=[1.0], **more)
+        results = schema_pb2.SearchResultData(
+            num_queries=1, topks=[2], scores=[0.5, 0.25], recalls=[1.0], **more
+        )
         results.ids.int_id.data.extend([first, first + 1])
         results.element_indices.data.extend([first, 0])
-        results.group_by_field_values.add().CopyFrom(column("group", scalars__long_data=[first, first]))
+        results.group_by_field_values.add().CopyFrom(
+            column("group", scalars__long_data=[first, first])
+        )
         return milvus_pb2.SearchResults(results=results)
 
-    columns = [column("halves", vectors__float16_vector=bytes([1, 2])), column("n", scalars__long_data=[1])]
-    results = joined([answer(1), answer(5, fields_data=columns), answer(8, fields_data=columns)]).results
+    columns = [
+        column("halves", vectors__float16_vector=bytes([1, 2])),
+        column("n", scalars__long_data=[1]),
+    ]
+    results = joined(
+        [answer(1), answer(5, fields_data=columns), answer(8, fields_data=columns)]
+    ).results
     assert list(results.ids.int_id.data) == [1, 2, 5, 6, 8, 9]
     assert list(results.element_indices.data) == [1, 0, 5, 0, 8, 0]
     assert list(results.group_by_field_values[0].scalars.long_data.data) == [1, 1, 5, 5, 8, 8]
-    assert (results.num_queries, list(results.topks), list(results.recalls)) == (3, [2, 2, 2], [1.0] * 3)
+    assert (results.num_queries, list(results.topks), list(results.recalls)) == (
+        3,
+        [2, 2, 2],
+        [1.0] * 3,
+    )
     assert results.fields_data[0].vectors.float16_vector == bytes([1, 2, 1, 2])
     assert list(results.fields_data[1].scalars.long_data.data) == [1, 1]

@@ -28,7 +28,9 @@ def node_modules():
     folder = Path(tempfile.gettempdir()) / f"milvus-hubness-node-sdk-{VERSION}"
     if not (folder / "node_modules" / SDK).exists():
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder]
-        done = subprocess.run(["npm", "install", *quiet, f"{SDK}@{VERSION}"], capture_output=True, check=False)
+        done = subprocess.run(
+            ["npm", "install", *quiet, f"{SDK}@{VERSION}"], capture_output=True, check=False
+        )
         if done.returncode:
             pytest.skip(f"npm cannot install {SDK}: {done.stderr.decode()[-200:]}")
     return folder / "node_modules"

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from pymilvus import MilvusException
 
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    WriteIntentLog,
+)
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS = 6, 20
@@ -21,20 +26,30 @@ def collections(lite):
 
 
 def rows_of(client, name):
-    rows = client.query(name, filter="id >= 0", output_fields=["*"], limit=1_000, consistency_level="Strong")
+    rows = client.query(
+        name, filter="id >= 0", output_fields=["*"], limit=1_000, consistency_level="Strong"
+    )
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
 CALLS = {
     "delete by filter": lambda client, name: client.delete(name, filter="id < 5"),
     "delete by ids": lambda client, name: client.delete(name, ids=[1, 2]),
-    "insert": lambda client, name: client.insert(name, [{"id": 90, "vector": [1.0] * DIM, "group": 1}]),
-    "upsert": lambda client, name: client.upsert(name, [{"id": 1, "vector": [1.0] * DIM, "group": 1}]),
+    "insert": lambda client, name: client.insert(
+        name, [{"id": 90, "vector": [1.0] * DIM, "group": 1}]
+    ),
+    "upsert": lambda client, name: client.upsert(
+        name, [{"id": 1, "vector": [1.0] * DIM, "group": 1}]
+    ),
 }
 PROPERTIES = {
     "a copy": lambda name: {DUAL_WRITE_PROPERTY: DualWrite(collection=name).model_dump_json()},
-    "a required copy": lambda name: {DUAL_WRITE_PROPERTY: DualWrite(collection=name, required=True).model_dump_json()},
-    "notes": lambda name: {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="1").model_dump_json()},
+    "a required copy": lambda name: {
+        DUAL_WRITE_PROPERTY: DualWrite(collection=name, required=True).model_dump_json()
+    },
+    "notes": lambda name: {
+        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="1").model_dump_json()
+    },
 }
 
 

@@ -32,10 +32,16 @@ def channel(proxy):
         yield here
 
 
-@pytest.mark.parametrize("path", [SERVICE + "Flush", SERVICE + "OfTomorrow", "/grpc.health.v1.Health/Check"])
+@pytest.mark.parametrize(
+    "path", [SERVICE + "Flush", SERVICE + "OfTomorrow", "/grpc.health.v1.Health/Check"]
+)
 def test_bytes_and_metadata_pass_both_ways(upstream, channel, path):
     message = bytes(range(256))
-    sent = [("authorization", "cm9vdDpNaWx2dXM="), ("dbname", "elsewhere"), ("trace-bin", b"\x00\x01")]
+    sent = [
+        ("authorization", "cm9vdDpNaWx2dXM="),
+        ("dbname", "elsewhere"),
+        ("trace-bin", b"\x00\x01"),
+    ]
     response, call = channel.unary_unary(path).with_call(message, metadata=sent, timeout=20)
     assert response == message
     assert ("first", "1") in call.initial_metadata()
@@ -56,7 +62,9 @@ def test_streams_pass_message_by_message(channel):
 @pytest.mark.parametrize("size", [0, 3 << 20])
 @pytest.mark.parametrize("path", [SERVICE + "Fail", "/grpc.health.v1.Health/Fail"])
 def test_statuses_pass_with_details_and_metadata(channel, path, size):
-    for _ in range(20):  # The upstream's word and the failure to write the rest to it come in either order.
+    for _ in range(
+        20
+    ):  # The upstream's word and the failure to write the rest to it come in either order.
         with pytest.raises(grpc.RpcError) as failed:
             channel.unary_unary(path)(bytes(size), timeout=20)
         assert failed.value.code() == grpc.StatusCode.PERMISSION_DENIED

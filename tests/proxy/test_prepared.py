@@ -35,13 +35,19 @@ SEARCH = "/milvus.proto.milvus.MilvusService/Search"
 def corrected(metric="COSINE", dtype="float32", second=None):
     reference = BankReference(collection="b", generation="01", fingerprint="", count=9)
     fixed = {**FIXED, "dtype": dtype}
-    return initial_state(Layout(DIM, metric), NNN(4), reference, strength=0.75, second_vector=second, **fixed)
+    return initial_state(
+        Layout(DIM, metric), NNN(4), reference, strength=0.75, second_vector=second, **fixed
+    )
 
 
 def answer_to(request, columns=()):
     """One hit for each query."""
     results = schema_pb2.SearchResultData(
-        num_queries=request.nq, top_k=1, topks=[1] * request.nq, scores=[0.5] * request.nq, fields_data=columns
+        num_queries=request.nq,
+        top_k=1,
+        topks=[1] * request.nq,
+        scores=[0.5] * request.nq,
+        fields_data=columns,
     )
     results.ids.int_id.data.extend(range(request.nq))
     return milvus_pb2.SearchResults(status=common_pb2.Status(), results=results)
@@ -52,11 +58,19 @@ class Server:
     output fields of its answers. Queries of another width than the field's are refused."""
 
     def __init__(self, state, columns=(), named=()):
-        self.operations, self.columns, self.named, self.sent = Operations(None, 60.0, 1 << 20), columns, named, []
+        self.operations, self.columns, self.named, self.sent = (
+            Operations(None, 60.0, 1 << 20),
+            columns,
+            named,
+            [],
+        )
         self.become(state)
 
     def become(self, state):
-        self.state, self.description = state, {"fields": FIELDS, "properties": {"hubness": state.to_json()}}
+        self.state, self.description = (
+            state,
+            {"fields": FIELDS, "properties": {"hubness": state.to_json()}},
+        )
 
     @property
     def prepared(self):
@@ -81,7 +95,9 @@ class Server:
             return None if isinstance(step, LearnSchema) else self.description
         request, with_bytes = step.args
         self.sent.append(request)
-        [placeholder] = common_pb2.PlaceholderGroup.FromString(request.placeholder_group).placeholders
+        [placeholder] = common_pb2.PlaceholderGroup.FromString(
+            request.placeholder_group
+        ).placeholders
         if len(placeholder.values[0]) != self.state.codec.form.width * BYTES[self.state.dtype]:
             raise MilvusException(65535, "vector dimension mismatch")
         answer = answer_to(request, self.columns)
@@ -90,11 +106,20 @@ class Server:
 
 
 def request_for(state, queries, pairs=(), **options):
-    values = [value if isinstance(value, bytes) else value.tobytes() for value in encode(queries, state.dtype)]
-    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[state.dtype], values=values)
+    values = [
+        value if isinstance(value, bytes) else value.tobytes()
+        for value in encode(queries, state.dtype)
+    ]
+    placeholder = common_pb2.PlaceholderValue(
+        tag="$0", type=PLACEHOLDERS[state.dtype], values=values
+    )
     group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
     request = milvus_pb2.SearchRequest(
-        collection_name=NAME, placeholder_group=group, nq=len(queries), dsl_type=common_pb2.BoolExprV1, **options
+        collection_name=NAME,
+        placeholder_group=group,
+        nq=len(queries),
+        dsl_type=common_pb2.BoolExprV1,
+        **options,
     )
     for key, value in pairs:
         request.search_params.add(key=key, value=value)
@@ -108,9 +133,16 @@ STATES = st.builds(
     st.sampled_from(["float32", "float16", "bfloat16"]),
     st.sampled_from([None, "hubness_vector"]),
 )
-QUERIES = st.lists(st.lists(numbers, min_size=DIM, max_size=DIM).filter(any), min_size=1, max_size=3)
+QUERIES = st.lists(
+    st.lists(numbers, min_size=DIM, max_size=DIM).filter(any), min_size=1, max_size=3
+)
 INNER = st.fixed_dictionaries(
-    {}, optional={"ef": st.integers(1, 99), "hubness_strength": st.sampled_from([0.25, 0.0]), "radius": numbers}
+    {},
+    optional={
+        "ef": st.integers(1, 99),
+        "hubness_strength": st.sampled_from([0.25, 0.0]),
+        "radius": numbers,
+    },
 )
 PAIRS = st.fixed_dictionaries(
     {"topk": st.integers(1, 50).map(str)},
@@ -139,14 +171,18 @@ OPTIONS = st.fixed_dictionaries(
 
 @example(corrected(), [[3.0] * DIM], [[0.5] * DIM], {"topk": "1"}, {}, {"output_fields": []}, None)
 @given(STATES, QUERIES, QUERIES, PAIRS, INNER, OPTIONS, st.sampled_from([None, 0.5]))
-def test_only_what_the_correction_needs_is_changed(state, first, second, pairs, inner, options, header):
+def test_only_what_the_correction_needs_is_changed(
+    state, first, second, pairs, inner, options, header
+):
     if state.metric == "L2":
         inner.pop("radius", None)  # Bounds of distances are converted query by query.
     pairs = {name: state.metric if value is None else value for name, value in pairs.items()}
     server, overrides = Server(state), Overrides(header)
     for data in (first, second):
         queries = rounded(np.array(data, np.float32), state.dtype)
-        request = request_for(state, queries, {**pairs, "params": json.dumps(inner)}.items(), **options)
+        request = request_for(
+            state, queries, {**pairs, "params": json.dumps(inner)}.items(), **options
+        )
         before = request.SerializeToString(deterministic=True)
         server.search(request, overrides)
         assert request.SerializeToString(deterministic=True) == before
@@ -157,8 +193,12 @@ def test_only_what_the_correction_needs_is_changed(state, first, second, pairs, 
 
 def expect_rewritten(sent, request, state, queries, pairs, inner, header):
     strength = pairs.pop("hubness_strength", None)
-    strength = next(s for s in (strength, inner.pop("hubness_strength", None), header, 0.75) if s is not None)
-    expected = b"".join(map(bytes, state.codec.pack_queries(queries, float(strength), slot=state.profile.slot)))
+    strength = next(
+        s for s in (strength, inner.pop("hubness_strength", None), header, 0.75) if s is not None
+    )
+    expected = b"".join(
+        map(bytes, state.codec.pack_queries(queries, float(strength), slot=state.profile.slot))
+    )
     [placeholder] = common_pb2.PlaceholderGroup.FromString(sent.placeholder_group).placeholders
     assert placeholder.type == PLACEHOLDERS[state.dtype]
     if state.dtype == "float32":
@@ -187,11 +227,16 @@ def test_searches_of_one_kind_are_prepared_once_and_others_apart(monkeypatch):
 
     parsed, server = [], Server(corrected())
     parse = searching.SearchParameters
-    monkeypatch.setattr(searching, "SearchParameters", lambda *args: parsed.append(args) or parse(*args))
+    monkeypatch.setattr(
+        searching, "SearchParameters", lambda *args: parsed.append(args) or parse(*args)
+    )
 
     def search_with(pairs=(("topk", "3"),), overrides=NONE, count=1, **options):
         before = len(parsed)
-        server.search(request_for(server.state, np.ones((count, DIM), np.float32), pairs, **options), overrides)
+        server.search(
+            request_for(server.state, np.ones((count, DIM), np.float32), pairs, **options),
+            overrides,
+        )
         return len(parsed) - before
 
     assert search_with() == 1
@@ -234,7 +279,9 @@ def test_prepared_searches_are_limited_in_number_and_size():
     """However many kinds users think of, and without the queries that each was asked first."""
     server = Server(corrected())
     one, many = np.ones((1, DIM), np.float32), np.ones((10_000, DIM), np.float32)
-    server.search(request_for(server.state, one, output_fields=["group"], partition_names=["p" * 100_000]))
+    server.search(
+        request_for(server.state, one, output_fields=["group"], partition_names=["p" * 100_000])
+    )
     assert not server.prepared
     tracemalloc.start()
     for limit in range(1, 21):
@@ -258,14 +305,23 @@ def test_a_prepared_search_ends_with_the_state_that_it_is_for():
     server.become(before.model_copy(update={"profiles": {before.active: refreshed}}))
     server.operations.states.forget(NAME)
     server.search(request)
-    server.become(initial_state(Layout(DIM, "COSINE", 20), NNN(4), before.profile.bank, strength=0.5, **FIXED))
+    server.become(
+        initial_state(Layout(DIM, "COSINE", 20), NNN(4), before.profile.bank, strength=0.5, **FIXED)
+    )
     server.search(request)
     weights = [
         np.frombuffer(placeholder.values[0], np.float32)[DIM:]
         for sent in server.sent
-        for placeholder in common_pb2.PlaceholderGroup.FromString(sent.placeholder_group).placeholders
+        for placeholder in common_pb2.PlaceholderGroup.FromString(
+            sent.placeholder_group
+        ).placeholders
     ]
-    assert [(values.argmin(), values.min()) for values in weights] == [(0, -0.75), (1, -0.75), (1, -0.75), (0, -0.5)]
+    assert [(values.argmin(), values.min()) for values in weights] == [
+        (0, -0.75),
+        (1, -0.75),
+        (1, -0.75),
+        (0, -0.5),
+    ]
     assert [len(values) for values in weights] == [10, 10, 10, 26]
 
 
@@ -276,7 +332,9 @@ def test_a_prepared_search_ends_with_the_state_that_it_is_for():
 def upstream():
     description = milvus_pb2.DescribeCollectionResponse(collection_name=NAME)
     for name in ("id", "vector"):
-        description.schema.fields.add(name=name, is_primary_key=name == "id", data_type=5 if name == "id" else 101)
+        description.schema.fields.add(
+            name=name, is_primary_key=name == "id", data_type=5 if name == "id" else 101
+        )
     description.properties.add(key="hubness", value=corrected().to_json())
     here = FakeUpstream({"DescribeCollection": description.SerializeToString()})
     yield here

@@ -29,7 +29,14 @@ def signed(tmp_path_factory):
     """A folder: ca.pem, the authority; cert.pem and key.pem, which it signed for localhost."""
     folder = tmp_path_factory.mktemp("tls")
     new, of_one_day = ["-newkey", "rsa:2048", "-nodes"], ["-days", "1"]
-    authority = ["-keyout", folder / "ca.key", "-out", folder / "ca.pem", "-subj", "/CN=an authority"]
+    authority = [
+        "-keyout",
+        folder / "ca.key",
+        "-out",
+        folder / "ca.pem",
+        "-subj",
+        "/CN=an authority",
+    ]
     openssl("req", "-x509", *new, *of_one_day, *authority)
     asked = ["-keyout", folder / "key.pem", "-out", folder / "asked.pem", "-subj", "/CN=localhost"]
     openssl("req", *new, *asked)
@@ -59,7 +66,9 @@ class Terminator:
 
     async def accepted(self, reader, writer):
         there = await asyncio.open_connection(self.host, self.port)
-        await asyncio.gather(pumped(reader, there[1]), pumped(there[0], writer), return_exceptions=True)
+        await asyncio.gather(
+            pumped(reader, there[1]), pumped(there[0], writer), return_exceptions=True
+        )
 
     def stop(self):
         self.loop.call_soon_threadsafe(self.server.close)
@@ -92,7 +101,9 @@ def test_all_that_goes_upstream_is_encrypted(secured, signed):
     fresh = vectors(rng, 1, DIM)
     with ProxyHere(upstream, upstream_tls=True, upstream_ca=str(signed / "ca.pem")) as proxy:
         client = MilvusClient(proxy.uri)
-        assert client.insert(target, {"id": 900, "vector": fresh[0], "group": 1})["insert_count"] == 1
+        assert (
+            client.insert(target, {"id": 900, "vector": fresh[0], "group": 1})["insert_count"] == 1
+        )
         [found] = client.search(target, data=fresh, limit=20)
         [expected] = lite.hubness_client().behind.search(target, data=fresh, limit=20)
         assert found.ids == expected.ids
@@ -108,7 +119,17 @@ def test_an_upstream_of_an_unknown_authority_is_not_spoken_to(secured, tmp_path,
     if trusted == "another":
         other = tmp_path / "other.pem"
         subject = ["-nodes", "-days", "1", "-subj", "/CN=another authority"]
-        openssl("req", "-x509", "-newkey", "rsa:2048", *subject, "-keyout", tmp_path / "key", "-out", other)
+        openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            *subject,
+            "-keyout",
+            tmp_path / "key",
+            "-out",
+            other,
+        )
         further["upstream_ca"] = str(other)
     with (
         ProxyHere(upstream, upstream_tls=True, **further) as proxy,

@@ -32,7 +32,11 @@ def upstream():
 
 def workers_of(process):
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return {int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()}
+    return {
+        int(child)
+        for child in children
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    }
 
 
 def answers(proxy, connections=8):
@@ -65,7 +69,9 @@ def test_workers_share_a_port_are_replaced_and_drain(upstream):
         eventually(is_replaced)
         answers(proxy)
         port = proxy.address.rpartition(":")[2]
-        second = CliRunner().invoke(app, ["proxy", "--upstream", upstream.address, "--port", port, "--workers", "2"])
+        second = CliRunner().invoke(
+            app, ["proxy", "--upstream", upstream.address, "--port", port, "--workers", "2"]
+        )
         assert isinstance(second.exception, InvalidParameter)
         with grpc.insecure_channel(proxy.address) as channel:
             running = channel.unary_unary(SERVICE + "Slow").future(b"last words", timeout=30)
@@ -109,7 +115,16 @@ def test_workers_share_any_address(upstream, host):
 @pytest.mark.long
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 1.0])
 def test_a_signal_during_the_start_ends_all(upstream, seconds):
-    command = [sys.executable, "-m", "milvus_hubness", "proxy", "--upstream", upstream.address, "--workers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "milvus_hubness",
+        "proxy",
+        "--upstream",
+        upstream.address,
+        "--workers",
+        "2",
+    ]
     process = started([*command, "--port", "0"], stderr=subprocess.PIPE)
 
     def have_started():
@@ -131,7 +146,9 @@ def test_a_worker_that_cannot_start_again_is_tried_until_it_can(upstream, capfd)
     with ProxyProcess(upstream.address, "--workers", "2") as proxy:
         killed, other = sorted(workers_of(proxy.process.pid))
         unlimited = resource.prlimit(proxy.process.pid, resource.RLIMIT_AS)
-        resource.prlimit(proxy.process.pid, resource.RLIMIT_AS, (300 << 20, unlimited[1]))  # Too little for gRPC.
+        resource.prlimit(
+            proxy.process.pid, resource.RLIMIT_AS, (300 << 20, unlimited[1])
+        )  # Too little for gRPC.
         os.kill(killed, signal.SIGKILL)
         said = ""
 
@@ -158,6 +175,8 @@ def test_a_worker_that_cannot_start_again_is_tried_until_it_can(upstream, capfd)
 @pytest.mark.long
 def test_a_worker_that_cannot_serve_says_why():
     wrong = ["--tls-cert", __file__, "--tls-key", __file__]
-    done = CliRunner().invoke(app, ["proxy", "--upstream", "localhost:1", "--port", "0", "--workers", "2", *wrong])
+    done = CliRunner().invoke(
+        app, ["proxy", "--upstream", "localhost:1", "--port", "0", "--workers", "2", *wrong]
+    )
     assert isinstance(done.exception, InvalidParameter)
     assert "a certificate of its key" in str(done.exception)

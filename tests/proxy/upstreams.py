@@ -37,7 +37,10 @@ class Handler(grpc.GenericRpcHandler):
             metadata = dict(context.invocation_metadata())
             if details.method == QUESTION:
                 self.upstream.asked.append(metadata)
-            if self.upstream.tokens is not None and metadata.get("authorization") not in self.upstream.tokens:
+            if (
+                self.upstream.tokens is not None
+                and metadata.get("authorization") not in self.upstream.tokens
+            ):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "auth check failure")
             if details.method == QUESTION:
                 if "asking" in self.upstream.held:
@@ -56,7 +59,9 @@ class Handler(grpc.GenericRpcHandler):
             if details.method.endswith("Enough"):
                 yield b"enough"
                 return
-            yield from [self.upstream.answers[method]] if method in self.upstream.answers else messages
+            yield from (
+                [self.upstream.answers[method]] if method in self.upstream.answers else messages
+            )
 
         return grpc.stream_stream_rpc_method_handler(answer)
 

@@ -36,14 +36,18 @@ async def test_every_call_is_awaited(made):
     name, query = corrected.name, corrected.query.tolist()
     client = AsyncHubnessQdrantClient(path=folder)
     assert isinstance(client, AsyncQdrantClient)
-    assert (await client.query_points(name, query, limit=20, with_vectors=True)).points == answers["query"]
+    assert (await client.query_points(name, query, limit=20, with_vectors=True)).points == answers[
+        "query"
+    ]
     assert (await client.query_points(name, key(3), limit=20)).points == answers["by id"]
     assert (await client.query_points_groups(name, "group", query)).groups == answers["groups"]
     assert await client.retrieve(name, [key(3), key(4)], with_vectors=True) == answers["rows"]
     assert await client.scroll(name, limit=5, with_vectors=True) == answers["page"]
     assert await client.get_collection(name) == answers["described"]
     fresh = vectors(np.random.default_rng(8), 3, corrected.DIM)
-    await client.upsert(name, [models.PointStruct(id=900, vector=fresh[0].tolist(), payload={"a": 1})])
+    await client.upsert(
+        name, [models.PointStruct(id=900, vector=fresh[0].tolist(), payload={"a": 1})]
+    )
     await client.upload_collection(name, vectors=fresh[1:], ids=[901, 902])
     await client.update_vectors(name, [models.PointVectors(id=902, vector=fresh[0].tolist())])
     await client.set_payload(name, {"b": 2}, [900])

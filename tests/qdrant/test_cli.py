@@ -50,13 +50,17 @@ def run(folder, monkeypatch):
 def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
     assert run("status", "items")["status"]["corrected"] is False
-    planned = run("migrate", "items", "--bank", bank, "--k", "4", "--alias", "live", "--plan")["plan"]
+    planned = run("migrate", "items", "--bank", bank, "--k", "4", "--alias", "live", "--plan")[
+        "plan"
+    ]
     assert (planned["rows"], planned["target"]) == (60, "items_hubness")
     assert run("status", "items")["status"]["aliases"] == []
     made = run("migrate", "items", "--bank", bank, "--k", "4", "--client-ttl", "0")["migration"]
     assert (made["phase"], made["rows"]) == ("verified", 60)
     shown = run("migrate", "items", "--alias", "live", "--plan")["migration"]
-    assert (shown["phase"], run("status", "items")["status"]["aliases"]) == ("verified", []), "it only shows"
+    assert (shown["phase"], run("status", "items")["status"]["aliases"]) == ("verified", []), (
+        "it only shows"
+    )
     moved = run("migrate", "items", "--alias", "live", "--client-ttl", "0")["migration"]
     assert (moved["phase"], moved["alias"]) == ("switched", "live")
     assert run("migrate", "items")["migration"]["phase"] == "switched", "nothing is left to do"
@@ -64,14 +68,18 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
     done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
     assert (done["action"], done["epoch"]) == ("full", 2)
-    assert run("refresh", "live", "--revert", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
+    assert (
+        run("refresh", "live", "--revert", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
+    )
     revert = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (revert["alias"], revert["source"]) == ("live", "items")
     again = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
     cleaning = ("clean", "items", "--drop", "items_hubness")
     assert "not confirmed: add --yes" in run(*cleaning, code=2)
-    assert run("status", "items_hubness")["status"]["corrected"], "nothing was dropped without --yes"
+    assert run("status", "items_hubness")["status"]["corrected"], (
+        "nothing was dropped without --yes"
+    )
     assert run(*cleaning, "--yes")["clean"]["dropped"] == "items_hubness"
     assert run("status", "items")["status"]["aliases"] == ["live"]
 
@@ -104,15 +112,21 @@ def test_every_command_and_option_is_explained():
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
-@pytest.mark.parametrize("place", [os.mkfifo, lambda path: path.write_bytes(b"\x7fELF")], ids=["pipe", "program"])
+@pytest.mark.parametrize(
+    "place", [os.mkfifo, lambda path: path.write_bytes(b"\x7fELF")], ids=["pipe", "program"]
+)
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path, monkeypatch, capsys, place):
     place(tmp_path / "data")
-    monkeypatch.setattr(sys, "argv", ["qdrant-hubness", "status", "items", "--uri", str(tmp_path / "data")])
+    monkeypatch.setattr(
+        sys, "argv", ["qdrant-hubness", "status", "items", "--uri", str(tmp_path / "data")]
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
-    assert line.endswith("data: is no folder of the local mode: name a folder, or a server as http://HOST:PORT")
+    assert line.endswith(
+        "data: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
+    )
 
 
 def test_a_name_that_steers_a_terminal_is_shown(folder, monkeypatch):

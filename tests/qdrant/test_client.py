@@ -46,7 +46,8 @@ def assert_alike_up_to_ties(mine, theirs):
     assert [each.score for each in mine] == pytest.approx([each.score for each in theirs], **CLOSE)
     last = mine[-1].score
     whole = [
-        {each.id: each.payload for each in answer if each.score > last + CLOSE["abs"]} for answer in (mine, theirs)
+        {each.id: each.payload for each in answer if each.score > last + CLOSE["abs"]}
+        for answer in (mine, theirs)
     ]
     assert whole[0] == whole[1]
 
@@ -63,7 +64,9 @@ def examples(corrected):
         "uuid": uuid.UUID(key(4)),
         "nearest": models.NearestQuery(nearest=vector),
         "average": models.RecommendQuery(recommend=models.RecommendInput(**some)),
-        "positive": models.RecommendQuery(recommend=models.RecommendInput(positive=[key(3), key(4)])),
+        "positive": models.RecommendQuery(
+            recommend=models.RecommendInput(positive=[key(3), key(4)])
+        ),
         "none": None,
     }
     if corrected.metric != "L2":
@@ -98,11 +101,15 @@ def test_scores_are_those_of_the_definition(of_each_distance):
     for strength in (1.0, 0.5):
         found, wanted = corrected.scores(strength=strength), corrected.wanted(strength=strength)
         np.testing.assert_allclose([found[i] for i in range(corrected.ITEMS)], wanted, atol=3e-5)
-        best = corrected.client.query_points(corrected.name, corrected.query, limit=10, strength=strength)
+        best = corrected.client.query_points(
+            corrected.name, corrected.query, limit=10, strength=strength
+        )
         assert [point.id for point in best.points] == corrected.order(wanted)[:10]
     among = [i for i in range(corrected.ITEMS) if i % 5 == 2]
     options = {"limit": 5, "offset": 3, "query_filter": FILTER}
-    found = corrected.client.query_points(corrected.name, corrected.query.tolist(), **options).points
+    found = corrected.client.query_points(
+        corrected.name, corrected.query.tolist(), **options
+    ).points
     assert [point.id for point in found] == corrected.order(corrected.wanted(), among)[3:8]
 
 
@@ -129,7 +136,9 @@ def test_thresholds_are_in_corrected_scores(of_each_distance):
     ordered = wanted if is_distance else wanted[::-1]
     threshold = float((ordered[20] + ordered[21]) / 2)
     options = {"limit": 100, "score_threshold": threshold}
-    found = corrected.client.query_points(corrected.name, corrected.query.tolist(), **options).points
+    found = corrected.client.query_points(
+        corrected.name, corrected.query.tolist(), **options
+    ).points
     assert [point.score for point in found] == pytest.approx(ordered[:21].tolist(), **CLOSE)
     request = models.QueryRequest(query=corrected.query.tolist(), **options)
     [batched] = corrected.client.query_batch_points(corrected.name, [request])
@@ -142,7 +151,9 @@ def test_a_point_is_asked_for_by_what_the_user_gave_it(of_each_distance):
     for query in (key(3), models.NearestQuery(nearest=key(3))):
         found = corrected.client.query_points(corrected.name, query, limit=12).points
         wanted = corrected.wanted(query=corrected.items[3])
-        assert [point.id for point in found] == [k for k in corrected.order(wanted) if k != key(3)][:12]
+        assert [point.id for point in found] == [k for k in corrected.order(wanted) if k != key(3)][
+            :12
+        ]
         score = wanted[corrected.keys.index(found[0].id)]
         assert found[0].score == pytest.approx(score, **CLOSE)
     with pytest.raises(InvalidInput, match="123456"):
@@ -153,10 +164,14 @@ def test_recommendations_by_the_average_are_corrected(of_each_distance):
     corrected = of_each_distance
     a, b, c = (
         np.array(each.vector)
-        for each in corrected.backend.client.retrieve(corrected.source, [key(3), key(4), key(8)], with_vectors=True)
+        for each in corrected.backend.client.retrieve(
+            corrected.source, [key(3), key(4), key(8)], with_vectors=True
+        )
     )
     recommend = models.RecommendInput(positive=[key(3), key(4)], negative=[key(8)])
-    found = corrected.client.query_points(corrected.name, models.RecommendQuery(recommend=recommend), limit=9).points
+    found = corrected.client.query_points(
+        corrected.name, models.RecommendQuery(recommend=recommend), limit=9
+    ).points
     wanted = corrected.wanted(query=(a + b - c).astype(np.float32))
     among = set(range(corrected.ITEMS)) - {3, 4, 8}
     assert [point.id for point in found] == corrected.order(wanted, among)[:9]
@@ -165,11 +180,17 @@ def test_recommendations_by_the_average_are_corrected(of_each_distance):
 def test_points_are_looked_up_elsewhere_by_what_the_user_gave_them(corrected):
     other = Corrected(corrected.backend, "Dot")
     lookup = models.LookupLocation(collection=other.name)
-    found = corrected.client.query_points(corrected.name, key(5), lookup_from=lookup, limit=8).points
+    found = corrected.client.query_points(
+        corrected.name, key(5), lookup_from=lookup, limit=8
+    ).points
     assert [p.id for p in found] == corrected.order(corrected.wanted(query=other.items[5]))[:8]
-    raw = corrected.client.query_points(corrected.source, key(5), lookup_from=lookup, limit=8).points
+    raw = corrected.client.query_points(
+        corrected.source, key(5), lookup_from=lookup, limit=8
+    ).points
     lookup = models.LookupLocation(collection=other.source)
-    theirs = corrected.backend.client.query_points(corrected.source, key(5), lookup_from=lookup, limit=8)
+    theirs = corrected.backend.client.query_points(
+        corrected.source, key(5), lookup_from=lookup, limit=8
+    )
     assert_alike(raw, theirs.points)
 
 
@@ -189,7 +210,9 @@ def two_vectors(backend):
                 id=i,
                 vector={
                     "dense": items[i].tolist(),
-                    "words": models.SparseVector(indices=[i % 7, 20 + i % 11], values=[1.0 + i / 1_000, 0.5 + i / 100]),
+                    "words": models.SparseVector(
+                        indices=[i % 7, 20 + i % 11], values=[1.0 + i / 1_000, 0.5 + i / 100]
+                    ),
                 },
                 payload={"group": i % 5, "rank": i / 120},
             )
@@ -213,7 +236,10 @@ def test_prefetches_are_merged_from_corrected_scores(backend, merge):
     )
     options = {
         "rrf": {"prefetch": [dense, sparse], "query": models.FusionQuery(fusion=models.Fusion.RRF)},
-        "dbsf": {"prefetch": [dense, sparse], "query": models.FusionQuery(fusion=models.Fusion.DBSF)},
+        "dbsf": {
+            "prefetch": [dense, sparse],
+            "query": models.FusionQuery(fusion=models.Fusion.DBSF),
+        },
         "rescored": {"prefetch": sparse, "query": query, "using": "dense"},
         "formula": {"prefetch": [dense], "query": formula},
         "nested": {
@@ -227,15 +253,21 @@ def test_prefetches_are_merged_from_corrected_scores(backend, merge):
     alike = assert_alike_up_to_ties if merge == "rrf" else assert_alike
     alike(mine, theirs)
 
-    corrected = client.query_points(target, query, using="dense", limit=30, query_filter=FILTER).points
+    corrected = client.query_points(
+        target, query, using="dense", limit=30, query_filter=FILTER
+    ).points
     if merge == "formula":
         found = client.query_points(target, limit=12, query_filter=FILTER, **options).points
         scores = {p.id: p.score + 0.1 * p.id / 120 for p in corrected}
-        assert [p.score for p in found] == pytest.approx(sorted(scores.values())[::-1][:12], **CLOSE)
+        assert [p.score for p in found] == pytest.approx(
+            sorted(scores.values())[::-1][:12], **CLOSE
+        )
     elif merge in ("rescored", "nested"):
         found = client.query_points(target, limit=12, query_filter=FILTER, **options).points
         scores = {p.id: p.score for p in corrected}
-        assert {p.id: p.score for p in found} == pytest.approx({p.id: scores[p.id] for p in found}, **CLOSE)
+        assert {p.id: p.score for p in found} == pytest.approx(
+            {p.id: scores[p.id] for p in found}, **CLOSE
+        )
         assert [p.score for p in found] == sorted((p.score for p in found), reverse=True)
     else:
         alone = {**options, "prefetch": [dense]}
@@ -261,7 +293,9 @@ def test_groups_and_batches(of_each_distance):
         models.QueryRequest(query=query, limit=5, with_payload=True)
         for query in (key(2), corrected.query.tolist(), corrected.bank[0].tolist())
     ]
-    for request, answer in zip(requests, corrected.client.query_batch_points(corrected.name, requests), strict=True):
+    for request, answer in zip(
+        requests, corrected.client.query_batch_points(corrected.name, requests), strict=True
+    ):
         alone = corrected.client.query_points(corrected.name, request.query, limit=5).points
         assert_alike(answer.points, alone)
 
@@ -289,10 +323,15 @@ def test_reading_shows_what_qdrant_would(of_each_distance):
         plain.retrieve(corrected.source, ids, with_vectors=True),
     )
     for options in ({"limit": 30, "with_vectors": True}, {"limit": 7, "scroll_filter": FILTER}):
-        mine, theirs = client.scroll(corrected.name, **options), plain.scroll(corrected.source, **options)
+        mine, theirs = (
+            client.scroll(corrected.name, **options),
+            plain.scroll(corrected.source, **options),
+        )
         assert_alike(mine[0], theirs[0])
         assert mine[1] == theirs[1]
-    assert client.count(corrected.name, count_filter=FILTER) == plain.count(corrected.source, FILTER)
+    assert client.count(corrected.name, count_filter=FILTER) == plain.count(
+        corrected.source, FILTER
+    )
     mine, theirs = client.get_collection(corrected.name), plain.get_collection(corrected.source)
     assert mine.config.params == theirs.config.params
     assert mine.config.metadata is None
@@ -302,11 +341,17 @@ def test_new_points_get_the_bias_that_they_would_have_got(of_each_distance):
     corrected = of_each_distance
     client, name = corrected.client, corrected.name
     fresh = vectors(np.random.default_rng(8), 6, corrected.DIM)
-    struct = [models.PointStruct(id=900 + i, vector=fresh[i].tolist(), payload={"n": i}) for i in range(2)]
+    struct = [
+        models.PointStruct(id=900 + i, vector=fresh[i].tolist(), payload={"n": i}) for i in range(2)
+    ]
     client.upsert(name, struct)
-    client.upsert(name, models.Batch(ids=[902, 903], vectors=fresh[2:4].tolist(), payloads=[{}, {}]))
+    client.upsert(
+        name, models.Batch(ids=[902, 903], vectors=fresh[2:4].tolist(), payloads=[{}, {}])
+    )
     client.upload_collection(name, vectors=fresh[4:5], ids=[904])
-    client.upload_points(name, [models.PointStruct(id=905, vector=fresh[5].tolist(), payload={"n": 5})])
+    client.upload_points(
+        name, [models.PointStruct(id=905, vector=fresh[5].tolist(), payload={"n": 5})]
+    )
     corrected.items = np.vstack([corrected.items, fresh])
     found = corrected.scores()
     got = [found[i] for i in range(corrected.ITEMS)] + [found[900 + i] for i in range(6)]
@@ -327,17 +372,30 @@ def test_points_are_changed_one_way_or_another(corrected):
         client.overwrite_payload(name, {"only": True}, [key(4)])
         client.clear_payload(name, models.PointIdsList(points=[key(5)]))
         client.delete(name, [key(6)])
-        client.delete(name, models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=[key(7)])])))
+        client.delete(
+            name,
+            models.FilterSelector(
+                filter=models.Filter(must=[models.HasIdCondition(has_id=[key(7)])])
+            ),
+        )
         client.batch_update_points(
             name,
             [
-                models.UpsertOperation(upsert=models.PointsList(points=[models.PointStruct(id=700, vector=fresh[1])])),
-                models.SetPayloadOperation(set_payload=models.SetPayload(payload={"b": 1}, points=[700])),
+                models.UpsertOperation(
+                    upsert=models.PointsList(points=[models.PointStruct(id=700, vector=fresh[1])])
+                ),
+                models.SetPayloadOperation(
+                    set_payload=models.SetPayload(payload={"b": 1}, points=[700])
+                ),
                 models.UpdateVectorsOperation(
-                    update_vectors=models.UpdateVectors(points=[models.PointVectors(id=key(8), vector=fresh[1])])
+                    update_vectors=models.UpdateVectors(
+                        points=[models.PointVectors(id=key(8), vector=fresh[1])]
+                    )
                 ),
                 models.DeleteOperation(delete=models.PointIdsList(points=[key(9)])),
-                models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["group"], points=[key(10)])),
+                models.DeletePayloadOperation(
+                    delete_payload=models.DeletePayload(keys=["group"], points=[key(10)])
+                ),
             ],
         )
         client.upsert(
@@ -355,7 +413,10 @@ def test_points_are_changed_one_way_or_another(corrected):
     raw = {p.id: p.score for p in client.query_points(name, query, limit=500, strength=0).points}
     found = {p.id: p.score for p in client.query_points(name, query, limit=500).points}
     for changed, vector in ((key(1), fresh[0]), (key(8), fresh[1]), (700, fresh[1])):
-        bias = nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0] - corrected.state.profile.mean_bias
+        bias = (
+            nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0]
+            - corrected.state.profile.mean_bias
+        )
         assert raw[changed] - found[changed] == pytest.approx(bias, abs=1e-5)
 
 
@@ -363,7 +424,9 @@ def test_ordinary_collections_are_passed_through(backend):
     items = vectors(np.random.default_rng(0), 50, 8)
     name, client = backend.fill(items, "Manhattan"), backend.hubness()
     mine = client.query_points(name, items[3], limit=5, with_vectors=True).points
-    assert_alike(mine, backend.client.query_points(name, items[3], limit=5, with_vectors=True).points)
+    assert_alike(
+        mine, backend.client.query_points(name, items[3], limit=5, with_vectors=True).points
+    )
     client.upsert(name, [models.PointStruct(id=1, vector=items[0].tolist(), payload={"a": 1})])
     client.upload_collection(name, vectors=items[:2], ids=[500, 501])
     assert backend.client.count(name).count == 52
@@ -409,7 +472,10 @@ def test_questions_that_have_no_answer(of_each_distance):
         ({"query": query, "strength": float("inf")}, InvalidInput),
         ({"query": query, "profile": "another"}, InvalidInput),
         ({"query": models.Document(text="a", model="m")}, UnsupportedOperation),
-        ({"query": models.RecommendQuery(recommend=models.RecommendInput(negative=[key(1)]))}, InvalidInput),
+        (
+            {"query": models.RecommendQuery(recommend=models.RecommendInput(negative=[key(1)]))},
+            InvalidInput,
+        ),
     ):
         with pytest.raises(error):
             client.query_points(name, **bad)
@@ -433,7 +499,10 @@ def test_a_client_learns_that_its_alias_leads_elsewhere(corrected):
     """It remembers the source for an hour, and the alias is moved: widths tell."""
     store, name = corrected.store, corrected.name
     store.point_alias("live", corrected.source)
-    query, new = corrected.query.tolist(), [models.PointStruct(id=901, vector=corrected.items[3].tolist())]
+    query, new = (
+        corrected.query.tolist(),
+        [models.PointStruct(id=901, vector=corrected.items[3].tolist())],
+    )
     for ask in (
         lambda client: client.query_points("live", query, limit=5).points,
         lambda client: client.retrieve("live", [key(3)], with_vectors=True),

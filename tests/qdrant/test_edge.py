@@ -28,7 +28,9 @@ def shelf(metric, quick_folder):
     shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
     biases = Correction.fit(layout, NNN(8), QueryBank(bank)).centred(items)
     stored = layout.augment(items, np.column_stack([biases, np.zeros(ITEMS)]))
-    points = [edge.Point(i, stored[i].tolist(), {"n": i, "bias": float(biases[i])}) for i in range(ITEMS)]
+    points = [
+        edge.Point(i, stored[i].tolist(), {"n": i, "bias": float(biases[i])}) for i in range(ITEMS)
+    ]
     shard.update(edge.UpdateOperation.upsert_points(points))
     yield shard, layout, items, bank, other, query
     shard.close()
@@ -52,7 +54,9 @@ def test_scores_are_corrected_before_and_after_vectors_are_updated(shelf, metric
         found = answered(shard, layout, query, strength, 0)
         np.testing.assert_allclose(found, wanted(items, metric, bank, query, strength), atol=3e-5)
     records = shard.retrieve(list(range(ITEMS)), False, True)
-    stored = np.array([record.vector for record in sorted(records, key=lambda record: record.id)], np.float32)
+    stored = np.array(
+        [record.vector for record in sorted(records, key=lambda record: record.id)], np.float32
+    )
     fresh = Correction.fit(layout, NNN(8), QueryBank(other)).centred(items)
     renewed = layout.with_biases(stored, {1: fresh})
     updated = [edge.PointVectors(i, renewed[i].tolist()) for i in range(ITEMS)]

@@ -23,7 +23,10 @@ class World:
         rng = np.random.default_rng(2)
         self.backend, self.store = backend, backend.store()
         self.name = backend.name()
-        params = {name: models.VectorParams(size=DIM, distance=distance) for name, distance in VECTORS.items()}
+        params = {
+            name: models.VectorParams(size=DIM, distance=distance)
+            for name, distance in VECTORS.items()
+        }
         backend.client.create_collection(self.name, vectors_config=params)
         self.items = {name: vectors(rng, ITEMS, DIM) for name in VECTORS}
         self.bank = vectors(rng, 40, DIM)
@@ -51,7 +54,9 @@ class World:
                     when_announced()
 
         store = self.backend.store(Announcing)
-        plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field, where="fields")
+        plan = plan_enable(
+            store, self.name, QueryBank(self.bank), estimator=NNN(4), field=field, where="fields"
+        )
         enable(store, plan, client_ttl=0.0)
 
     def assert_right(self, field):
@@ -59,8 +64,14 @@ class World:
         metric = {"Dot": "IP", "Cosine": "COSINE"}[VECTORS[field]]
         biases = nnn(self.bank, self.items[field], metric, 4, 0.75)
         state = self.store.info(self.name).states[field]
-        wanted = similarity(query, self.items[field], metric)[0] - (biases - state.profile.mean_bias)
-        found = self.backend.hubness().query_points(self.name, query[0].tolist(), field, limit=ITEMS).points
+        wanted = similarity(query, self.items[field], metric)[0] - (
+            biases - state.profile.mean_bias
+        )
+        found = (
+            self.backend.hubness()
+            .query_points(self.name, query[0].tolist(), field, limit=ITEMS)
+            .points
+        )
         scores = {point.id: point.score for point in found}
         np.testing.assert_allclose([scores[i] for i in range(ITEMS)], wanted, atol=3e-5)
 
@@ -89,9 +100,13 @@ def test_writes_of_an_async_client_succeed_too(over):
     world = World(Backend("strict", server.client(over=over)))
 
     async def write():
-        client = AsyncHubnessQdrantClient(client=server.client(AsyncQdrantClient, over=over), state_ttl=0.0)
+        client = AsyncHubnessQdrantClient(
+            client=server.client(AsyncQdrantClient, over=over), state_ttl=0.0
+        )
         await client.upsert(world.name, [world.renew(3, 10)])
-        await client.update_vectors(world.name, [models.PointVectors(id=5, vector=world.renew(5, 11).vector)])
+        await client.update_vectors(
+            world.name, [models.PointVectors(id=5, vector=world.renew(5, 11).vector)]
+        )
 
     world.enable("first", lambda: asyncio.run(write()))
     world.assert_right("first")

@@ -33,7 +33,9 @@ class Enabled:
         self.query = vectors(rng, 1, DIM)[0]
         self.name = backend.fill(self.items, distance)
         self.store, self.client = backend.store(), backend.hubness()
-        self.plain = {r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]}
+        self.plain = {
+            r.id: r for r in backend.client.scroll(self.name, limit=500, with_vectors=True)[0]
+        }
         plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8))
         assert plan.to_dict()["where"] == "fields"
         self.done = enable(self.store, plan)
@@ -63,7 +65,9 @@ def test_a_formula_takes_the_biases_off(enabled):
         wanted = enabled.wanted(enabled.bank, strength=strength)
         found = enabled.client.query_points(enabled.name, query, limit=10, strength=strength).points
         assert [point.id for point in found] == enabled.best(wanted, 10)
-        assert [point.score for point in found] == pytest.approx(np.sort(wanted)[::-1][:10].tolist(), abs=1e-5)
+        assert [point.score for point in found] == pytest.approx(
+            np.sort(wanted)[::-1][:10].tolist(), abs=1e-5
+        )
     raw = enabled.client.query_points(enabled.name, query, limit=10, strength=0).points
     theirs = enabled.backend.client.query_points(enabled.name, query, limit=10).points
     assert [p.id for p in raw] == [p.id for p in theirs]
@@ -100,12 +104,19 @@ def test_groups_prefetches_and_batches(enabled):
         among = [i for i in range(ITEMS) if i % 5 == group.id]
         assert [hit.id for hit in group.hits] == enabled.best(wanted, 4, among)
     inner = [models.Prefetch(query=query, limit=20)]
-    found = client.query_points(name, models.FusionQuery(fusion="rrf"), prefetch=inner, limit=8).points
+    found = client.query_points(
+        name, models.FusionQuery(fusion="rrf"), prefetch=inner, limit=8
+    ).points
     assert [p.id for p in found] == enabled.best(wanted, 8)
-    requests = [models.QueryRequest(query=query, limit=5), models.QueryRequest(query=key(9), limit=5)]
+    requests = [
+        models.QueryRequest(query=query, limit=5),
+        models.QueryRequest(query=key(9), limit=5),
+    ]
     first, second = client.query_batch_points(name, requests)
     assert [p.id for p in first.points] == enabled.best(wanted, 5)
-    assert [p.id for p in second.points] == [p.id for p in client.query_points(name, key(9), limit=5).points]
+    assert [p.id for p in second.points] == [
+        p.id for p in client.query_points(name, key(9), limit=5).points
+    ]
 
 
 def test_new_points_and_new_vectors_get_their_biases(enabled):
@@ -119,10 +130,14 @@ def test_new_points_and_new_vectors_get_their_biases(enabled):
     found = client.query_points(name, enabled.query.tolist(), limit=15).points
     assert [p.id for p in found] == enabled.best(enabled.wanted(enabled.bank), 15)
     assert status(enabled.store, name).pending == 0
-    enabled.backend.client.upsert(name, [models.PointStruct(id=902, vector=fresh[0].tolist(), payload={})])
+    enabled.backend.client.upsert(
+        name, [models.PointStruct(id=902, vector=fresh[0].tolist(), payload={})]
+    )
     assert status(enabled.store, name).pending == 1, "a client that knows of no biases"
     assert refresh(enabled.store, name).written == 1
-    scores = {p.id: p.score for p in client.query_points(name, enabled.query.tolist(), limit=300).points}
+    scores = {
+        p.id: p.score for p in client.query_points(name, enabled.query.tolist(), limit=300).points
+    }
     assert scores[902] == pytest.approx(scores[900], abs=1e-6)
 
 
@@ -134,7 +149,12 @@ def test_a_refresh_touches_biases_only(enabled):
             search_request.append((method, collection))
             return super().ask(method, collection, **options)
 
-    refresh(enabled.backend.store(Counting), enabled.name, bank=QueryBank(enabled.other), estimator=NNN(3))
+    refresh(
+        enabled.backend.store(Counting),
+        enabled.name,
+        bank=QueryBank(enabled.other),
+        estimator=NNN(3),
+    )
     writes = {method for method, where in search_request if where == enabled.name} & {
         "upsert", "update_vectors", "set_payload", "batch_update_points", "delete", "overwrite_payload",
     }  # fmt: skip
@@ -151,7 +171,9 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
         def rewrite(self, collection, batch, field, changed, *, partition):
             if not done:
                 done.append(batch.keys)
-                enabled.client.update_vectors(enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())])
+                enabled.client.update_vectors(
+                    enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())]
+                )
             return super().rewrite(collection, batch, field, changed, partition=partition)
 
     refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))
@@ -178,7 +200,9 @@ def test_it_can_be_taken_back_and_not_done_twice(enabled):
 def test_what_a_formula_cannot_do_is_said(enabled):
     query = enabled.query.tolist()
     for asked in (
-        models.RecommendQuery(recommend=models.RecommendInput(positive=[key(1)], strategy="best_score")),
+        models.RecommendQuery(
+            recommend=models.RecommendInput(positive=[key(1)], strategy="best_score")
+        ),
         models.NearestQuery(nearest=query, mmr=models.Mmr()),
         models.ContextQuery(context=[models.ContextPair(positive=key(1), negative=key(2))]),
     ):

@@ -23,7 +23,8 @@ def assert_survives(runner, trial):
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)]
+    "number",
+    [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)],
 )
 def test_a_migration(quick_folder, number):
     trial = replace(killed_migrations.trials(SEED, BACKEND)[number], how="request", rows=450)
@@ -32,7 +33,9 @@ def test_a_migration(quick_folder, number):
 
 @pytest.mark.parametrize("number", [FULL, PENDING, BACK])
 def test_a_refresh(quick_folder, number):
-    assert_survives(killed_refreshes.Runner(quick_folder), killed_refreshes.trials(SEED, BACKEND)[number])
+    assert_survives(
+        killed_refreshes.Runner(quick_folder), killed_refreshes.trials(SEED, BACKEND)[number]
+    )
 
 
 def test_a_rebuild(quick_folder):

@@ -56,7 +56,11 @@ class World(Backend):
         for i, row in enumerate(rows):
             more = {other: value(i) for other, (_, value) in (extra or {}).items()}
             vector = {"v": row.tolist(), **more} if more else row.tolist()
-            points.append(models.PointStruct(id=i, vector=vector, payload=(payload or (lambda i: {"n": i}))(i)))
+            points.append(
+                models.PointStruct(
+                    id=i, vector=vector, payload=(payload or (lambda i: {"n": i}))(i)
+                )
+            )
         for start in range(0, count, 10):
             self.client.upsert(name, points[start : start + 10])
         return name
@@ -80,7 +84,9 @@ def called(client, method, *args, **options):
     return asyncio.run(result) if asyncio.iscoroutine(result) else result
 
 
-CLIENTS = pytest.mark.parametrize("cls", [HubnessQdrantClient, AsyncHubnessQdrantClient], ids=["sync", "async"])
+CLIENTS = pytest.mark.parametrize(
+    "cls", [HubnessQdrantClient, AsyncHubnessQdrantClient], ids=["sync", "async"]
+)
 
 
 # -- sizes ----------------------------------------------------------------------------------------
@@ -91,12 +97,18 @@ CLIENTS = pytest.mark.parametrize("cls", [HubnessQdrantClient, AsyncHubnessQdran
     [
         {"a": 1, "b": [1.5, 'é\n"', None, True], "c": {"deep": ["x" * 100]}},
         np.random.default_rng(0).normal(size=300).astype(np.float32).tolist(),
-        models.PointStruct(id=1, vector={"v": [0.1] * 50, "s": models.SparseVector(indices=[1], values=[0.5])}),
+        models.PointStruct(
+            id=1, vector={"v": [0.1] * 50, "s": models.SparseVector(indices=[1], values=[0.5])}
+        ),
         "漢字" * 50,
     ],
 )
 def test_the_size_of_a_value_is_hardly_below_that_of_its_json(value):
-    true = len(json.dumps(value.model_dump() if hasattr(value, "model_dump") else value, ensure_ascii=False).encode())
+    true = len(
+        json.dumps(
+            value.model_dump() if hasattr(value, "model_dump") else value, ensure_ascii=False
+        ).encode()
+    )
     assert 0.9 * true <= json_bytes(value) <= 8 * true
 
 
@@ -115,10 +127,14 @@ def test_payloads_are_copied_in_parts_of_their_true_size():
     assert world.client.count(target).count == 1_000
 
 
-MULTI = models.VectorParams(size=16, distance="Dot", multivector_config=models.MultiVectorConfig(comparator="max_sim"))
+MULTI = models.VectorParams(
+    size=16, distance="Dot", multivector_config=models.MultiVectorConfig(comparator="max_sim")
+)
 BESIDE = {
     "a multivector": {"m": (MULTI, lambda i: np.full((60, 16), i / 7).tolist())},
-    "a second vector": {"w": (models.VectorParams(size=600, distance="Dot"), lambda i: [i / 7] * 600)},
+    "a second vector": {
+        "w": (models.VectorParams(size=600, distance="Dot"), lambda i: [i / 7] * 600)
+    },
 }
 
 
@@ -129,7 +145,14 @@ def test_vectors_beside_the_corrected_one_count(beside):
     name = world.collection(120, extra=BESIDE[beside])
     target = world.migrated(name, field="v")
     assert world.client.count(target).count == 120
-    refresh(world.store(), target, bank=QueryBank(world.bank.vectors[:30]), field="v", force=True, client_ttl=0.0)
+    refresh(
+        world.store(),
+        target,
+        bank=QueryBank(world.bank.vectors[:30]),
+        field="v",
+        force=True,
+        client_ttl=0.0,
+    )
 
 
 def test_a_point_that_no_request_can_hold_is_named():
@@ -138,7 +161,8 @@ def test_a_point_that_no_request_can_hold_is_named():
     world.server.request_bytes = 4_000
     plan = plan_migration(world.store(), name, QueryBank(world.bank.vectors[:9]), estimator=NNN(4))
     with pytest.raises(
-        StoreError, match=r"larger than allowed .* for point 7 alone.*: raise service.max_request_size_mb"
+        StoreError,
+        match=r"larger than allowed .* for point 7 alone.*: raise service.max_request_size_mb",
     ) as raised:
         migrate(world.store(), plan, ALONE)
     assert "\n" not in str(raised.value)
@@ -156,7 +180,12 @@ def test_an_upsert_that_qdrant_client_may_send_is_sent_in_parts(cls):
     stored = called(client, "retrieve", name, list(range(200)), with_vectors=True)
     unit = new / np.linalg.norm(new, axis=1, keepdims=True)
     np.testing.assert_allclose([record.vector for record in stored], unit, atol=1e-6)
-    called(client, "update_vectors", name, [models.PointVectors(id=p.id, vector=p.vector) for p in points])
+    called(
+        client,
+        "update_vectors",
+        name,
+        [models.PointVectors(id=p.id, vector=p.vector) for p in points],
+    )
 
 
 def test_a_write_of_which_a_later_part_fails_says_what_was_written():
@@ -194,7 +223,9 @@ def test_a_batch_of_queries_is_sent_in_parts():
     world = World()
     name = world.migrated(world.collection())
     requests = [models.QueryRequest(query=[1.0] * DIM, limit=3, with_payload=False)] * 50
-    world.server.request_bytes = len(json.dumps([r.model_dump(exclude_none=True) for r in requests])) + 300
+    world.server.request_bytes = (
+        len(json.dumps([r.model_dump(exclude_none=True) for r in requests])) + 300
+    )
     answers = world.hubness_client().query_batch_points(name, requests)
     assert len(answers) == 50
     assert len({tuple(point.id for point in answer.points) for answer in answers}) == 1
@@ -267,7 +298,9 @@ def test_what_cannot_be_obeyed_is_refused_by_the_plan(limit):
     world = World()
     name = world.collection(strict={limit: value})
     before = len(world.server.collections)
-    with pytest.raises(CannotMigrate, match=rf"'{name}' cannot be migrated: .*{named}.*: raise") as raised:
+    with pytest.raises(
+        CannotMigrate, match=rf"'{name}' cannot be migrated: .*{named}.*: raise"
+    ) as raised:
         plan_migration(world.store(), name, world.bank, estimator=NNN(4))
     assert "\n" not in str(raised.value)
     assert len(world.server.collections) == before
@@ -316,7 +349,9 @@ def test_jobs_wait_for_the_rates_of_strict_mode(monkeypatch):
     rates = models.StrictModeConfig(enabled=True, read_rate_limit=40, write_rate_limit=50)
     world.client.update_collection(name, strict_mode_config=rates)
     target = world.migrated(name)
-    refresh(world.store(), target, bank=QueryBank(world.bank.vectors[:30]), client_ttl=0.0, force=True)
+    refresh(
+        world.store(), target, bank=QueryBank(world.bank.vectors[:30]), client_ttl=0.0, force=True
+    )
     assert {awaited for awaited, _ in clock.waited} == {
         f"the rate that strict mode allows on {collection!r}" for collection in (name, target)
     }
@@ -338,7 +373,9 @@ def test_what_the_client_adds_to_a_write_waits_for_the_rate(cls, monkeypatch):
     world = World(clock=clock)
     name = world.collection()
     target = world.migrated(name)
-    world.store().write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection=target, required=True))
+    world.store().write_property(
+        name, DUAL_WRITE_PROPERTY, DualWrite(collection=target, required=True)
+    )
     rates = models.StrictModeConfig(enabled=True, write_rate_limit=10)
     world.client.update_collection(target, strict_mode_config=rates)
     client = world.hubness_client(cls)
@@ -356,7 +393,9 @@ def test_what_the_client_adds_to_a_write_waits_for_the_rate(cls, monkeypatch):
     for _ in range(3):
         called(client, "set_payload", name, {"seen": 2}, list(range(6)))
     assert pauses
-    assert {record.payload["seen"] for record in world.client.retrieve(target, list(range(6)))} == {2}
+    assert {record.payload["seen"] for record in world.client.retrieve(target, list(range(6)))} == {
+        2
+    }
 
 
 def test_a_rate_that_is_never_kept_is_one_line(monkeypatch):

@@ -65,14 +65,22 @@ def test_advice_about_parameters_of_requests_and_internal_names_are_left_out():
     assert "Reduce" not in message
     assert "lease" not in message
     assert "raise that limit in the strict mode of 'items'" in message
-    message = str(said(refused("request larger than rate limiter capacity, please try to split your request.", 429)))
+    message = str(
+        said(
+            refused(
+                "request larger than rate limiter capacity, please try to split your request.", 429
+            )
+        )
+    )
     assert "split" not in message
     assert "raise that limit in the strict mode of 'items'" in message
 
 
 SILENT = {
     "REST": ResponseHandlingException(ConnectionResetError("reset by\n peer")),
-    "a gateway": UnexpectedResponse(503, "Service Unavailable", b"<html>\nno upstream</html>", httpx.Headers()),
+    "a gateway": UnexpectedResponse(
+        503, "Service Unavailable", b"<html>\nno upstream</html>", httpx.Headers()
+    ),
     "gRPC": CallFailed(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses"),
     "gRPC, too late": CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"),
 }
@@ -86,7 +94,10 @@ def test_a_server_that_stops_answering_says_how_to_go_on(way):
 
 
 def test_a_key_without_rights_names_the_variable():
-    for error in (refused("Forbidden", 403), CallFailed(grpc.StatusCode.PERMISSION_DENIED, "Forbidden")):
+    for error in (
+        refused("Forbidden", 403),
+        CallFailed(grpc.StatusCode.PERMISSION_DENIED, "Forbidden"),
+    ):
         assert "$QDRANT_API_KEY" in str(said(error))
 
 
@@ -113,7 +124,9 @@ def test_a_rate_that_lasts_is_one_line_of_the_command(monkeypatch, capsys):
 
 
 def test_a_key_over_http_is_one_line_of_ours(monkeypatch, caplog):
-    monkeypatch.setattr(QdrantClient, "info", lambda self: models.VersionInfo(title="", version="1.18.1"))
+    monkeypatch.setattr(
+        QdrantClient, "info", lambda self: models.VersionInfo(title="", version="1.18.1")
+    )
     with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.WARNING):
         warnings.simplefilter("always")
         connect("http://qdrant.example:6333", "k3y").close()
@@ -160,14 +173,18 @@ def test_messages_name_the_commands_of_this_program(small, backend):
     plan = plan_migration(store, name, bank, estimator=NNN(4))
     target = migrate(store, plan, ALONE).target
     backend.client.delete_collection(target)
-    with pytest.raises(StoreError, match=r": qdrant-hubness migrate .* --bank FILE --restart begins again"):
+    with pytest.raises(
+        StoreError, match=r": qdrant-hubness migrate .* --bank FILE --restart begins again"
+    ):
         migrate(store, plan, ALONE)
 
 
 def test_commands_print_words(quick_folder, monkeypatch):
     data, rng = quick_folder / "data", np.random.default_rng(0)
     client = QdrantClient(path=str(data))
-    client.create_collection("items", vectors_config=models.VectorParams(size=DIM, distance="Cosine"))
+    client.create_collection(
+        "items", vectors_config=models.VectorParams(size=DIM, distance="Cosine")
+    )
     rows = vectors(rng, 60, DIM)
     rows[7] = 0
     client.upload_collection("items", rows, ids=range(60))
@@ -177,7 +194,9 @@ def test_commands_print_words(quick_folder, monkeypatch):
     monkeypatch.setenv("QDRANT_URL", str(data))
     opened = []
     open_store = cli.connect
-    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(open_store(*args)) or opened[-1])
+    monkeypatch.setattr(
+        cli, "connect", lambda *args: opened.append(open_store(*args)) or opened[-1]
+    )
     bank, other = str(quick_folder / "bank.npy"), str(quick_folder / "other.npy")
     fast = ("--client-ttl", "0")
 
@@ -211,7 +230,17 @@ def test_commands_print_words(quick_folder, monkeypatch):
     assert "hubness_bias of 60 points" in run("sweep", "items", "--yes")
 
 
-SHARED = ("banks", "enable", "migration", "operations", "refresh", "state.py", "waiting.py", "correction.py", "stores")
+SHARED = (
+    "banks",
+    "enable",
+    "migration",
+    "operations",
+    "refresh",
+    "state.py",
+    "waiting.py",
+    "correction.py",
+    "stores",
+)
 """The parts of milvus_hubness whose messages a user of qdrant-hubness may see."""
 ELSEWHERE = {
     "--drop": "an option of clean",
@@ -226,7 +255,11 @@ def texts_of(path):
     tree = ast.parse(path.read_text())
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield node.value
 
 
@@ -238,11 +271,18 @@ def test_every_option_that_a_message_advises_exists():
         for name in parameter.opts
     }
     root = Path(milvus_hubness.__file__).parent
-    paths = [path for part in SHARED for path in ([root / part] if "." in part else (root / part).rglob("*.py"))]
+    paths = [
+        path
+        for part in SHARED
+        for path in ([root / part] if "." in part else (root / part).rglob("*.py"))
+    ]
     paths = [path for path in paths if not path.name.startswith("milvus")]
     paths += Path(qdrant_hubness.__file__).parent.rglob("*.py")
     advised = {
-        option for path in paths for text in texts_of(path) for option in re.findall(r"(?<!\w)--[a-z-]{2,}", text)
+        option
+        for path in paths
+        for text in texts_of(path)
+        for option in re.findall(r"(?<!\w)--[a-z-]{2,}", text)
     }
     assert {"--restart", "--field", "--bank"} <= advised
     assert advised - options - ELSEWHERE.keys() == set()

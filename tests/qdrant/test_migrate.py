@@ -71,7 +71,9 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
             "image": models.VectorParams(size=DIM, distance=distance),
             "title": models.VectorParams(size=6, distance="Cosine"),
             "tokens": models.VectorParams(
-                size=4, distance="Dot", multivector_config=models.MultiVectorConfig(comparator="max_sim")
+                size=4,
+                distance="Dot",
+                multivector_config=models.MultiVectorConfig(comparator="max_sim"),
             ),
         },
         sparse_vectors_config={"words": models.SparseVectorParams()},
@@ -87,9 +89,18 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
                     "image": images[i].tolist(),
                     "title": titles[i].tolist(),
                     **({"tokens": [[1.0, i, 0.0, 1.0], [0.5, 0.25, 0.0, 0.0]]} if i % 3 else {}),
-                    **({"words": models.SparseVector(indices=[i, 2_000], values=[0.5, 1.5])} if i % 2 else {}),
+                    **(
+                        {"words": models.SparseVector(indices=[i, 2_000], values=[0.5, 1.5])}
+                        if i % 2
+                        else {}
+                    ),
                 },
-                payload={"n": i, "deep": {"list": [1, None, {"x": i / 3}]}, "text": "o'hara \n é😀", "none": None},
+                payload={
+                    "n": i,
+                    "deep": {"list": [1, None, {"x": i / 3}]},
+                    "text": "o'hara \n é😀",
+                    "none": None,
+                },
             )
             for i in range(count)
         ],
@@ -121,7 +132,9 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     assert store.info(name).dual_write.collection == result.target
     told = client.get_collection(result.target).config
     assert (told.metadata or {}).get("owner") == (None if everywhere.kind == "states" else "search")
-    assert DUAL_WRITE_PROPERTY not in store.properties.of(result.target, client.get_collection(result.target))
+    assert DUAL_WRITE_PROPERTY not in store.properties.of(
+        result.target, client.get_collection(result.target)
+    )
     assert told.params.vectors["title"].distance == models.Distance.COSINE
     assert told.params.vectors["image"].distance == models.Distance.DOT
 
@@ -147,7 +160,9 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     items = vectors(np.random.default_rng(5), 50, 8)
     items[7] = 0
     points = [
-        models.PointStruct(id=i, vector={"image": items[i].tolist()} if i != 20 else {}, payload={"n": i})
+        models.PointStruct(
+            id=i, vector={"image": items[i].tolist()} if i != 20 else {}, payload={"n": i}
+        )
         for i in range(50)
     ]
     client.upsert(name, points)
@@ -159,7 +174,10 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     assert rows[1].vector == {}
     assert [row.payload for row in rows] == [{"n": 7}, {"n": 20}, {"n": 21}]
     assert status(store, result.target).pending == 0
-    assert migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4))).rows == 50
+    assert (
+        migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4))).rows
+        == 50
+    )
 
 
 def test_halves_are_stored_as_halves(backend):
@@ -168,8 +186,12 @@ def test_halves_are_stored_as_halves(backend):
     name = backend.fill(items, "Dot", keys=lambda i: i, datatype=models.Datatype.FLOAT16)
     store = backend.store()
     target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
-    stored = np.float32([r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]])
-    assert np.array_equal(stored.astype(np.float16).astype(np.float32), stored), "all numbers are halves"
+    stored = np.float32(
+        [r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]]
+    )
+    assert np.array_equal(stored.astype(np.float16).astype(np.float32), stored), (
+        "all numbers are halves"
+    )
     query = bank[0]
     found = backend.hubness().query_points(target, query.tolist(), limit=80).points
     state = store.info(target).state
@@ -221,7 +243,9 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
         ],
     )
     client.delete("live", [key(4), key(5)])
-    client.set_payload("live", {"more": 1}, models.Filter(must=[models.HasIdCondition(has_id=[key(6)])]))
+    client.set_payload(
+        "live", {"more": 1}, models.Filter(must=[models.HasIdCondition(has_id=[key(6)])])
+    )
     wanted = everything(client, "live")
     with pytest.raises(AlreadyCorrected, match="switched"):
         plan_migration(store, name, bank, estimator=NNN(4))
@@ -230,7 +254,9 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     assert store.alias_target("live") == name
     assert store.info(plan.target).dual_write is None
     found = everything(backend.client, name)
-    assert {each: row[0] for each, row in found.items()} == {each: row[0] for each, row in wanted.items()}
+    assert {each: row[0] for each, row in found.items()} == {
+        each: row[0] for each, row in wanted.items()
+    }
     for each, (_, vector) in wanted.items():
         moved = 64 * 2.0**-23 if backend.is_local else 3e-7  # by searches, see below
         np.testing.assert_allclose(found[each][1], vector, rtol=moved, atol=1e-9)

@@ -35,7 +35,9 @@ DIM, ITEMS = 8, 150
 MISSING = 999_999
 
 
-@pytest.fixture(params=["rest", pytest.param("grpc", marks=LONG), pytest.param("shards", marks=LONG)])
+@pytest.fixture(
+    params=["rest", pytest.param("grpc", marks=LONG), pytest.param("shards", marks=LONG)]
+)
 def backend(request):
     here = Backend("strict", SERVERS[request.param]())
     yield here
@@ -103,13 +105,21 @@ class Enabled:
         self.backend, self.store = backend, backend.store()
         self.items, self.bank, self.other = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60))
         self.name = backend.fill(self.items, "Dot", keys=lambda i: i)
-        enable(self.store, plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8)), client_ttl=0.0)
+        enable(
+            self.store,
+            plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(8)),
+            client_ttl=0.0,
+        )
 
     def assert_right(self, bank, but=()):
         mean_bias = self.store.info(self.name).state.profile.mean_bias
         query = self.items[:1]
-        wanted = similarity(query, self.items, "IP")[0] - (nnn(bank, self.items, "IP", 8, 0.75) - mean_bias)
-        found = self.backend.hubness().query_points(self.name, query[0].tolist(), limit=ITEMS).points
+        wanted = similarity(query, self.items, "IP")[0] - (
+            nnn(bank, self.items, "IP", 8, 0.75) - mean_bias
+        )
+        found = (
+            self.backend.hubness().query_points(self.name, query[0].tolist(), limit=ITEMS).points
+        )
         scores = {point.id: point.score for point in found}
         left = [i for i in range(ITEMS) if i not in but]
         assert set(scores) == set(left)
@@ -165,7 +175,9 @@ def naming(ids):
     }
 
 
-@pytest.mark.parametrize("call", ["set_payload", *(pytest.param(name, marks=LONG) for name in [*naming([])][1:])])
+@pytest.mark.parametrize(
+    "call", ["set_payload", *(pytest.param(name, marks=LONG) for name in [*naming([])][1:])]
+)
 def test_a_copy_gets_what_the_source_got_of_a_request_in_part(alone, call):
     rng = np.random.default_rng(3)
     name = alone.fill(vectors(rng, 120, DIM), "Dot", keys=lambda i: i)

@@ -61,7 +61,8 @@ def backend(request):
 
 @pytest.mark.parametrize("made", [as_halves, by_a_running_sum])
 @pytest.mark.parametrize(
-    "dim", [128, pytest.param(768, marks=pytest.mark.long), pytest.param(1536, marks=pytest.mark.long)]
+    "dim",
+    [128, pytest.param(768, marks=pytest.mark.long), pytest.param(1536, marks=pytest.mark.long)],
 )
 def test_ordinary_unit_vectors_are_migrated(backend, made, dim):
     rng = np.random.default_rng(dim)
@@ -111,19 +112,27 @@ def test_vectors_of_all_types_beside_it_are_carried_over_and_back(backend):
     for record in client.scroll(target, limit=COUNT, with_vectors=True)[0]:
         assert record.vector["bytes"] == before[record.id]["bytes"]
         assert record.vector["plain"] == before[record.id]["plain"]
-        np.testing.assert_allclose(record.vector["half"], before[record.id]["half"], rtol=2e-3, atol=1e-6)
+        np.testing.assert_allclose(
+            record.vector["half"], before[record.id]["half"], rtol=2e-3, atol=1e-6
+        )
     assert rollback(store, "live", options=ALONE).carried == 0
     assert verify(store, name).rows == COUNT
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("half", [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), ("bytes", [1.0] * 6), ("tokens", [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3)],
+    [
+        ("half", [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]),
+        ("bytes", [1.0] * 6),
+        ("tokens", [[1.0, 0.0, 0.0, 0.0, 0.0]] * 3),
+    ],
 )
 def test_a_vector_that_differs_is_found_and_shown(backend, field, value):
     name, bank = beside(backend)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4), field="own"), ALONE).target
+    target = migrate(
+        store, plan_migration(store, name, bank, estimator=NNN(4), field="own"), ALONE
+    ).target
     backend.client.update_vectors(target, [models.PointVectors(id=7, vector={field: value})])
     shown = rf"in row 7, '\S*{field}' is \S+ at number [\d, ]+ in '{name}' and [01]\.0 there in '{target}'"
     with pytest.raises(VerificationFailed, match=shown):
@@ -134,7 +143,9 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
     """A row that the copy cannot hold: it differs again after each pass."""
     name, bank = beside(backend)
     store = backend.store()
-    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4), field="own"), ALONE).target
+    target = migrate(
+        store, plan_migration(store, name, bank, estimator=NNN(4), field="own"), ALONE
+    ).target
 
     class Forgetting(type(store)):
         def upsert(self, collection, batch, field, *, partition=None):
@@ -145,7 +156,11 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
 
     backend.client.set_payload(target, {"n": -1}, [7])
     with pytest.raises(NotCaughtUp) as raised:
-        migrate(backend.store(Forgetting), plan_migration(store, name, bank, estimator=NNN(4), field="own"), ALONE)
+        migrate(
+            backend.store(Forgetting),
+            plan_migration(store, name, bank, estimator=NNN(4), field="own"),
+            ALONE,
+        )
     message = str(raised.value)
     assert f"7 (differs in n); in row 7, 'n' is 7 in '{name}' and -1 in '{target}'" in message
     assert "nobody has written it since" in message
@@ -154,7 +169,9 @@ def test_the_message_shows_both_values_and_blames_nobody_who_did_not_write(backe
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding(backend, seed):
+def test_biases_of_vectors_in_half_precision_are_those_of_the_copy_within_its_rounding(
+    backend, seed
+):
     """The copy divides by the length of a vector that is not quite 1, and rounds again: biases move as much."""
     rng = np.random.default_rng(seed)
     items = vectors(rng, 60, 8)

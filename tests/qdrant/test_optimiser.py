@@ -18,7 +18,9 @@ YELLOW, GREEN = models.CollectionStatus.YELLOW, models.CollectionStatus.GREEN
 
 def described(status, indexed=0, points=0, error=None):
     problem = SimpleNamespace(error=error) if error else "ok"
-    return SimpleNamespace(status=status, indexed_vectors_count=indexed, points_count=points, optimizer_status=problem)
+    return SimpleNamespace(
+        status=status, indexed_vectors_count=indexed, points_count=points, optimizer_status=problem
+    )
 
 
 def waited(answers, *, busy_seconds=120.0):
@@ -26,7 +28,13 @@ def waited(answers, *, busy_seconds=120.0):
     time_of = Time()
     optimiser = Optimiser("products", busy_seconds=busy_seconds, clock=time_of.clock)
     policy = WaitPolicy(limit=3_600)
-    wait_until("Qdrant", lambda: optimiser.standing(next(answers)), policy, clock=time_of.clock, sleep=time_of.sleep)
+    wait_until(
+        "Qdrant",
+        lambda: optimiser.standing(next(answers)),
+        policy,
+        clock=time_of.clock,
+        sleep=time_of.sleep,
+    )
     return time_of.now
 
 
@@ -51,14 +59,18 @@ def test_beside_writes_it_goes_on_with_a_line(caplog):
 
 
 def test_an_optimiser_that_failed_is_an_error_at_once():
-    with pytest.raises(StoreError, match="'products': no space left on device: see the server's log"):
+    with pytest.raises(
+        StoreError, match="'products': no space left on device: see the server's log"
+    ):
         waited(iter([described(models.CollectionStatus.RED, error="no space\nleft on device")]))
 
 
 def test_a_collection_that_waits_for_a_change_gets_one():
     server = StrictServer()
     backend = Backend("strict", server.client())
-    backend.client.create_collection("c", vectors_config=models.VectorParams(size=4, distance="Dot"))
+    backend.client.create_collection(
+        "c", vectors_config=models.VectorParams(size=4, distance="Dot")
+    )
     collection, answers = server.collections["c"], []
 
     def described_once(yellow_seconds, original=collection.described):

@@ -6,9 +6,23 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import NNN, HubnessError, QueryBank, StateError, clean, migrate, plan_migration, refresh
+from milvus_hubness import (
+    NNN,
+    HubnessError,
+    QueryBank,
+    StateError,
+    clean,
+    migrate,
+    plan_migration,
+    refresh,
+)
 from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    WriteIntentLog,
+)
 from tests.galleries import vectors
 
 DIM, ITEMS = 6, 30
@@ -29,7 +43,12 @@ class World:
         self.forged = backend.fill(vectors(np.random.default_rng(3), ITEMS, DIM))
         marker = CollectionId(name=self.public).model_dump_json()
         self.store.properties.alter(self.forged, {WRITE_INTENTS_OF_PROPERTY: marker})
-        self.watched = [self.private, f"{self.private}_hubness", f"{self.private}__bank", self.forged]
+        self.watched = [
+            self.private,
+            f"{self.private}_hubness",
+            f"{self.private}__bank",
+            self.forged,
+        ]
         self.before = self.held()
 
     def corrected(self, seed):
@@ -55,7 +74,9 @@ def dual_write(name, **options):
 
 
 def notes(name):
-    return {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()}
+    return {
+        WRITE_INTENTS_PROPERTY: WriteIntentLog(collection=name, made="0" * 32).model_dump_json()
+    }
 
 
 def banked(world, name):
@@ -77,7 +98,10 @@ PROPERTIES = {
 
 
 def upsert(world):
-    points = [models.PointStruct(id=1, vector=[1.0] * DIM), models.PointStruct(id=7_001, vector=[0.5] * DIM)]
+    points = [
+        models.PointStruct(id=1, vector=[1.0] * DIM),
+        models.PointStruct(id=7_001, vector=[0.5] * DIM),
+    ]
     world.backend.hubness().upsert(world.public, points)
 
 
@@ -125,11 +149,15 @@ def test_a_long_name_does_not_take_the_log_of_another(backend):
     long = "n" * 200
     made = []
     for name in (long + "a", long + "b"):
-        backend.client.create_collection(name, vectors_config=models.VectorParams(size=DIM, distance="Dot"))
+        backend.client.create_collection(
+            name, vectors_config=models.VectorParams(size=DIM, distance="Dot")
+        )
         backend.made.append(name)
         made.append(store.create_intent_log(store.info(name)).collection)
     backend.made += made
-    assert [each.collection for each in store.intent_logs(CollectionId(name=long + "a"))] == made[:1]
+    assert [each.collection for each in store.intent_logs(CollectionId(name=long + "a"))] == made[
+        :1
+    ]
 
 
 def test_a_log_of_another_is_refused_by_jobs(world):

@@ -13,7 +13,9 @@ WITHOUT_IO = ("known.py", "rewrite.py", "points.py")
 
 
 def modules():
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem == "cli")
+    return sorted(
+        path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE or path.stem == "cli"
+    )
 
 
 def imports(path):
@@ -34,7 +36,11 @@ def test_arrows_run_down_only(path):
             assert other == room or other in MAY_IMPORT[room], f"{room} imports {module}"
     if room == "client" and path.name in WITHOUT_IO:
         allowed = ("qdrant_client.models", "qdrant_client")
-        reached = {each for each in imports(path) if each.split(".")[0] in ("qdrant_client", "asyncio", "grpc")}
+        reached = {
+            each
+            for each in imports(path)
+            if each.split(".")[0] in ("qdrant_client", "asyncio", "grpc")
+        }
         assert reached <= set(allowed), f"{path.name} imports {reached}"
 
 

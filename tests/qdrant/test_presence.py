@@ -38,7 +38,9 @@ def again(backend, name, count):
     client.delete_collection(name)
     client.create_collection(name, vectors_config=described.config.params.vectors)
     rows = vectors(np.random.default_rng(8), count, 8)
-    client.upsert(name, [models.PointStruct(id=i + 1, vector=row.tolist()) for i, row in enumerate(rows)])
+    client.upsert(
+        name, [models.PointStruct(id=i + 1, vector=row.tolist()) for i, row in enumerate(rows)]
+    )
 
 
 def test_a_copy_that_was_dropped_is_not_verified(backend):
@@ -62,8 +64,13 @@ def test_a_new_source_is_not_the_old_one(backend):
     plan = plan_migration(store, name, bank, estimator=NNN(4), alias="live")
     target = migrate(store, plan, ALONE).target
     again(backend, name, 20)
-    for step in (lambda: resume(store, target, ALONE), lambda: rollback(store, "live", options=ALONE)):
-        with pytest.raises(CollectionExists, match=r"the source .* is gone, and another collection has its name"):
+    for step in (
+        lambda: resume(store, target, ALONE),
+        lambda: rollback(store, "live", options=ALONE),
+    ):
+        with pytest.raises(
+            CollectionExists, match=r"the source .* is gone, and another collection has its name"
+        ):
             step()
     with pytest.raises(CollectionExists, match="nothing was dropped"):
         clean(store, target, drop=name)
@@ -79,7 +86,10 @@ def test_points_that_a_refresh_has_filled_are_no_fault(backend):
     rows = vectors(np.random.default_rng(9), 3, 8)
     form = store.info(target).state.codec.form
     stored = [[*row.tolist(), *[0.0] * (form.width - 8)] for row in rows]
-    points = [models.PointStruct(id=i, vector=v, payload={"hubness_epoch": 0}) for i, v in enumerate(stored, 900)]
+    points = [
+        models.PointStruct(id=i, vector=v, payload={"hubness_epoch": 0})
+        for i, v in enumerate(stored, 900)
+    ]
     backend.client.upsert(target, points)
     assert refresh(store, target, client_ttl=0.0).pending == 3
     rollback(store, "live", options=ALONE)

@@ -21,7 +21,9 @@ BINARY = models.BinaryQuantizationConfig
 def quantised(monkeypatch):
     """A list: while it has a quantiser, every collection is quantised by it. The local mode knows of none."""
     configs = []
-    monkeypatch.setattr(schema, "quantization", lambda source, field: configs[-1] if configs else None)
+    monkeypatch.setattr(
+        schema, "quantization", lambda source, field: configs[-1] if configs else None
+    )
     return configs
 
 
@@ -45,11 +47,17 @@ def test_a_quantised_collection_has_spread_biases_and_the_same_scores(backend, q
     corrected.items[3] = new[0]
     corrected.assert_scores()
 
-    assert refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other)).action == "full"
+    assert (
+        refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other)).action == "full"
+    )
     corrected.assert_scores(bank=corrected.other)
     assert refresh(corrected.store, corrected.name).action == "none"
     now = status(corrected.store, corrected.name)
-    assert (now.spread, now.bias_scale, now.needs_other_columns) == (layout.spread, layout.bias_scale, False)
+    assert (now.spread, now.bias_scale, now.needs_other_columns) == (
+        layout.spread,
+        layout.bias_scale,
+        False,
+    )
     shown = corrected.client.retrieve(corrected.name, [key(3)], with_vectors=True)[0].vector
     expected = new[0] / np.linalg.norm(new[0]) if distance == "Cosine" else new[0]
     np.testing.assert_allclose(shown, expected, rtol=1e-6)
@@ -66,7 +74,9 @@ def test_profiles_of_a_quantised_collection_have_columns_of_their_own(backend, q
     refresh(store, name, profile="second", bank=QueryBank(other), estimator=NNN(4))
     state, query = store.info(name).state, vectors(rng, 1, 12)[0]
     for profile, queries in (("default", bank), ("second", other)):
-        hits = backend.hubness().query_points(name, query.tolist(), limit=90, profile=profile).points
+        hits = (
+            backend.hubness().query_points(name, query.tolist(), limit=90, profile=profile).points
+        )
         found = {hit.id: hit.score for hit in hits}
         correction = Correction.fit(state.layout, NNN(4), QueryBank(queries))
         biases = correction.centred(items) - state.profiles[profile].mean_bias
@@ -75,7 +85,9 @@ def test_profiles_of_a_quantised_collection_have_columns_of_their_own(backend, q
 
 
 @pytest.mark.parametrize("distance", METRICS)
-def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(backend, quantised, distance):
+def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(
+    backend, quantised, distance
+):
     corrected = Corrected(backend, distance)
     store, before = corrected.store, corrected.state.layout
     shown = {record.id: record.vector for record in _all(corrected.client, corrected.name)}
@@ -101,7 +113,9 @@ def test_a_refresh_that_finds_a_quantiser_makes_a_copy_with_more_columns(backend
     # Without the quantiser, the columns serve as well; the next copy needs no more than before.
     quantised.clear()
     assert refresh(store, "live").action == "none"
-    corrected.name = refresh(store, "live", bank=QueryBank(corrected.other), rebuild_rows=1).collection
+    corrected.name = refresh(
+        store, "live", bank=QueryBank(corrected.other), rebuild_rows=1
+    ).collection
     assert corrected.state.layout.spread == 1
     assert corrected.state.layout.width == before.width
     corrected.assert_scores(bank=corrected.other)
@@ -142,7 +156,10 @@ def test_where_no_copy_can_take_over_the_refresh_is_refused_and_says_what_to_do(
         assert part in done.reason
     assert status(corrected.store, corrected.name).pending == 0
     corrected.assert_scores()
-    assert refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), force=True).action == "full"
+    assert (
+        refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), force=True).action
+        == "full"
+    )
     corrected.assert_scores(bank=corrected.other)
 
 
@@ -151,10 +168,16 @@ def test_where_no_copy_can_take_over_the_refresh_is_refused_and_says_what_to_do(
     [
         (None, []),
         (INT8, ["in 2 columns", "does not rescore by default"]),
-        (models.ProductQuantization(product=models.ProductQuantizationConfig(compression="x4")), ["does not rescore"]),
+        (
+            models.ProductQuantization(product=models.ProductQuantizationConfig(compression="x4")),
+            ["does not rescore"],
+        ),
         (models.BinaryQuantization(binary=BINARY()), ["1-bit binary", "two bits", "oversampling"]),
         (models.BinaryQuantization(binary=BINARY(encoding="one_bit")), ["1-bit binary"]),
-        (models.BinaryQuantization(binary=BINARY(encoding="two_bits")), ["in 2 columns", "rescores by default"]),
+        (
+            models.BinaryQuantization(binary=BINARY(encoding="two_bits")),
+            ["in 2 columns", "rescores by default"],
+        ),
     ],
 )
 def test_a_plan_says_what_the_quantiser_does_to_biases(backend, quantised, config, parts):
@@ -189,7 +212,9 @@ def test_the_rust_engine_keeps_the_correction_in_int8(quick_folder, metric):
     for spread in (1, spread_there):
         layout = measured_on(Layout(dim, metric, spread=spread), items, queries, graph_hint=False)
         layout = with_bias_scale(layout, items, biases)
-        found[spread] = _recall_in_int8(edge, quick_folder / str(spread), layout, items, queries, biases, exact)
+        found[spread] = _recall_in_int8(
+            edge, quick_folder / str(spread), layout, items, queries, biases, exact
+        )
     assert found[spread_there] > 0.88
     assert found[1] < found[spread_there] - 0.1
 
@@ -211,7 +236,9 @@ def _recall_in_int8(edge, folder, layout, items, queries, biases, exact):
         params = edge.SearchParams(quantization=edge.QuantizationSearchParams(rescore=False))
         shares = []
         for query, true in zip(layout.encode_queries(queries), exact, strict=True):
-            request = edge.QueryRequest(query=edge.Query.Nearest(query.tolist()), limit=10, params=params)
+            request = edge.QueryRequest(
+                query=edge.Query.Nearest(query.tolist()), limit=10, params=params
+            )
             shares.append(np.isin(true, [point.id for point in shard.query(request)]).mean())
         return np.mean(shares)
     finally:

@@ -13,27 +13,39 @@ def recall_at_1(client, collection, task, **options):
     """R@1 in percent. A tie for the first place counts for the query, as in the reference."""
     right = 0
     for start in range(0, len(task.query), BATCH):
-        requests = [models.QueryRequest(query=query.tolist(), limit=3) for query in task.query[start : start + BATCH]]
+        requests = [
+            models.QueryRequest(query=query.tolist(), limit=3)
+            for query in task.query[start : start + BATCH]
+        ]
         answers = client.query_batch_points(collection, requests, **options)
         for answer, positive in zip(answers, task.positives[start : start + BATCH], strict=True):
             best = answer.points[0].score
-            right += any(point.id == positive for point in answer.points if best - point.score <= TIE)
+            right += any(
+                point.id == positive for point in answer.points if best - point.score <= TIE
+            )
     return 100 * right / len(task.query)
 
 
 @needs_real_data
 @pytest.mark.parametrize(
     ("name", "distance"),
-    [("text_video_msrvtt v2t", "Dot"), pytest.param("caption_translation", "Cosine", marks=pytest.mark.long)],
+    [
+        ("text_video_msrvtt v2t", "Dot"),
+        pytest.param("caption_translation", "Cosine", marks=pytest.mark.long),
+    ],
 )
 def test_recall_through_qdrant_is_the_references(backend, name, distance):
     task, cells = load_task(name), reference()[name]
     collection = backend.name()
     config = models.VectorParams(size=task.gallery.shape[1], distance=distance)
     backend.client.create_collection(collection, vectors_config=config)
-    backend.client.upload_collection(collection, vectors=task.gallery, ids=range(len(task.gallery)), wait=True)
+    backend.client.upload_collection(
+        collection, vectors=task.gallery, ids=range(len(task.gallery)), wait=True
+    )
     store = backend.store()
-    plan = plan_migration(store, collection, QueryBank(task.bank), estimator=NNN(32, 0.75), alias="live")
+    plan = plan_migration(
+        store, collection, QueryBank(task.bank), estimator=NNN(32, 0.75), alias="live"
+    )
     assert migrate(store, plan).alias == "live"
     client = backend.hubness(state_ttl=60)
     raw, nnn = cells["raw"][0], cells["nnn k=32 a=.75"][0]

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
+from milvus_hubness import (
+    NNN,
+    LeaseHeld,
+    LeaseLost,
+    QueryBank,
+    migrate,
+    plan_migration,
+    refresh,
+    status,
+)
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.store.ownership import LEDGER
@@ -32,7 +41,9 @@ def test_it_touches_vectors_only(corrected):
     before = everything(corrected.backend, corrected.name)
     refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))
     reads = {"get_collection", "count", "scroll", "retrieve", "collection_exists"}
-    assert {method for method, where in search_request if where == corrected.name} - reads == {"update_vectors"}
+    assert {method for method, where in search_request if where == corrected.name} - reads == {
+        "update_vectors"
+    }
     after = everything(corrected.backend, corrected.name)
     assert {k: r.payload for k, r in after.items()} == {k: r.payload for k, r in before.items()}
     layout = corrected.state.layout
@@ -82,7 +93,9 @@ def test_what_a_client_writes_between_reading_and_writing_back_stays(of_each_dis
                 done.append(batch.keys)
                 updated = models.PointStruct(id=key(1), vector=new[0].tolist(), payload={"new": 1})
                 client.upsert(name, [updated])
-                client.update_vectors(name, [models.PointVectors(id=key(3), vector=new[1].tolist())])
+                client.update_vectors(
+                    name, [models.PointVectors(id=key(3), vector=new[1].tolist())]
+                )
                 client.delete(name, [key(5)])
                 client.set_payload(name, {"set": True}, [key(7)])
             return super().rewrite(collection, batch, field, changed, partition=partition)
@@ -104,7 +117,10 @@ def test_one_process_at_a_time(everywhere):
     corrected = Corrected(everywhere, "Dot")
     with Lease(corrected.store, corrected.name) as held:
         first = held.token
-        with pytest.raises(LeaseHeld, match="holds the lease"), Lease(everywhere.store(), corrected.name):
+        with (
+            pytest.raises(LeaseHeld, match="holds the lease"),
+            Lease(everywhere.store(), corrected.name),
+        ):
             pass
     with Lease(everywhere.store(), corrected.name) as held:
         held.check()
@@ -151,14 +167,20 @@ def test_a_rebuilt_copy_takes_over_the_alias(everywhere):
 def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
     rng = np.random.default_rng(0)
     name, a, b = backend.name(), vectors(rng, 80, 8), vectors(rng, 80, 6)
-    config = {"a": models.VectorParams(size=8, distance="Cosine"), "b": models.VectorParams(size=6, distance="Dot")}
+    config = {
+        "a": models.VectorParams(size=8, distance="Cosine"),
+        "b": models.VectorParams(size=6, distance="Dot"),
+    }
     backend.client.create_collection(name, vectors_config=config)
     points = [
-        models.PointStruct(id=i, vector={"a": a[i].tolist(), "b": b[i].tolist()}, payload={"n": i}) for i in range(80)
+        models.PointStruct(id=i, vector={"a": a[i].tolist(), "b": b[i].tolist()}, payload={"n": i})
+        for i in range(80)
     ]
     backend.client.upsert(name, points)
     store, banks = backend.store(), {"a": vectors(rng, 30, 8), "b": vectors(rng, 30, 6)}
-    first = migrate(store, plan_migration(store, name, QueryBank(banks["a"]), estimator=NNN(4), field="a"))
+    first = migrate(
+        store, plan_migration(store, name, QueryBank(banks["a"]), estimator=NNN(4), field="a")
+    )
     backend.made += [f"{first.target}_hubness", f"{first.target}__bank"]
     plan = plan_migration(store, first.target, QueryBank(banks["b"]), estimator=NNN(4), field="b")
     target = migrate(store, plan).target
@@ -173,7 +195,9 @@ def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
         scores = [
             {point.id: point.score for point in answer.points}
             for answer in (
-                client.query_points(target, banks[field][0].tolist(), field, limit=80, strength=strength)
+                client.query_points(
+                    target, banks[field][0].tolist(), field, limit=80, strength=strength
+                )
                 for strength in (0, 1)
             )
         ]

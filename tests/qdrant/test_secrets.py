@@ -14,7 +14,9 @@ PASSWORD, KEY = "Pa55-of-qdrant", "k3y-of-qdrant"
 URI = f"http://root:{PASSWORD}@127.0.0.1:1"
 
 
-@pytest.mark.parametrize("uri", [URI, f"http://root:{PASSWORD}@127.0.0.1:x", f"http://root:/{PASSWORD}@host"])
+@pytest.mark.parametrize(
+    "uri", [URI, f"http://root:{PASSWORD}@127.0.0.1:x", f"http://root:/{PASSWORD}@host"]
+)
 def test_connect_names_the_address_without_the_password(uri):
     with pytest.raises(ServerUnavailable) as raised:
         connect(uri, KEY, timeout=1)
@@ -39,7 +41,9 @@ def test_connect_names_the_address_without_the_password(uri):
         "clean items --drop items",
     ],
 )
-def test_no_command_prints_the_password_of_the_address(tmp_path, monkeypatch, capsys, command, option):
+def test_no_command_prints_the_password_of_the_address(
+    tmp_path, monkeypatch, capsys, command, option
+):
     monkeypatch.chdir(tmp_path)
     np.save("bank.npy", np.ones((20, 8), np.float32))
     monkeypatch.setenv("QDRANT_URL", URI)

@@ -10,7 +10,14 @@ import pytest
 from qdrant_client import models
 
 import qdrant_hubness
-from milvus_hubness import NNN, MigrationOptions, NonFiniteVectors, QueryBank, migrate, plan_migration
+from milvus_hubness import (
+    NNN,
+    MigrationOptions,
+    NonFiniteVectors,
+    QueryBank,
+    migrate,
+    plan_migration,
+)
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, Record
@@ -34,12 +41,17 @@ class World:
         config = models.VectorParams(size=DIM, distance=distance, datatype=datatype)
         self.plain.create_collection("items", vectors_config=config)
         self.plain.upsert("items", self.points())
-        plan = plan_migration(self.store, "items", QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
+        plan = plan_migration(
+            self.store, "items", QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4)
+        )
         self.name = migrate(self.store, plan, MigrationOptions(no_writers=True)).target
         self.client = self.server.client(HubnessQdrantClient)
 
     def points(self):
-        return [models.PointStruct(id=i, vector=item.tolist(), payload={"n": i}) for i, item in enumerate(self.items)]
+        return [
+            models.PointStruct(id=i, vector=item.tolist(), payload={"n": i})
+            for i, item in enumerate(self.items)
+        ]
 
     def sent(self, work):
         """The requests that the work sends."""
@@ -54,16 +66,23 @@ class World:
 @pytest.mark.parametrize(
     ("distance", "datatype"), [("Cosine", None), ("Dot", models.Datatype.FLOAT16), ("Euclid", None)]
 )
-def test_searches_that_are_encoded_together_have_the_answers_that_each_has_alone(distance, datatype):
+def test_searches_that_are_encoded_together_have_the_answers_that_each_has_alone(
+    distance, datatype
+):
     world = World(distance, datatype)
     queries = [query.tolist() for query in world.queries]
     requests = [models.QueryRequest(query=query, limit=5, with_payload=True) for query in queries]
-    requests[2] = models.QueryRequest(query=models.NearestQuery(nearest=queries[2]), limit=5, with_payload=True)
+    requests[2] = models.QueryRequest(
+        query=models.NearestQuery(nearest=queries[2]), limit=5, with_payload=True
+    )
     requests[4] = models.QueryRequest(query=3, limit=5, with_payload=True)
     requests.append(requests[0])
     for options in ({}, {"strength": 0.5}, {"strength": 0.0}):
         together = world.client.query_batch_points(world.name, requests, **options)
-        alone = [world.client.query_points(world.name, request.query, limit=5, **options) for request in requests]
+        alone = [
+            world.client.query_points(world.name, request.query, limit=5, **options)
+            for request in requests
+        ]
         assert [answer.points for answer in together] == [answer.points for answer in alone]
 
 
@@ -84,7 +103,9 @@ def test_an_augmented_query_is_not_copied_number_by_number():
     copied = copy.deepcopy(request)
     assert copied.query is not request.query
     assert copied.query.nearest is query
-    assert json.loads(copied.model_dump_json(exclude_none=True)) == {"query": {"nearest": [1.0, 2.0]}}
+    assert json.loads(copied.model_dump_json(exclude_none=True)) == {
+        "query": {"nearest": [1.0, 2.0]}
+    }
 
 
 # -- writes ---------------------------------------------------------------------------------------

@@ -28,7 +28,9 @@ def test_points_come_back_as_they_were_written_whatever_is_in_them(backend):
             "image": models.VectorParams(size=8, distance="Dot"),
             "title": models.VectorParams(size=6, distance="Euclid"),
             "tokens": models.VectorParams(
-                size=4, distance="Dot", multivector_config=models.MultiVectorConfig(comparator="max_sim")
+                size=4,
+                distance="Dot",
+                multivector_config=models.MultiVectorConfig(comparator="max_sim"),
             ),
         },
         sparse_vectors_config={"words": models.SparseVectorParams()},
@@ -48,7 +50,9 @@ def test_points_come_back_as_they_were_written_whatever_is_in_them(backend):
         )
         for i in range(4)
     ]
-    backend.client.upsert(name, [*points, models.PointStruct(id=4, vector={}, payload={"bare": True})])
+    backend.client.upsert(
+        name, [*points, models.PointStruct(id=4, vector={}, payload={"bare": True})]
+    )
     store = backend.store()
     batch = store.get(name, [4, 2, 0, 1, 3], "image")
     assert np.isnan(batch.vectors[0]).all(), "it has none"
@@ -65,7 +69,9 @@ def test_an_alias_moves_in_one_step(backend):
     first, second = (backend.fill(np.ones((1, 4), np.float32)) for _ in range(2))
     asked = []
     change = backend.client.update_collection_aliases
-    backend.client.update_collection_aliases = lambda **options: asked.append(options) or change(**options)
+    backend.client.update_collection_aliases = lambda **options: (
+        asked.append(options) or change(**options)
+    )
     assert store.alias_target("live") is None
     store.point_alias("live", first)
     store.point_alias("live", second)
@@ -83,7 +89,9 @@ def test_a_copy_has_the_settings_of_its_source(backend):
     name = backend.fill(vectors(np.random.default_rng(0), 3, 8), "Cosine")
     info = backend.store().info(name)
     described = info.schema["described"]
-    quantized = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8", quantile=0.9))
+    quantized = models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type="int8", quantile=0.9)
+    )
     described.config.quantization_config = quantized
     described.config.hnsw_config.m = 48
     vector = described.config.params.vectors

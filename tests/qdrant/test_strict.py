@@ -14,10 +14,15 @@ MISSING = 555
 
 
 def filled(client, name="c", dim=4, count=COUNT, **params):
-    config = models.VectorParams(size=dim, distance=params.pop("distance", "Dot"), **params.pop("vector", {}))
+    config = models.VectorParams(
+        size=dim, distance=params.pop("distance", "Dot"), **params.pop("vector", {})
+    )
     client.create_collection(name, vectors_config=config, **params)
     rows = np.random.default_rng(0).normal(size=(count, dim)).astype(np.float32)
-    points = [models.PointStruct(id=i, vector=row.tolist(), payload={"n": i}) for i, row in enumerate(rows)]
+    points = [
+        models.PointStruct(id=i, vector=row.tolist(), payload={"n": i})
+        for i, row in enumerate(rows)
+    ]
     client.upsert(name, points)
     return rows
 
@@ -36,7 +41,8 @@ PAYLOAD_REQUESTS = {
     "set": lambda client, ids: client.set_payload("c", {"k": 1}, ids),
     "overwrite": lambda client, ids: client.overwrite_payload("c", {"k": 1}, ids),
     "batch": lambda client, ids: client.batch_update_points(
-        "c", [models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 1}, points=ids))]
+        "c",
+        [models.SetPayloadOperation(set_payload=models.SetPayload(payload={"k": 1}, points=ids))],
     ),
 }
 
@@ -47,7 +53,9 @@ def test_payloads_are_changed_in_parts_up_to_that_with_the_missing_point(server,
     client = server.client()
     filled(client)
     ids = [*range(place), MISSING, *range(place, COUNT)]
-    with pytest.raises(UnexpectedResponse, match=f"Not found: No point with id {MISSING} found") as raised:
+    with pytest.raises(
+        UnexpectedResponse, match=f"Not found: No point with id {MISSING} found"
+    ) as raised:
         request_of(client, ids)
     assert raised.value.status_code == 404
     assert with_key(client, "k") == place // 32 * 32
@@ -58,10 +66,17 @@ def test_vectors_are_changed_in_parts_in_an_order_of_their_own(server):
     filled(client)
     left = set()
     for run in range(12):
-        points = [models.PointVectors(id=i, vector=[run, 0.5, 0.5, 0.5]) for i in [*range(50), MISSING, *range(50, 99)]]
+        points = [
+            models.PointVectors(id=i, vector=[run, 0.5, 0.5, 0.5])
+            for i in [*range(50), MISSING, *range(50, 99)]
+        ]
         with pytest.raises(UnexpectedResponse, match="No point with id"):
             client.update_vectors("c", points)
-        changed = [r.id for r in client.scroll("c", limit=COUNT, with_vectors=True)[0] if r.vector[0] == run]
+        changed = [
+            r.id
+            for r in client.scroll("c", limit=COUNT, with_vectors=True)[0]
+            if r.vector[0] == run
+        ]
         left.add(99 - len(changed))
     assert left <= {3, 35, 67, 99}
     assert len(left) > 1, "another order in each run"
@@ -148,7 +163,9 @@ def six_points(client):
 
 
 def by_n(value):
-    return models.Filter(must=[models.FieldCondition(key="n", match=models.MatchValue(value=value))])
+    return models.Filter(
+        must=[models.FieldCondition(key="n", match=models.MatchValue(value=value))]
+    )
 
 
 FORBIDDEN = {
@@ -159,7 +176,11 @@ FORBIDDEN = {
         lambda c: c.query_batch_points("c", [models.QueryRequest(query=[1.0] * 4)] * 2),
         "Limit exceeded 2 > 1",
     ),
-    "search_allow_exact": (False, lambda c: c.count("c", exact=True), "Exact search disabled!. Help: Set exact=false."),
+    "search_allow_exact": (
+        False,
+        lambda c: c.count("c", exact=True),
+        "Exact search disabled!. Help: Set exact=false.",
+    ),
     "filter_max_conditions": (
         1,
         lambda c: c.scroll("c", models.Filter(must=[models.HasIdCondition(has_id=[1])] * 2)),
@@ -198,7 +219,9 @@ def test_an_index_makes_a_filter_and_a_formula_possible(server):
     filled(client)
     strict = models.StrictModeConfig(enabled=True, unindexed_filtering_retrieve=False)
     client.update_collection("c", strict_mode_config=strict)
-    formula = models.FormulaQuery(formula=models.SumExpression(sum=["$score", models.MultExpression(mult=[-1.0, "n"])]))
+    formula = models.FormulaQuery(
+        formula=models.SumExpression(sum=["$score", models.MultExpression(mult=[-1.0, "n"])])
+    )
     prefetch = models.Prefetch(query=[1.0] * 4, limit=5)
     with pytest.raises(UnexpectedResponse, match="Index required but not found for"):
         client.query_points("c", formula, prefetch=prefetch)
@@ -216,16 +239,22 @@ async def test_rates_say_when_to_come_back(over):
     server = StrictServer(clock=lambda: now[0])
     client = server.client(over=over)
     filled(client)
-    client.update_collection("c", strict_mode_config=models.StrictModeConfig(enabled=True, write_rate_limit=60))
+    client.update_collection(
+        "c", strict_mode_config=models.StrictModeConfig(enabled=True, write_rate_limit=60)
+    )
     client.set_payload("c", {"k": 1}, list(range(50)))
     with pytest.raises(
         ResourceExhaustedResponse, match="Write rate limit exceeded: Operation requires 20 tokens"
     ) as raised:
-        await server.client(AsyncQdrantClient, over=over).set_payload("c", {"k": 1}, list(range(20)))
+        await server.client(AsyncQdrantClient, over=over).set_payload(
+            "c", {"k": 1}, list(range(20))
+        )
     assert raised.value.retry_after_s == 10
     now[0] += 10
     client.set_payload("c", {"k": 1}, list(range(20)))
-    with pytest.raises((UnexpectedResponse, grpc.RpcError), match="please try to split your request"):
+    with pytest.raises(
+        (UnexpectedResponse, grpc.RpcError), match="please try to split your request"
+    ):
         client.set_payload("c", {"k": 1}, list(range(61)))
 
 
@@ -236,13 +265,19 @@ def test_settings_are_kept_and_shown():
         client,
         shard_number=2,
         hnsw_config=models.HnswConfigDiff(m=7),
-        quantization_config=models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8")),
+        quantization_config=models.ScalarQuantization(
+            scalar=models.ScalarQuantizationConfig(type="int8")
+        ),
         metadata={"owner": "me"},
     )
     described = client.get_collection("c")
     assert described.status == models.CollectionStatus.YELLOW
     config = described.config
-    assert (config.params.shard_number, config.hnsw_config.m, config.metadata) == (2, 7, {"owner": "me"})
+    assert (config.params.shard_number, config.hnsw_config.m, config.metadata) == (
+        2,
+        7,
+        {"owner": "me"},
+    )
     assert config.quantization_config.scalar.type == "int8"
     server.yellow_seconds = 0.0
     assert client.get_collection("c").status == models.CollectionStatus.GREEN

@@ -138,7 +138,9 @@ def test_biases_in_payloads_are_hidden_after_disable_and_removed(everywhere):
     assert not described.config.metadata
     assert not described.payload_schema
 
-    with pytest.raises(CannotMigrate, match=r"earlier correction.*hubness_bias.*qdrant-hubness sweep"):
+    with pytest.raises(
+        CannotMigrate, match=r"earlier correction.*hubness_bias.*qdrant-hubness sweep"
+    ):
         plan_migration(made.store, made.name, made.bank)
     found = leftovers(made.store, made.name)
     assert found.keys == {"hubness_bias": 150, "hubness_bias_1": 150, "hubness_epoch": 150}
@@ -187,7 +189,12 @@ def test_a_bank_that_another_collection_uses_stays(backend):
     made, other = Enabled(backend), Enabled(backend)
     made.enable()
     plan = plan_enable(
-        other.store, other.name, other.bank, estimator=NNN(4), where="fields", bank_collection=f"{made.name}__bank"
+        other.store,
+        other.name,
+        other.bank,
+        estimator=NNN(4),
+        where="fields",
+        bank_collection=f"{made.name}__bank",
     )
     enable(other.store, plan, client_ttl=0.0)
     disable(made.store, made.name)

@@ -14,6 +14,8 @@ SECONDS = 5
 def test_nothing_is_lost_and_nothing_comes_back(backend):
     rate = BACKENDS["qdrant-local"].rows_per_second
     database, name = QdrantDatabase(backend.client), backend.name("written")
-    application = migrate_beside_writers(database, name, SECONDS, rename=False, rows_per_second=rate)
+    application = migrate_beside_writers(
+        database, name, SECONDS, rename=False, rows_per_second=rate
+    )
     assert application.reads
     assert all(application.written.values())

@@ -75,7 +75,9 @@ class Corrected:
     def __init__(self, backend, distance="Cosine", away=0.0, **options):
         rng, away = np.random.default_rng(2), np.float32(away)
         self.backend, self.distance, self.metric = backend, distance, METRICS[distance]
-        self.items, self.bank, self.other = (away + vectors(rng, n, self.DIM) for n in (self.ITEMS, 50, 70))
+        self.items, self.bank, self.other = (
+            away + vectors(rng, n, self.DIM) for n in (self.ITEMS, 50, 70)
+        )
         self.query = away + vectors(rng, 1, self.DIM)[0]
         self.source = backend.fill(self.items, distance, **options)
         self.store = backend.store()
@@ -92,7 +94,9 @@ class Corrected:
     def scores(self, query=None, **options):
         """By the number of the item, through the client."""
         query = self.query if query is None else query
-        found = self.client.query_points(self.name, query.tolist(), limit=self.ITEMS + 9, **options).points
+        found = self.client.query_points(
+            self.name, query.tolist(), limit=self.ITEMS + 9, **options
+        ).points
         numbers = {key: i for i, key in enumerate(self.keys)}
         return {numbers.get(point.id, point.id): point.score for point in found}
 

@@ -33,7 +33,9 @@ def test_paired_intervals_are_narrower_than_apart():
     paired = paired_difference(before, after)
     assert paired.estimate == pytest.approx(after.mean() - before.mean())
     assert 0.018 < paired.low < paired.estimate < paired.high < 0.022
-    assert confidence_interval(after).high - confidence_interval(after).low > 10 * (paired.high - paired.low)
+    assert confidence_interval(after).high - confidence_interval(after).low > 10 * (
+        paired.high - paired.low
+    )
 
 
 def test_the_same_system_twice_differs_by_nothing():
@@ -46,7 +48,9 @@ def test_many_queries_are_drawn_as_if_all_at_once():
     values = RNG.random(2500)
     means = values[np.random.default_rng(0).integers(2500, size=(2000, 2500))].mean(1)
     interval = confidence_interval(values)
-    assert interval == pytest.approx((values.mean(), *np.quantile(means, [0.025, 0.975])), rel=1e-12)
+    assert interval == pytest.approx(
+        (values.mean(), *np.quantile(means, [0.025, 0.975])), rel=1e-12
+    )
     assert confidence_interval(values, seed=1) != interval
 
 

@@ -11,7 +11,9 @@ def brute_force(queries, items, biases, strength):
     scores = queries.astype(float) @ items.astype(float).T
     corrected = scores - strength * biases
     best = np.argsort(-corrected, axis=1)[:, :10]
-    return np.array([[(raw > raw[i]).sum() + 1 for i in row] for raw, row in zip(scores, best, strict=True)])
+    return np.array(
+        [[(raw > raw[i]).sum() + 1 for i in row] for raw, row in zip(scores, best, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("kernel", ["numpy", "dense"])

@@ -34,7 +34,8 @@ def test_the_statistic_is_the_unbiased_discrepancy_over_the_variance():
 
 def test_the_p_value_is_uniform_where_nothing_moved():
     values = [
-        drift_between(drawn(seed, 50), drawn(1_000 + seed, 70), permutations=199, seed=seed).p for seed in range(200)
+        drift_between(drawn(seed, 50), drawn(1_000 + seed, 70), permutations=199, seed=seed).p
+        for seed in range(200)
     ]
     assert kstest(values, "uniform").pvalue > 0.01
 
@@ -92,7 +93,9 @@ def test_it_stays_quiet_on_resamples_of_real_queries(name):
     bank = load_task(name).bank
     for seed in range(10):
         order = np.random.default_rng(seed).permutation(len(bank))
-        found = drift_between(bank[order[: len(order) // 2]], bank[order[len(order) // 2 :]], at_most=250)
+        found = drift_between(
+            bank[order[: len(order) // 2]], bank[order[len(order) // 2 :]], at_most=250
+        )
         assert not found.fired, found.reason
         assert abs(found.statistic) < THRESHOLD / 2
 

@@ -42,7 +42,10 @@ def test_correction_takes_away_a_planted_imbalance(planted):
     assert lamps.excess_after.low < lamps.excess_after.estimate < 0.05
     assert abs(lamps.excess_after.estimate) < lamps.excess_before.estimate / 4
     assert lamps.top_before.low > lamps.top_after.high
-    assert f"They take {lamps.first_before.estimate:.1%} of the first answers without" in diagnosis.summary[-1]
+    assert (
+        f"They take {lamps.first_before.estimate:.1%} of the first answers without"
+        in diagnosis.summary[-1]
+    )
     page = render(diagnosis)
     assert "Shares of the answers by kind" in page
     cells = rf"<td[^>]*>{lamps.gallery:.1%}</td><td[^>]*>{lamps.right.estimate:.1%}</td>"
@@ -52,14 +55,22 @@ def test_correction_takes_away_a_planted_imbalance(planted):
 
 def test_without_labels_the_excess_is_over_the_share_of_the_gallery(planted):
     queries, gallery, bias, labelled = planted
-    lamps = diagnose(queries, gallery, bias, strengths=[], **labelled | {"positives": None}).groups[1]
+    lamps = diagnose(queries, gallery, bias, strengths=[], **labelled | {"positives": None}).groups[
+        1
+    ]
     assert lamps.right is None
     assert lamps.excess_before.estimate == pytest.approx(lamps.first_before.estimate - 1 / 3)
 
 
 def test_shares_by_hand():
-    members = [("a", np.array([True, True, False, False])), ("b", np.array([False, False, True, True]))]
-    before, after = np.array([[0, 1], [0, 2], [1, 3], [2, 3]]), np.array([[3, 1], [0, 2], [2, 3], [2, 1]])
+    members = [
+        ("a", np.array([True, True, False, False])),
+        ("b", np.array([False, False, True, True])),
+    ]
+    before, after = (
+        np.array([[0, 1], [0, 2], [1, 3], [2, 3]]),
+        np.array([[3, 1], [0, 2], [2, 3], [2, 1]]),
+    )
     a, b = shares(members, before, after, [[0], [0, 3], [3], [2]])
     assert [a.right.estimate, b.right.estimate] == [0.375, 0.625]
     assert [a.first_before.estimate, a.first_after.estimate] == [0.75, 0.25]
@@ -77,5 +88,7 @@ def test_further_values_share_a_group_and_a_field_that_is_missing_is_named():
     assert len(groups) == 13
     assert groups[-1][0] is None
     assert sum(inside.astype(int) for _, inside in groups).tolist() == [1] * 61
-    with pytest.raises(InvalidInput, match="no scalar field 'kind': choose one of price with --group-by"):
+    with pytest.raises(
+        InvalidInput, match="no scalar field 'kind': choose one of price with --group-by"
+    ):
         by_value(fields, "kind", "--group-by")

@@ -39,7 +39,9 @@ VARIANTS = {
     "gif, animated": drawn("GIF", save_all=True, append_images=[Picture.new("RGB", (9, 7), "red")]),
     "webp, lossy": drawn("WEBP"),
     "webp, lossless": drawn("WEBP", lossless=True),
-    "webp, animated": drawn("WEBP", save_all=True, append_images=[Picture.new("RGB", (9, 7), "red")]),
+    "webp, animated": drawn(
+        "WEBP", save_all=True, append_images=[Picture.new("RGB", (9, 7), "red")]
+    ),
 }
 
 
@@ -80,7 +82,9 @@ def riff(form, payload):
 
 def png(width, height):
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
@@ -143,21 +147,62 @@ def test_only_files_below_the_folder_are_read(folder, monkeypatch):
     outside = links(folder)
     monkeypatch.chdir(folder.parent)
     for reference in (
-        *("a.png", "in/a b.png", "in/../a.png", "./a.png", "inner.png", "inner/a b.png", str(folder / "a.png")),
+        *(
+            "a.png",
+            "in/a b.png",
+            "in/../a.png",
+            "./a.png",
+            "inner.png",
+            "inner/a b.png",
+            str(folder / "a.png"),
+        ),
         *((folder / "in" / "a b.png").as_uri(), f"file://localhost{folder}/a.png"),
     ):
         assert Images(folder).element(reference, "7").startswith("<img"), reference
         images = Images()
         assert images.element(reference, "7") == "", "without a folder, no file is read"
-        assert images.remark.startswith("1 image left out: files are shown only with --image-folder")
+        assert images.remark.startswith(
+            "1 image left out: files are shown only with --image-folder"
+        )
     assert Images("images").element("a.png", "7").startswith("<img")
     left_out = (
         *("../outside.png", "in/../../outside.png", str(outside), outside.as_uri(), "outside.png"),
         *("out.png", "up/outside.png", "up/images/../outside.png", "loop", "loop/a.png"),
-        *("pipe.png", "socket.png", "in", ".", "", "/", "large.png", "none.png", "a.png/x", "a.png\0", "x" * 5_000),
-        *("/dev/zero", "/dev/tty", "/proc/kmsg", "/proc/self/environ", "/etc/passwd", "file://other.test/a.png"),
-        *("javascript:alert(1)", "http://[", "http:///a.png", "https:a.png", "\ud800.png", "http://a/\ud800"),
-        *("data:image/svg+xml;base64,PHN2Zy8+", "data:text/html,<b>", "data:", "data:image/png;base64,%%%"),
+        *(
+            "pipe.png",
+            "socket.png",
+            "in",
+            ".",
+            "",
+            "/",
+            "large.png",
+            "none.png",
+            "a.png/x",
+            "a.png\0",
+            "x" * 5_000,
+        ),
+        *(
+            "/dev/zero",
+            "/dev/tty",
+            "/proc/kmsg",
+            "/proc/self/environ",
+            "/etc/passwd",
+            "file://other.test/a.png",
+        ),
+        *(
+            "javascript:alert(1)",
+            "http://[",
+            "http:///a.png",
+            "https:a.png",
+            "\ud800.png",
+            "http://a/\ud800",
+        ),
+        *(
+            "data:image/svg+xml;base64,PHN2Zy8+",
+            "data:text/html,<b>",
+            "data:",
+            "data:image/png;base64,%%%",
+        ),
         "data:image/png;base64," + "A" * 2 * LARGEST,
     )
     images = Images(folder)
@@ -206,8 +251,15 @@ def test_data_urls_and_addresses_load_nothing():
     for reference, address, host in (
         ("https://shop.test/a b.png?x=1&y", "https://shop.test/a%20b.png?x=1&amp;y", "shop.test"),
         ("https://user:secret@shop.test/a.png", "https://***@shop.test/a.png", "shop.test"),
-        ('http://shop.test/\u202egnp\x1b"><b>', "http://shop.test/%E2%80%AEgnp%1B%22%3E%3Cb%3E", "shop.test"),
+        (
+            'http://shop.test/\u202egnp\x1b"><b>',
+            "http://shop.test/%E2%80%AEgnp%1B%22%3E%3Cb%3E",
+            "shop.test",
+        ),
         ("https://sh\u043ep.test/", "https://sh%D0%BEp.test/", "xn--shp-ted.test"),
     ):
-        assert images.element(reference, "<7>") == f'<a href="{address}" {rel}>Image of &lt;7&gt;, at {host}</a>'
+        assert (
+            images.element(reference, "<7>")
+            == f'<a href="{address}" {rel}>Image of &lt;7&gt;, at {host}</a>'
+        )
     assert images.left_out == 0

@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.correction.kernels.primitives import kernel_policy
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
 from milvus_hubness.quality.measures import nearest, ranks
 
 
@@ -47,7 +52,11 @@ def test_ranks_are_places_in_the_sorted_row(search, seed, kernel):
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 1000))
 def test_nearest_is_the_sorted_row(n_queries, n_items, seed):
-    queries, gallery, bias = (vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1), vectors(n_items, 1)[:, 0])
+    queries, gallery, bias = (
+        vectors(n_queries, seed=seed),
+        vectors(n_items, seed=seed + 1),
+        vectors(n_items, 1)[:, 0],
+    )
     order = np.argsort(-(queries @ gallery.T - bias), axis=1)
     for k in {1, n_items}:
         np.testing.assert_array_equal(nearest(queries, gallery, k, bias), order[:, :k])
@@ -98,7 +107,9 @@ def test_bad_vectors():
         lambda *given: ranks(*given[:2], [0, 1, 2], *given[2:]),
         lambda *given: nearest(*given[:2], 1, *given[2:]),
     ):
-        with pytest.raises(DimensionMismatch, match="the queries have dimension 4, the gallery has 3"):
+        with pytest.raises(
+            DimensionMismatch, match="the queries have dimension 4, the gallery has 3"
+        ):
             call(queries, gallery[:, :3])
         with pytest.raises(NonFiniteVectors, match="the gallery"):
             call(queries, gallery * np.inf)

@@ -33,13 +33,19 @@ def gallery(rows=2_000, dim=24, queries=150, spread=0.1, seed=0):
     items = rng.normal(size=(rows, dim)) * rng.uniform(0.7, 1.3, (rows, 1)) / np.sqrt(dim)
     asked = rng.normal(size=(queries, dim)) / np.sqrt(dim)
     biases = spread * rng.normal(size=rows)
-    return items.astype(np.float32), (biases - biases.mean()).astype(np.float32), asked.astype(np.float32)
+    return (
+        items.astype(np.float32),
+        (biases - biases.mean()).astype(np.float32),
+        asked.astype(np.float32),
+    )
 
 
 def oracle(found, scores, k):
     """Recall by comparing sets, in float64."""
     best = np.argsort(-scores, axis=1)[:, :k]
-    return np.mean([len(set(a) & set(b)) / k for a, b in zip(found.tolist(), best.tolist(), strict=True)])
+    return np.mean(
+        [len(set(a) & set(b)) / k for a, b in zip(found.tolist(), best.tolist(), strict=True)]
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -63,10 +69,14 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     gate = measure_recall(layout, vectors, biases, queries, "HNSW", SMALL, value=12)
     spec = IndexSpec.of("HNSW", SMALL)
     scores = similarity(queries, vectors, metric)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
+    unit = (
+        vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
+    )
     raw = AnnIndex(unit, spec, metric="L2" if metric == "L2" else "IP").search(queries, 10, 12)
     fitted = measured_on(layout, vectors, queries)
-    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(fitted.encode_queries(queries), 10, 12)
+    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(
+        fitted.encode_queries(queries), 10, 12
+    )
     assert gate.raw.estimate == pytest.approx(oracle(raw, scores, 10), abs=1e-3)
     assert gate.stored.estimate == pytest.approx(oracle(stored, scores - biases, 10), abs=1e-3)
     for form in FORMS:
@@ -78,13 +88,17 @@ def test_items_of_varying_lengths_are_measured_as_they_will_be_stored():
     rng = np.random.default_rng(2)
     direction = rng.normal(size=24)
     items, bank = (
-        (rng.normal(size=(count, 24)) + np.outer(rng.gamma(1, 0.6, count), direction)).astype(np.float32)
+        (rng.normal(size=(count, 24)) + np.outer(rng.gamma(1, 0.6, count), direction)).astype(
+            np.float32
+        )
         for count in (2_000, 150)
     )
     biases = nnn(bank, items, "IP", 16, 0.75)
     biases = (biases - biases.mean()).astype(np.float32)
     by_length, without = (
-        measure_recall(Layout(24, "IP"), items, biases, bank, "HNSW", SMALL, value=64, length_pull=length_pull)
+        measure_recall(
+            Layout(24, "IP"), items, biases, bank, "HNSW", SMALL, value=64, length_pull=length_pull
+        )
         for length_pull in (True, False)
     )
     assert by_length.raw == without.raw
@@ -94,11 +108,21 @@ def test_items_of_varying_lengths_are_measured_as_they_will_be_stored():
 
 def test_cell_columns_are_measured_as_they_will_be_stored():
     vectors, biases, queries = gallery()
-    layout = measured_on(Layout(24, "IP", multiple_of=64), vectors, np.tile(queries, (4, 1)), locality_hints=True)
-    locality_hints = np.random.default_rng(4).normal(size=(len(vectors), layout.locality_hint_count))
+    layout = measured_on(
+        Layout(24, "IP", multiple_of=64), vectors, np.tile(queries, (4, 1)), locality_hints=True
+    )
+    locality_hints = np.random.default_rng(4).normal(
+        size=(len(vectors), layout.locality_hint_count)
+    )
     params = {"nlist": 40}
-    gate = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints)
-    stored = AnnIndex(layout.augment(vectors, biases, locality_hints), IndexSpec.of("IVF_FLAT", params), metric="IP")
+    gate = measure_recall(
+        layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints
+    )
+    stored = AnnIndex(
+        layout.augment(vectors, biases, locality_hints),
+        IndexSpec.of("IVF_FLAT", params),
+        metric="IP",
+    )
     found = stored.search(layout.encode_queries(queries), 10, 4)
     wanted = oracle(found, similarity(queries, vectors, "IP") - biases, 10)
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
@@ -118,7 +142,8 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
     assert 20 < gate.needed <= recall.LIMIT * 20
     standard_error = (gate.raw.high - gate.raw.low) / 2
     needed, less = (
-        measure_recall(*arguments, value=gate.needed - by, graph_hint=False).stored.estimate for by in (0, 1)
+        measure_recall(*arguments, value=gate.needed - by, graph_hint=False).stored.estimate
+        for by in (0, 1)
     )
     assert needed >= gate.raw.estimate - standard_error
     assert less < gate.raw.estimate
@@ -126,21 +151,29 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
 
 def test_nothing_need_change_where_nothing_is_lost():
     vectors, _, queries = gallery()
-    gate = measure_recall(Layout(24, "IP"), vectors, np.zeros(2_000), queries, "IVF_FLAT", {"nlist": 20})
+    gate = measure_recall(
+        Layout(24, "IP"), vectors, np.zeros(2_000), queries, "IVF_FLAT", {"nlist": 20}
+    )
     assert (gate.search_parameter, gate.value, gate.needed) == ("nprobe", 8, 8)
 
 
-@pytest.mark.parametrize(("rows", "total", "nlist"), [(1_000, 1_000, 40), (1_000, 4_000, 10), (50, 10**6, 1)])
+@pytest.mark.parametrize(
+    ("rows", "total", "nlist"), [(1_000, 1_000, 40), (1_000, 4_000, 10), (50, 10**6, 1)]
+)
 def test_cells_of_a_sample_hold_as_many_rows_as_those_of_the_whole(rows, total, nlist):
     vectors, biases, queries = gallery(rows=rows)
-    gate = measure_recall(Layout(24, "IP"), vectors, biases, queries, "IVF_FLAT", {"nlist": 40}, rows_total=total)
+    gate = measure_recall(
+        Layout(24, "IP"), vectors, biases, queries, "IVF_FLAT", {"nlist": 40}, rows_total=total
+    )
     assert gate.index_params == {"nlist": nlist}
     assert gate.rows == rows
 
 
 def test_rows_drawn_here_shrink_nlist_too():
     vectors, biases, queries = gallery(rows=1_000)
-    gate = measure_recall(Layout(24, "IP"), vectors, biases, queries, "IVF_SQ8", {"nlist": "40"}, at_most=250)
+    gate = measure_recall(
+        Layout(24, "IP"), vectors, biases, queries, "IVF_SQ8", {"nlist": "40"}, at_most=250
+    )
     assert (gate.rows, gate.index_params) == (250, {"nlist": 10})
 
 
@@ -157,7 +190,9 @@ def test_rows_drawn_here_shrink_nlist_too():
         ("GPU_BRUTE_FORCE", "FLAT", {}),
     ],
 )
-def test_what_cannot_be_built_is_measured_as_its_nearest_relative_and_says_so(index_type, kind, params):
+def test_what_cannot_be_built_is_measured_as_its_nearest_relative_and_says_so(
+    index_type, kind, params
+):
     vectors, biases, queries = gallery(rows=200, queries=20)
     given = {"nlist": 4, "m": 4} if "nlist" in params else {}
     gate = measure_recall(Layout(24, "COSINE"), vectors, biases, queries, index_type, given)
@@ -172,13 +207,20 @@ def test_every_kind_is_built_and_finds_most(index_type, metric):
     spec = IndexSpec.of(index_type, params)
     found = AnnIndex(rows, spec, metric=metric).search(queries, 10, 40)
     assert oracle(found, similarity(queries, rows, metric), 10) > 0.75
-    assert measure_recall(Layout(24, "IP", 2, 48), *gallery(200), index_type, params).measured_as is None
+    assert (
+        measure_recall(Layout(24, "IP", 2, 48), *gallery(200), index_type, params).measured_as
+        is None
+    )
 
 
 def test_a_sample_is_drawn_where_building_would_take_long():
     spec = IndexSpec.of("HNSW", {"M": 16, "efConstruction": 200})
     assert affordable_rows(512, spec) == 4_882
-    assert affordable_rows(16, spec) == affordable_rows(512, IndexSpec.of("IVF_FLAT", {})) == recall.ROWS
+    assert (
+        affordable_rows(16, spec)
+        == affordable_rows(512, IndexSpec.of("IVF_FLAT", {}))
+        == recall.ROWS
+    )
 
 
 def test_rows_without_a_bias_are_left_out():

@@ -37,7 +37,17 @@ def rank(scores, query):
 
 @pytest.fixture(scope="module")
 def diagnosis():
-    return diagnose(QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=KEYS, strength=0.6, k=K, title="t")
+    return diagnose(
+        QUERIES,
+        GALLERY,
+        BIAS,
+        bank=BANK,
+        positives=POSITIVES,
+        keys=KEYS,
+        strength=0.6,
+        k=K,
+        title="t",
+    )
 
 
 def test_measures_before_and_after(diagnosis):
@@ -65,7 +75,9 @@ def test_worst_hubs_and_the_queries_they_stand_in_front_of(diagnosis):
     for hub in diagnosis.hubs:
         number = KEYS.index(hub.item.key)
         assert (hub.item.before, hub.item.after) == (before[number], after[number])
-        places = {q: list(found[q]).index(number) + 1 for q in range(N_QUERIES) if number in found[q]}
+        places = {
+            q: list(found[q]).index(number) + 1 for q in range(N_QUERIES) if number in found[q]
+        }
         swallowed = {q: place for q, place in places.items() if rank(raw, q) > place}
         assert [one.rank for one in hub.swallows] == sorted(swallowed.values())[:QUERIES_PER_HUB]
         for one in hub.swallows:
@@ -78,7 +90,11 @@ def test_antihubs(diagnosis):
     before, after = brute(0)[2], brute(0.6)[2]
     seen = diagnosis.antihubs
     rescued = np.flatnonzero((before == 0) & (after > 0))
-    assert (seen.before, seen.after, seen.rescued) == ((before == 0).sum(), (after == 0).sum(), len(rescued))
+    assert (seen.before, seen.after, seen.rescued) == (
+        (before == 0).sum(),
+        (after == 0).sum(),
+        len(rescued),
+    )
     assert seen.by_chance == pytest.approx(N_ITEMS * (1 - K / N_ITEMS) ** N_QUERIES)
     assert [one.after for one in seen.examples] == np.sort(after[rescued])[::-1][:EXAMPLES].tolist()
     assert all(one.before == one.after == 0 for one in seen.never)
@@ -154,7 +170,13 @@ def test_several_positives_a_query():
 
 
 def test_to_dict_is_json_whatever_the_fields_hold():
-    odd = {"when": datetime.date(2024, 5, 1), "n": np.int64(3), "bad": float("nan"), "raw": b"\x00", "l": (1,)}
+    odd = {
+        "when": datetime.date(2024, 5, 1),
+        "n": np.int64(3),
+        "bad": float("nan"),
+        "raw": b"\x00",
+        "l": (1,),
+    }
     texts = [f"q{n}" for n in range(N_QUERIES)]
     found = diagnose(
         QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=np.arange(N_ITEMS) + 10,
@@ -163,7 +185,13 @@ def test_to_dict_is_json_whatever_the_fields_hold():
     again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert again == found.to_dict()
     hub = again["hubs"][0]
-    assert hub["item"]["fields"] == {"when": "2024-05-01", "n": 3, "bad": "nan", "raw": "b'\\x00'", "l": [1]}
+    assert hub["item"]["fields"] == {
+        "when": "2024-05-01",
+        "n": 3,
+        "bad": "nan",
+        "raw": "b'\\x00'",
+        "l": [1],
+    }
     assert hub["swallows"][0]["text"] == texts[hub["swallows"][0]["query"]]
     assert again["verdict"] == {"verdict": "apply", "reason": [0, 1, 2]}
     assert again["before"]["skewness"] == found.before.skewness
@@ -193,7 +221,11 @@ def test_lazy_fields_are_read_only_where_shown():
         ({"strengths": [float("nan")]}, InvalidParameter, "finite"),
         ({"k": N_ITEMS + 1}, InvalidParameter, "gallery has 150 items"),
         ({"positives": POSITIVES[:5]}, InvalidInput, "positives cover 5"),
-        ({"queries": QUERIES[:1], "positives": POSITIVES[:1]}, InvalidInput, "at least two queries"),
+        (
+            {"queries": QUERIES[:1], "positives": POSITIVES[:1]},
+            InvalidInput,
+            "at least two queries",
+        ),
     ],
 )
 def test_bad_input(wrong, error, message):

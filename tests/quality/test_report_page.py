@@ -143,7 +143,11 @@ def test_every_chart_has_a_name():
 
 def test_it_can_be_read_in_every_way():
     assert_accessible(render(made(slice_by="price", group_by="price")))
-    assert_accessible(render(made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)))
+    assert_accessible(
+        render(
+            made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)
+        )
+    )
 
 
 def test_the_summary_says_in_words_what_the_figures_say():
@@ -160,7 +164,11 @@ def test_the_summary_says_in_words_what_the_figures_say():
         assert figure in words, figure
     assert found.to_dict()["summary"] == found.summary
     assert "No right answers are known here" in made(positives=None).summary[-1]
-    gains = ((0.01, 0.2, "a gain that is larger"), (-0.2, -0.1, "a loss that"), (-1, 1, "within chance"))
+    gains = (
+        (0.01, 0.2, "a gain that is larger"),
+        (-0.2, -0.1, "a loss that"),
+        (-1, 1, "within chance"),
+    )
     for low, high, said in gains:
         changed = replace(found, gain=Interval((low + high) / 2, low, high))
         assert said in changed.summary[2]
@@ -180,7 +188,10 @@ def test_slices_count_the_items_of_each_value():
     source = render(found)
     text = Page(source).text
     for part in found.slices:
-        assert f'<tr><th scope="row">{part.value}</th><td data-name="Items">{part.items}</td>' in source
+        assert (
+            f'<tr><th scope="row">{part.value}</th><td data-name="Items">{part.items}</td>'
+            in source
+        )
         assert f"{part.before.skewness:.2f} → {part.after.skewness:.2f}" in text
         assert f"{part.hubs[0].key} ({part.hubs[0].after})" in text
         largest = max(part.hubs, key=lambda hub: hub.after)
@@ -189,7 +200,10 @@ def test_slices_count_the_items_of_each_value():
     many = made(fields=fields, slice_by="price", positives=None).slices
     assert [(part.value is None, part.items) for part in many[-2:]] == [(False, 1), (True, 48)]
     assert many[0].gain is None
-    with pytest.raises(InvalidInput, match="no scalar field 'colour': choose one of language, price with --slice-by"):
+    with pytest.raises(
+        InvalidInput,
+        match="no scalar field 'colour': choose one of language, price with --slice-by",
+    ):
         made(fields=fields, slice_by="colour")
 
 
@@ -263,9 +277,14 @@ def test_the_verdict_has_a_tone(verdict, tone):
 
 
 def test_degenerate_galleries():
-    for queries, gallery in ((np.ones((3, 2)), np.ones((1, 2))), (np.zeros((2, 3)), np.zeros((40, 3)))):
+    for queries, gallery in (
+        (np.ones((3, 2)), np.ones((1, 2))),
+        (np.zeros((2, 3)), np.zeros((40, 3))),
+    ):
         n_items = len(gallery)
-        found = diagnose(queries, gallery, np.zeros(n_items), bank=queries, k=1, strength=0, strengths=[])
+        found = diagnose(
+            queries, gallery, np.zeros(n_items), bank=queries, k=1, strength=0, strengths=[]
+        )
         assert Page(render(found)).open == []
 
 
@@ -274,7 +293,8 @@ def real_page():
     task = load_task("docstring_code")
     bias = fit_on("docstring_code", Blend(), 1000).bias(task.gallery[:1000])
     fields = [
-        {"language": f"a language with a long name, {n % 5}", "image": f"https://a.b/{n}.png"} for n in range(1000)
+        {"language": f"a language with a long name, {n % 5}", "image": f"https://a.b/{n}.png"}
+        for n in range(1000)
     ]
     found = diagnose(
         task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800],
@@ -302,5 +322,8 @@ def test_in_a_browser_nothing_is_missing_or_too_wide(browser, real_page, tmp_pat
     )
     assert charts == [
         ["Gain of a correction against the two-view agreement of its bank", 1],
-        *([f"{measure} against the strength of the correction", 1] for measure in ("R@1", "Skewness", "Anti-hubs")),
+        *(
+            [f"{measure} against the strength of the correction", 1]
+            for measure in ("R@1", "Skewness", "Anti-hubs")
+        ),
     ]

@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.quality.measures import PositiveRanks, average_precisions, hits, ndcgs, ranks, retrieval_summary
+from milvus_hubness.quality.measures import (
+    PositiveRanks,
+    average_precisions,
+    hits,
+    ndcgs,
+    ranks,
+    retrieval_summary,
+)
 
-rank_lists = st.lists(st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6)
+rank_lists = st.lists(
+    st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6
+)
 
 
 def of(lists):
@@ -27,7 +36,9 @@ RANKS = of([[1], [3, 4], [11], [2, 5, 20]])
 def test_by_hand():
     np.testing.assert_array_equal(hits(RANKS, 1), [1, 0, 0, 0])
     np.testing.assert_array_equal(hits(RANKS, 3), [1, 1, 0, 1])
-    np.testing.assert_allclose(average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3])
+    np.testing.assert_allclose(
+        average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3]
+    )
     assert retrieval_summary(RANKS) == {
         "R@1": 0.25,
         "R@5": 0.75,
@@ -38,19 +49,41 @@ def test_by_hand():
         "mAP@10": pytest.approx((1 + 5 / 12 + 0 + 0.3) / 4),
         "nDCG@10": pytest.approx(ndcgs(RANKS, 10).mean()),
     }
-    assert list(retrieval_summary(RANKS, ks=[3], depth=5)) == ["R@3", "MdR", "MnR", "MRR", "mAP@5", "nDCG@5"]
+    assert list(retrieval_summary(RANKS, ks=[3], depth=5)) == [
+        "R@3",
+        "MdR",
+        "MnR",
+        "MRR",
+        "mAP@5",
+        "nDCG@5",
+    ]
 
 
 def test_trec_eval_gives_the_same_figures():
     rng = np.random.default_rng(4)
     gallery, bias = rng.normal(size=(300, 8)), rng.normal(size=300)
     positives = [rng.choice(300, rng.integers(1, 9), replace=False) for _ in range(80)]
-    queries = np.stack([gallery[items].mean(0) for items in positives]) + rng.normal(size=(80, 8)) / 3
-    summary = retrieval_summary(ranks(queries, gallery, [items.tolist() for items in positives], bias))
+    queries = (
+        np.stack([gallery[items].mean(0) for items in positives]) + rng.normal(size=(80, 8)) / 3
+    )
+    summary = retrieval_summary(
+        ranks(queries, gallery, [items.tolist() for items in positives], bias)
+    )
     scores = queries @ gallery.T - bias
-    relevant = {str(query): {str(item): 1 for item in items} for query, items in enumerate(positives)}
-    run = {str(query): {str(item): row[item] for item in range(300)} for query, row in enumerate(scores.tolist())}
-    names = {"R@1": "Success@1", "R@5": "Success@5", "R@10": "Success@10", "MRR": "RR", "mAP@10": "AP@10"}
+    relevant = {
+        str(query): {str(item): 1 for item in items} for query, items in enumerate(positives)
+    }
+    run = {
+        str(query): {str(item): row[item] for item in range(300)}
+        for query, row in enumerate(scores.tolist())
+    }
+    names = {
+        "R@1": "Success@1",
+        "R@5": "Success@5",
+        "R@10": "Success@10",
+        "MRR": "RR",
+        "mAP@10": "AP@10",
+    }
     names["nDCG@10"] = "nDCG@10"
     trec = ir_measures.calc_aggregate(map(ir_measures.parse_measure, names.values()), relevant, run)
     expected = {name: trec[ir_measures.parse_measure(measure)] for name, measure in names.items()}

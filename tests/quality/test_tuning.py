@@ -53,7 +53,9 @@ def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
     }  # fmt: skip
     alphas = {trial.estimator.alpha for trial in trials if isinstance(trial.estimator, NNN)}
     assert alphas == {step / 8 for step in range(1, 13)} - {0.5}
-    duals = [trial.estimator for trial in trials if isinstance(trial.estimator, DualInvertedSoftmax)]
+    duals = [
+        trial.estimator for trial in trials if isinstance(trial.estimator, DualInvertedSoftmax)
+    ]
     assert len({(dual.tau_query, dual.tau_target) for dual in duals}) == 16
     for trial in trials:
         fitted = trial.estimator.fit(bank, gallery=gallery, target_bank=queries)
@@ -65,10 +67,16 @@ def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
 def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(space):
     bank, gallery, _ = space
     told = []
-    trials = sweep(QueryBank(bank.vectors[:5]), gallery, progress=lambda doing, done, total: told.append((done, total)))
+    trials = sweep(
+        QueryBank(bank.vectors[:5]),
+        gallery,
+        progress=lambda doing, done, total: told.append((done, total)),
+    )
     assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
     assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 2
-    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, RelativeNNN)) == 5
+    assert (
+        max(trial.estimator.k for trial in trials if isinstance(trial.estimator, RelativeNNN)) == 5
+    )
     assert {trial.strength for trial in trials} == {*STRENGTHS}
 
 
@@ -78,7 +86,12 @@ def test_trials_share_their_passes_over_the_scores(space):
     passes = set()
 
     def count(frame, event, _):
-        if event == "call" and frame.f_code.co_name in ("topk", "topk_mean", "logsumexp", "score_tiles"):
+        if event == "call" and frame.f_code.co_name in (
+            "topk",
+            "topk_mean",
+            "logsumexp",
+            "score_tiles",
+        ):
             passes.add(frame)
 
     sys.setprofile(count)
@@ -96,7 +109,11 @@ def test_temperatures_follow_the_scale_of_the_scores(space):
     direct = (bank.vectors @ gallery.T).std(1)
     assert score_spread(bank, gallery) == pytest.approx(np.sqrt((direct**2).mean()), rel=1e-4)
     taus = [
-        [trial.estimator.tau for trial in sweep(bank, items) if isinstance(trial.estimator, Sinkhorn)]
+        [
+            trial.estimator.tau
+            for trial in sweep(bank, items)
+            if isinstance(trial.estimator, Sinkhorn)
+        ]
         for items in (gallery, 100 * gallery)
     ]
     np.testing.assert_allclose(taus[1], 100 * np.array(taus[0]), rtol=0.05)
@@ -112,7 +129,9 @@ def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
     some = np.array([3, 1, 30])
     apart = assess(queries[some], gallery, biases, [positives[query] for query in some])
     np.testing.assert_array_equal(outcome.of(some).ranks, apart.ranks)
-    np.testing.assert_allclose(excess_answers_of(outcome.of(some), 50), excess_answers_of(apart, 50))
+    np.testing.assert_allclose(
+        excess_answers_of(outcome.of(some), 50), excess_answers_of(apart, 50)
+    )
 
 
 @pytest.mark.parametrize("n_items", [3, 50, 500])
@@ -121,7 +140,9 @@ def test_outcomes_under_many_unlike_biases_are_those_of_a_full_sort(n_items):
     gallery, queries = (rng.standard_normal((n, 16)).astype(np.float32) for n in (n_items, 30))
     gallery[-2:], queries[3] = gallery[0], 0
     spreads = np.array([0, 0, 1e-6, *np.linspace(0.1, 30, 60), 1e4], np.float32)
-    biases = [spread * rng.standard_normal(n_items).astype(np.float32) + 5 * spread for spread in spreads]
+    biases = [
+        spread * rng.standard_normal(n_items).astype(np.float32) + 5 * spread for spread in spreads
+    ]
     biases[5][0] = 1e3
     positives = [rng.choice(n_items, 2, replace=False) for _ in queries]
     outcome = assess(queries, gallery, biases, positives)
@@ -130,13 +151,18 @@ def test_outcomes_under_many_unlike_biases_are_those_of_a_full_sort(n_items):
         found = np.take_along_axis(corrected, outcome.retrieved[row], 1)
         np.testing.assert_allclose(found, -np.sort(-corrected, 1)[:, :10], atol=1e-5)
         assert all(len(set(items)) == min(10, n_items) for items in outcome.retrieved[row].tolist())
-        np.testing.assert_array_equal(outcome.ranks[row], ranks(queries, gallery, positives, bias).best)
+        np.testing.assert_array_equal(
+            outcome.ranks[row], ranks(queries, gallery, positives, bias).best
+        )
 
 
 def test_a_mix_is_the_mean_of_its_trials(space):
     bank, gallery, _ = space
     fits = [(NNN(4, 0.75), 1.0), (Sinkhorn(0.5), 0.5), (Sinkhorn(0.5), 1.0)]
-    trials = [Trial(one, w, np.float32(w) * one.fit(bank, gallery=gallery).bias(gallery)) for one, w in fits]
+    trials = [
+        Trial(one, w, np.float32(w) * one.fit(bank, gallery=gallery).bias(gallery))
+        for one, w in fits
+    ]
     mixed = mix(trials)
     assert len(mixed.estimator.estimators) == 2
     assert mixed.strength == pytest.approx(2.5 / 3)
@@ -177,7 +203,10 @@ def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_ba
     positives = [np.array([number]) for number in range(40)]
     targets = QueryBank(gallery[::7] + np.float32(0.1))
     trials = sweep(bank, gallery, targets)
-    by_form = {form: [trial for trial in trials if trial.form == form] for form in ((None, None), (1, None), (1, 1))}
+    by_form = {
+        form: [trial for trial in trials if trial.form == form]
+        for form in ((None, None), (1, None), (1, 1))
+    }
     plain = search(by_form[None, None], queries, gallery, positives)
     raw = plain.retrieved[0, :, 0]
     opens = {
@@ -186,10 +215,14 @@ def test_a_gated_trial_corrects_only_queries_whose_raw_best_item_is_that_of_a_ba
     }
     assert 5 < opens[1, None].sum() < opens[1, 1].sum() < 35
     for form, is_open in opens.items():
-        assert [trial[:2] for trial in by_form[form]] == [trial[:2] for trial in by_form[None, None]]
+        assert [trial[:2] for trial in by_form[form]] == [
+            trial[:2] for trial in by_form[None, None]
+        ]
         gated = search(by_form[form], queries, gallery, positives)
         np.testing.assert_array_equal(gated.ranks, np.where(is_open, plain.ranks, plain.ranks[0]))
-        np.testing.assert_array_equal(gated.retrieved, np.where(is_open[:, None], plain.retrieved, plain.retrieved[0]))
+        np.testing.assert_array_equal(
+            gated.retrieved, np.where(is_open[:, None], plain.retrieved, plain.retrieved[0])
+        )
     assert trials[-1].gate is None
 
 
@@ -203,7 +236,9 @@ def test_tune_chooses_a_gate_where_the_bank_knows_one_half_of_the_gallery():
     bias = told.strength * told.choice.fit(QueryBank(bank), gallery=gallery).bias(gallery)
     trial = Trial(told.choice, told.strength, np.asarray(bias, np.float32))
     gated = trial._replace(gate=1, activated=DynamicGate(1).activated(bank, gallery))
-    raw, plain, with_gate = search([trial, gated], queries, gallery, list(positives[:, None])).hits.mean(1)
+    raw, plain, with_gate = search(
+        [trial, gated], queries, gallery, list(positives[:, None])
+    ).hits.mean(1)
     assert with_gate > raw + 0.1
     assert with_gate > plain + 0.02
     assert told.interval.estimate == pytest.approx(with_gate - raw, abs=0.04)
@@ -227,12 +262,17 @@ def test_verdicts():
 class TestBadInput:
     def test_too_few_queries(self, space):
         bank, gallery, queries = space
-        with pytest.raises(InvalidInput, match="1 queries cannot judge a correction: 20 are needed"):
+        with pytest.raises(
+            InvalidInput, match="1 queries cannot judge a correction: 20 are needed"
+        ):
             tune(bank, gallery, queries=queries[:1], positives=[0])
         for more in ({}, {"queries": queries}):
             with pytest.raises(BankTooSmall, match="at least 40 are needed"):
                 tune(bank.vectors[:39], gallery, **more)
-        assert tune(bank.vectors[:39], gallery, queries=queries, positives=np.arange(40)).findings == ()
+        assert (
+            tune(bank.vectors[:39], gallery, queries=queries, positives=np.arange(40)).findings
+            == ()
+        )
 
     def test_labels_that_point_nowhere(self, space):
         bank, gallery, queries = space
@@ -320,7 +360,10 @@ class TestRealData:
     @pytest.mark.parametrize("seed", range(3))
     def test_reranker_scores_are_left_alone(self, seed):
         part = np.random.default_rng(seed).permutation(500)[:250]
-        for told in (labelled(RERANKER, part, seed=seed), tune(*load_task(RERANKER)[2:0:-1], seed=seed)):
+        for told in (
+            labelled(RERANKER, part, seed=seed),
+            tune(*load_task(RERANKER)[2:0:-1], seed=seed),
+        ):
             assert told.verdict == "leave it alone"
             assert told.choice is None
             assert told.strength == 0

@@ -47,17 +47,23 @@ def test_figures_are_their_definitions(world):
 
     seen = examine(queries, items, recorded)
     (fitted, rows), (asked, _), (first_view, first_items), (second_view, second_items) = fits
-    assert sorted(map(bytes, np.concatenate([fitted, asked]).astype(np.float32))) == sorted(map(bytes, queries))
+    assert sorted(map(bytes, np.concatenate([fitted, asked]).astype(np.float32))) == sorted(
+        map(bytes, queries)
+    )
     first, second = (np.sort(part @ rows.T, 0)[-4:].mean(0) for part in (fitted, asked))
     assert seen.agreement == pytest.approx(np.corrcoef(first, second)[0, 1], abs=1e-5)
     for share, figure in ((0, seen.before), (seen.agreement, seen.after)):
         answers = np.argsort(share * first - asked @ rows.T, 1)[:, :10]
         assert figure == pytest.approx(excess_answers(k_occurrence(answers, 400)), abs=1e-3)
     scores = queries.astype(np.float64) @ rows.T
-    assert seen.best_z == pytest.approx(((scores.max(1) - scores.mean(1)) / scores.std(1)).mean(), rel=1e-4)
+    assert seen.best_z == pytest.approx(
+        ((scores.max(1) - scores.mean(1)) / scores.std(1)).mean(), rel=1e-4
+    )
     counts = np.bincount(scores.argmax(1), minlength=400)
     assert seen.reach == pytest.approx((counts > 0).sum() / (400 * (1 - np.exp(-600 / 400))))
-    assert first_view.shape[1] + second_view.shape[1] == 50  # 24 complex frequencies, and two real ones
+    assert (
+        first_view.shape[1] + second_view.shape[1] == 50
+    )  # 24 complex frequencies, and two real ones
     both = first_view @ first_items.T + second_view @ second_items.T
     assert np.corrcoef(both.ravel(), (fitted @ rows.T).ravel())[0, 1] > 0.97
 
@@ -94,9 +100,9 @@ def test_chance_is_that_of_poisson_counts(mean):
 
 
 def test_reach_is_its_definition():
-    assert reach(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], np.eye(4, dtype=np.float32)) == pytest.approx(
-        3 / (4 * (1 - np.exp(-5 / 4)))
-    )
+    assert reach(
+        np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], np.eye(4, dtype=np.float32)
+    ) == pytest.approx(3 / (4 * (1 - np.exp(-5 / 4))))
 
 
 def test_a_good_bank_is_applied_in_plain_words():
@@ -164,7 +170,9 @@ class TestRealData:
         assert "reach" in [finding.name for finding in findings(seen) if finding.fails]
 
     @pytest.mark.parametrize("name", ["clip_products t2i", "clip_products i2t"])
-    def test_items_in_place_of_queries_are_noticed_and_refused_if_real_queries_are_known(self, name):
+    def test_items_in_place_of_queries_are_noticed_and_refused_if_real_queries_are_known(
+        self, name
+    ):
         task = load_task(name)
         free = examine(task.target_bank, task.gallery, default_biases)
         assert any("queries, not items" in finding.remedy for finding in findings(free))

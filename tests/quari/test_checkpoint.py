@@ -18,7 +18,9 @@ from milvus_hubness.extras.quari.settings import TrainingSettings
 def kept(disturbed):
     network = disturbed()
     history = (Epoch(0, None, 0.1, 0.2), Epoch(1, 1.5, 0.3, 0.4), Epoch(2, 1.25, 0.3, 0.4))
-    return Checkpoint(network.config, TrainingSettings(), "mini-lm 6", "abc/def", 7, history, network.state_dict())
+    return Checkpoint(
+        network.config, TrainingSettings(), "mini-lm 6", "abc/def", 7, history, network.state_dict()
+    )
 
 
 def test_what_goes_in_comes_out(kept, tmp_path):
@@ -82,7 +84,10 @@ def test_a_pickle_is_never_opened(tmp_path):
         def __reduce__(self):
             return (pytest.fail, ("a pickle was loaded",))
 
-    for write in (lambda file: pickle.dump(Trap(), file), lambda file: torch.save({"x": Trap()}, file)):
+    for write in (
+        lambda file: pickle.dump(Trap(), file),
+        lambda file: torch.save({"x": Trap()}, file),
+    ):
         with open(tmp_path / "network.pt", "wb") as file:
             write(file)
         with pytest.raises(UnreadableFile):

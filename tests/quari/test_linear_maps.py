@@ -12,7 +12,13 @@ from milvus_hubness.extras.quari.settings import TrainingSettings
 
 DIM = 8
 SETTINGS = TrainingSettings.linear(
-    epochs=12, batch=50, learning_rate=0.03, least_rate=6e-4, temperature=0.1, noise=0.1, neighbors=10
+    epochs=12,
+    batch=50,
+    learning_rate=0.03,
+    least_rate=6e-4,
+    temperature=0.1,
+    noise=0.1,
+    neighbors=10,
 )
 
 
@@ -41,22 +47,30 @@ def test_maps_find_what_one_rotation_hides(fitted):
 
 def test_scores_are_cosines_of_mapped_vectors(fitted):
     maps, path = fitted
-    W, S = (Checkpoint.load(path).weights[name].double().numpy() for name in ("query_map", "item_map"))
+    W, S = (
+        Checkpoint.load(path).weights[name].double().numpy() for name in ("query_map", "item_map")
+    )
     queries, items = turned(3, 5).queries, turned(4, 30).gallery
     mapped, stored = queries @ W.T, items @ S.T
     lengths = np.outer(np.linalg.norm(mapped, axis=1), np.linalg.norm(stored, axis=1))
-    np.testing.assert_allclose(maps.scores(queries, [items] * 5), mapped @ stored.T / lengths, atol=1e-5)
+    np.testing.assert_allclose(
+        maps.scores(queries, [items] * 5), mapped @ stored.T / lengths, atol=1e-5
+    )
     direct = maps.direct_queries(queries)
     np.testing.assert_allclose(np.linalg.norm(direct, axis=1), 1, rtol=1e-5)
     wanted = mapped @ S
-    np.testing.assert_allclose(direct, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        direct, wanted / np.linalg.norm(wanted, axis=1, keepdims=True), atol=1e-5
+    )
 
 
 def test_a_file_is_read_by_either_class(fitted):
     maps, path = fitted
     queries, items = turned(3, 2).queries, turned(4, 9).gallery
     for loaded in (LinearMaps.load(path, encoder="mini", correction=0.5), QuariReranker.load(path)):
-        np.testing.assert_array_equal(loaded.scores(queries, [items] * 2), maps.scores(queries, [items] * 2))
+        np.testing.assert_array_equal(
+            loaded.scores(queries, [items] * 2), maps.scores(queries, [items] * 2)
+        )
     checkpoint = Checkpoint.load(path)
     assert checkpoint.config.form == "linear"
     assert len(checkpoint.history) == 13

@@ -53,7 +53,9 @@ def test_without_semi_positives_it_is_the_symmetric_cross_entropy():
     cosines = torch.from_numpy(np.random.default_rng(7).uniform(-1, 1, (6, 6)))
     items, none = torch.arange(6)[:, None], torch.zeros(6, 0, dtype=torch.float64)
     entropy = torch.nn.functional.cross_entropy
-    wanted = (entropy(cosines / 0.07, torch.arange(6)) + entropy(cosines.T / 0.07, torch.arange(6))) / 2
+    wanted = (
+        entropy(cosines / 0.07, torch.arange(6)) + entropy(cosines.T / 0.07, torch.arange(6))
+    ) / 2
     torch.testing.assert_close(contrastive_loss(cosines, items, none, 0.07), wanted)
 
 

@@ -56,7 +56,9 @@ def test_it_moves_the_query_by_the_errors_of_the_maps(disturbed):
         network.remember(remembered, items)
         network.memory.tune(0.5, 0.1)
         mapped, targets = remembered @ W.T, items @ S.T
-        errors = targets / targets.norm(dim=1, keepdim=True) - mapped / mapped.norm(dim=1, keepdim=True)
+        errors = targets / targets.norm(dim=1, keepdim=True) - mapped / mapped.norm(
+            dim=1, keepdim=True
+        )
         recalled = 0.5 * (queries @ remembered.T / 0.1).softmax(1) @ errors
         moved = before + before.norm(dim=1, keepdim=True) * recalled
         torch.testing.assert_close(network(3 * queries).query, moved)
@@ -78,9 +80,13 @@ def test_it_is_filled_after_the_last_epoch_and_helps():
     assert len(set(which)) == 300
     np.testing.assert_array_equal(memory.queries, learned.queries[which])
     maps = Quari(config)
-    maps.load_state_dict({**maps.state_dict(), **{name: without.weights[name] for name in ("query_map", "item_map")}})
+    maps.load_state_dict(
+        {**maps.state_dict(), **{name: without.weights[name] for name in ("query_map", "item_map")}}
+    )
     with torch.no_grad():
-        maps.remember(*(torch.from_numpy(rows[which]) for rows in (learned.queries, learned.gallery)))
+        maps.remember(
+            *(torch.from_numpy(rows[which]) for rows in (learned.queries, learned.gallery))
+        )
     torch.testing.assert_close(memory.errors, maps.memory.errors)
 
 

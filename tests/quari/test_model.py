@@ -29,10 +29,14 @@ def test_untrained_maps_leave_the_cosine_as_it_is():
     queries, items = drawn(6, DIM), drawn(20, DIM, seed=1)
     adaptation = network(queries)
     for which in range(6):
-        np.testing.assert_allclose(explicit.transformation(adaptation, which), np.eye(DIM), atol=1e-12)
+        np.testing.assert_allclose(
+            explicit.transformation(adaptation, which), np.eye(DIM), atol=1e-12
+        )
     wanted = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(items).T
     torch.testing.assert_close(cosines(adaptation, items), wanted, atol=1e-6, rtol=0)
-    torch.testing.assert_close(transformed_queries(adaptation), torch.nn.functional.normalize(queries))
+    torch.testing.assert_close(
+        transformed_queries(adaptation), torch.nn.functional.normalize(queries)
+    )
 
 
 def test_tokens_begin_at_zero_and_differ_by_their_positions_only():
@@ -62,8 +66,13 @@ def test_cosines_are_those_of_t_written_out(disturbed, form):
     items = drawn(30, DIM, seed=2)
     wanted = explicit.cosines(adaptation, items.double().numpy())
     np.testing.assert_allclose(cosines(adaptation, items).detach(), wanted, atol=3e-6)
-    revert = [q @ explicit.transformation(adaptation, i) for i, q in enumerate(adaptation.query.detach().numpy())]
-    np.testing.assert_allclose(transformed_queries(adaptation).detach(), revert, rtol=1e-4, atol=1e-5)
+    revert = [
+        q @ explicit.transformation(adaptation, i)
+        for i, q in enumerate(adaptation.query.detach().numpy())
+    ]
+    np.testing.assert_allclose(
+        transformed_queries(adaptation).detach(), revert, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_fewer_directions_give_lengths_nearly(disturbed):
@@ -75,7 +84,9 @@ def test_fewer_directions_give_lengths_nearly(disturbed):
         exact = explicit.cosines(network(queries), items.double().numpy())
         found = cosines(network(queries), items).detach().numpy()
         off.append(np.abs(found - exact).mean())
-        np.testing.assert_allclose(cosines(network.train()(queries), items).detach(), exact, atol=3e-6)
+        np.testing.assert_allclose(
+            cosines(network.train()(queries), items).detach(), exact, atol=3e-6
+        )
     assert off[0] > off[1] > off[2] > off[3]
     assert off[0] < 0.1
     assert max(off[3:]) < 3e-6
@@ -88,7 +99,9 @@ def test_directions_are_computed_again_when_the_map_has_changed(disturbed):
         network.item_map.mul_(2)
     lengths = network(drawn(1, DIM)).static
     wanted = (network.item_map.T @ network.item_map).detach()
-    found = lengths.directions.T @ torch.diag(lengths.weights) @ lengths.directions + lengths.base * torch.eye(DIM)
+    found = lengths.directions.T @ torch.diag(
+        lengths.weights
+    ) @ lengths.directions + lengths.base * torch.eye(DIM)
     torch.testing.assert_close(found, wanted)
 
 
@@ -116,7 +129,15 @@ def test_positions_are_sines_and_cosines():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"dim": 0}, {"rank": 0}, {"width": 9}, {"heads": 3}, {"dropout": 1.0}, {"form": "other"}, {"directions": 0}],
+    [
+        {"dim": 0},
+        {"rank": 0},
+        {"width": 9},
+        {"heads": 3},
+        {"dropout": 1.0},
+        {"form": "other"},
+        {"directions": 0},
+    ],
 )
 def test_sizes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidParameter):

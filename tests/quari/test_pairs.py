@@ -23,7 +23,13 @@ def test_they_are_kept_at_unit_length():
         (normal(5, 4), normal(5, 4), np.arange(4), InvalidInput, "5 queries have 4 answers"),
         (normal(5, 4), normal(5, 3), None, DimensionMismatch, "dimension 4, the gallery has 3"),
         (normal(2, 4), normal(5, 4), np.array([0, 5]), InvalidInput, "among the 5 gallery items"),
-        (normal(2, 4), normal(5, 4), np.array([0.0, 1.0]), InvalidInput, "numbers of gallery items"),
+        (
+            normal(2, 4),
+            normal(5, 4),
+            np.array([0.0, 1.0]),
+            InvalidInput,
+            "numbers of gallery items",
+        ),
         (np.full((5, 4), np.nan), normal(5, 4), None, NonFiniteVectors, "0"),
         (np.zeros((5, 4)), normal(5, 4), None, InvalidInput, "no pair can be learned from"),
     ],
@@ -46,7 +52,9 @@ def test_a_split_keeps_every_answer_on_one_side():
     gallery, answers = normal(22, 4), np.arange(60) % 20
     learned, held = Pairs(normal(60, 4), gallery, answers).split(0.25, seed=1)
     assert (len(learned), len(held)) == (45, 15)
-    answered = [{tuple(row) for row in side.gallery[np.unique(side.answers)]} for side in (learned, held)]
+    answered = [
+        {tuple(row) for row in side.gallery[np.unique(side.answers)]} for side in (learned, held)
+    ]
     assert answered[0].isdisjoint(answered[1])
     rest = {tuple(row) for row in Pairs(normal(60, 4), gallery, answers).gallery[20:]}
     for side in (learned, held):

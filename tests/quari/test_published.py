@@ -37,10 +37,14 @@ class Reference(nn.Module):
                 pos[place, i + 1] = math.cos(place / 10_000 ** (i / WIDTH))
         self.register_buffer("pos_emb", pos)
         self.register_buffer("pos_scale", torch.tensor([1.0]))
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, 0.1, "gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, 0.1, "gelu", batch_first=True, norm_first=True
+        )
         self.transformer = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
         for name in ("query_decoder", "dec_u_img", "dec_v_img"):
-            head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(WIDTH, DIM))
+            head = nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(WIDTH, DIM)
+            )
             setattr(self, name, head)
 
     def scores(self, query, items):
@@ -82,23 +86,35 @@ def with_prefix(state):
     return {f"hypernetwork.{name}": weight for name, weight in state.items()}
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "torch", "torch, with the prefix and the encoder's weights"])
+@pytest.mark.parametrize(
+    "kind", ["safetensors", "torch", "torch, with the prefix and the encoder's weights"]
+)
 def test_weights_of_the_authors_give_their_scores(reference, tmp_path, kind):
-    state, path = reference.state_dict(), tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt")
+    state, path = (
+        reference.state_dict(),
+        tmp_path / ("weights.safetensors" if kind == "safetensors" else "weights.pt"),
+    )
     if kind == "safetensors":
         save_file(state, path)
     elif kind == "torch":
         torch.save({"state_dict": state}, path)
     else:
-        torch.save({"state_dict": {"backbone_extractor.x": torch.ones(2), **with_prefix(state)}}, path)
+        torch.save(
+            {"state_dict": {"backbone_extractor.x": torch.ones(2), **with_prefix(state)}}, path
+        )
     queries, items = unit_rows(5, 1), unit_rows(9, 2)
     with torch.no_grad():
-        wanted = [reference.scores(query, torch.from_numpy(items)).numpy() for query in torch.from_numpy(queries)]
+        wanted = [
+            reference.scores(query, torch.from_numpy(items)).numpy()
+            for query in torch.from_numpy(queries)
+        ]
     raw = queries @ items.T
     assert np.abs(raw - wanted).max() > 0.1
     reranker = QuariReranker(Checkpoint.load_published(path, heads=HEADS, steps=STEPS).network())
     np.testing.assert_allclose(reranker.scores(queries, [items] * 5), wanted, atol=1e-5)
-    Checkpoint.load_published(path, encoder="clip", heads=HEADS, steps=STEPS).save(tmp_path / "ours.safetensors")
+    Checkpoint.load_published(path, encoder="clip", heads=HEADS, steps=STEPS).save(
+        tmp_path / "ours.safetensors"
+    )
     saved = QuariReranker.load(tmp_path / "ours.safetensors", encoder="clip")
     np.testing.assert_allclose(saved.scores(queries, [items] * 5), wanted, atol=1e-5)
 
@@ -131,7 +147,13 @@ def test_files_that_are_not_their_weights_are_refused(reference, tmp_path):
 
 def test_the_published_network_is_as_large_as_the_authors():
     config = QuariConfig.published(512)
-    assert (config.rank, config.width, config.layers, config.steps, config.heads) == (64, 512, 4, 4, 8)
+    assert (config.rank, config.width, config.layers, config.steps, config.heads) == (
+        64,
+        512,
+        4,
+        4,
+        8,
+    )
     assert (config.map_scale, config.query_weight) == (0.8, 0.5)
     for wrong in ({"query_weight": 1.0}, {"map_scale": -1}):
         with pytest.raises(InvalidParameter):
@@ -140,7 +162,10 @@ def test_the_published_network_is_as_large_as_the_authors():
 
 def test_their_loss_is_the_formula_undivided():
     rng, count, semi, tau = np.random.default_rng(0), 4, 2, 0.2
-    scores, weights = rng.uniform(-1, 1, (count, count * (1 + semi))), rng.uniform(0, 0.6, (count, semi))
+    scores, weights = (
+        rng.uniform(-1, 1, (count, count * (1 + semi))),
+        rng.uniform(0, 0.6, (count, semi)),
+    )
     forward = backward = 0.0
     for i in range(count):
         own = [count + i * semi + k for k in range(semi)]
@@ -148,9 +173,13 @@ def test_their_loss_is_the_formula_undivided():
         whole = sum(math.exp(scores[i, c] / tau) for c in seen)
         for column, weight in ((i, 1.0), *zip(own, weights[i], strict=True)):
             forward -= weight * math.log(math.exp(scores[i, column] / tau) / whole)
-        backward -= math.log(math.exp(scores[i, i] / tau) / sum(math.exp(scores[j, i] / tau) for j in range(count)))
+        backward -= math.log(
+            math.exp(scores[i, i] / tau) / sum(math.exp(scores[j, i] / tau) for j in range(count))
+        )
     wanted = (forward + backward) / count / 2
-    assert published_loss(*map(torch.from_numpy, (scores, weights)), tau).item() == pytest.approx(wanted, rel=1e-12)
+    assert published_loss(*map(torch.from_numpy, (scores, weights)), tau).item() == pytest.approx(
+        wanted, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("form", ["linear", "published"])
@@ -178,7 +207,9 @@ def test_noise_is_per_query_or_per_coordinate(monkeypatch, form):
 def test_a_published_network_learns():
     rng = np.random.default_rng(3)
     turn = np.linalg.qr(rng.normal(size=(DIM, DIM)))[0]
-    learned, held = (Pairs(rows, rows @ turn + 0.1) for rows in (unit_rows(200, 7), unit_rows(80, 8)))
+    learned, held = (
+        Pairs(rows, rows @ turn + 0.1) for rows in (unit_rows(200, 7), unit_rows(80, 8))
+    )
     config = QuariConfig.published(DIM, rank=2, width=16, layers=1, steps=2, heads=2)
     settings = TrainingSettings(epochs=6, batch=40, learning_rate=1e-2, least_rate=1e-3, noise=0.05)
     trained = train(learned, config, settings, validation=held, device="cpu")

@@ -37,11 +37,19 @@ def test_a_direct_query_ranks_as_the_inner_product_with_t_r(disturbed):
     network, queries, items = disturbed(), 3 * normal(18, DIM), normal(10, DIM, seed=1)
     adaptation = network(torch.from_numpy(queries))
     found = QuariReranker(network, direct=True).direct_queries(queries)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), np.linalg.norm(queries, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.linalg.norm(found, axis=1), np.linalg.norm(queries, axis=1), rtol=1e-5
+    )
     for which, own in enumerate(found):
-        wanted = items @ explicit.transformation(adaptation, which).T @ adaptation.query[which].detach().numpy()
+        wanted = (
+            items
+            @ explicit.transformation(adaptation, which).T
+            @ adaptation.query[which].detach().numpy()
+        )
         given = items @ own
-        np.testing.assert_allclose(given / np.abs(given).max(), wanted / np.abs(wanted).max(), atol=1e-4)
+        np.testing.assert_allclose(
+            given / np.abs(given).max(), wanted / np.abs(wanted).max(), atol=1e-4
+        )
 
 
 def test_vectors_of_another_dimension_are_refused(disturbed):
@@ -73,9 +81,14 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     reranker = QuariReranker(network, candidates=candidates, correction=correction)
     labelled = Labelled(queries, gallery, answers, biases=bias)
     raw, plain, reranked = (ranks.best for ranks in labelled.rankings(reranker)[0].values())
-    cosine = (queries @ gallery.T) / np.outer(np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1))
+    cosine = (queries @ gallery.T) / np.outer(
+        np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1)
+    )
     corrected = cosine - bias
-    adapted = explicit.cosines(network(torch.from_numpy(queries)), gallery.astype(float)) - correction * bias
+    adapted = (
+        explicit.cosines(network(torch.from_numpy(queries)), gallery.astype(float))
+        - correction * bias
+    )
     order = np.argsort(-corrected, axis=1)
     chosen = np.argsort(order, axis=1) < candidates
     np.testing.assert_array_equal(raw, places(cosine, answers))
@@ -94,7 +107,9 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
 
 def test_untrained_maps_change_nothing():
     queries, gallery = normal(40, DIM), normal(40, DIM, seed=1)
-    rankings, _ = Labelled(queries, gallery, np.arange(40)).rankings(QuariReranker(Quari(small(form="linear"))))
+    rankings, _ = Labelled(queries, gallery, np.arange(40)).rankings(
+        QuariReranker(Quari(small(form="linear")))
+    )
     assert list(rankings) == ["raw", "reranked"]
     np.testing.assert_array_equal(rankings["reranked"].best, rankings["raw"].best)
     with pytest.raises(InvalidInput, match="two pairs"):

@@ -21,7 +21,9 @@ def brute(gallery, neighbors, keep, temperature):
 @pytest.mark.parametrize(("neighbors", "keep"), [(10, 2), (3, 3), (500, 1)])
 def test_they_are_those_of_a_brute_force_search(neighbors, keep):
     gallery = unit(np.random.default_rng(0).normal(size=(80, 6)).astype(np.float32))
-    found = mine(gallery, TrainingSettings(neighbors=neighbors, semi_positives=keep, temperature=0.1))
+    found = mine(
+        gallery, TrainingSettings(neighbors=neighbors, semi_positives=keep, temperature=0.1)
+    )
     items, weights = brute(gallery, min(neighbors, 79), keep, 0.1)
     np.testing.assert_array_equal(found[0], items)
     np.testing.assert_allclose(found[1], weights, rtol=1e-4)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
 from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.curves import learning_curves
 from milvus_hubness.extras.quari.pairs import Pairs, unit
@@ -15,7 +20,13 @@ from milvus_hubness.extras.quari.train import train, validate
 from tests.quari.conftest import DIM, small
 
 QUICK = TrainingSettings(
-    epochs=4, batch=24, learning_rate=1e-3, least_rate=1e-5, neighbors=10, temperature=0.1, noise=0.3
+    epochs=4,
+    batch=24,
+    learning_rate=1e-3,
+    least_rate=1e-5,
+    neighbors=10,
+    temperature=0.1,
+    noise=0.3,
 )
 
 
@@ -39,7 +50,10 @@ def by_one_map(learned, held):
         np.linalg.solve(one.T @ one + 0.01 * np.eye(DIM), one.T @ other)
         for one, other in ((asked, answers), (answers, asked))
     )
-    for queries, items in ((held.queries @ to_items, held.gallery), (held.queries, unit(held.gallery @ to_queries))):
+    for queries, items in (
+        (held.queries @ to_items, held.gallery),
+        (held.queries, unit(held.gallery @ to_queries)),
+    ):
         scores = queries @ items.T
         own = scores[np.arange(len(held)), held.answers]
         yield (1 / (scores >= own[:, None]).sum(1)).mean()
@@ -65,10 +79,16 @@ def same(one, other):
 
 def part_of(trained, prefix):
     """The tensors of a resumption whose names begin so."""
-    return {name.removeprefix(prefix): each for name, each in trained.resumption.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): each
+        for name, each in trained.resumption.items()
+        if name.startswith(prefix)
+    }
 
 
-@pytest.mark.parametrize(("form", "memory", "epoch"), [("published", 0, 2), ("linear", 9, 2), ("linear", 9, 4)])
+@pytest.mark.parametrize(
+    ("form", "memory", "epoch"), [("published", 0, 2), ("linear", 9, 2), ("linear", 9, 4)]
+)
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, form, memory, epoch):
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0)
     config = small(form=form, memory=memory)
@@ -95,18 +115,35 @@ def test_the_seed_decides_and_nothing_outside_is_drawn():
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
     same(part_of(train(pairs, small(), short, device="cpu"), "last."), first)
-    other = part_of(train(pairs, small(), dataclasses.replace(short, seed=1), device="cpu"), "last.")
-    assert not torch.equal(other["hypernetwork.query_encoder.0.weight"], first["hypernetwork.query_encoder.0.weight"])
+    other = part_of(
+        train(pairs, small(), dataclasses.replace(short, seed=1), device="cpu"), "last."
+    )
+    assert not torch.equal(
+        other["hypernetwork.query_encoder.0.weight"], first["hypernetwork.query_encoder.0.weight"]
+    )
 
 
 def test_it_learns_what_no_one_map_of_the_gallery_does():
     learned, held = (gallery_seen_otherwise_by_half_of_the_queries(seed, 600) for seed in (1, 2))
     settings = TrainingSettings(
-        epochs=20, batch=100, learning_rate=1e-2, least_rate=1e-4, temperature=0.1, noise=0, semi_positives=0
+        epochs=20,
+        batch=100,
+        learning_rate=1e-2,
+        least_rate=1e-4,
+        temperature=0.1,
+        noise=0,
+        semi_positives=0,
     )
     config = small(width=16, rank=8, layers=1, steps=1, dropout=0.0)
     told = []
-    trained = train(learned, config, settings, validation=held, device="cpu", progress=lambda *each: told.append(each))
+    trained = train(
+        learned,
+        config,
+        settings,
+        validation=held,
+        device="cpu",
+        progress=lambda *each: told.append(each),
+    )
     first, best = trained.history[0], trained.history[trained.best_epoch]
     assert best.mrr > 3 * first.mrr
     assert best.mrr > 1.3 * max(by_one_map(learned, held))
@@ -161,7 +198,9 @@ def test_a_training_is_taken_up_only_as_it_was_begun(tmp_path):
 
 def test_a_network_of_another_dimension_is_refused():
     with pytest.raises(DimensionMismatch, match="the network is for 16"):
-        train(gallery_seen_otherwise_by_half_of_the_queries(0, 60), small(dim=16), QUICK, device="cpu")
+        train(
+            gallery_seen_otherwise_by_half_of_the_queries(0, 60), small(dim=16), QUICK, device="cpu"
+        )
 
 
 def test_a_training_that_runs_away_says_so():
@@ -192,6 +231,8 @@ def test_settings_that_make_no_sense_are_refused(wrong):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_it_trains_on_cuda_in_mixed_precision():
     learned, held = (gallery_seen_otherwise_by_half_of_the_queries(seed, 600) for seed in (1, 2))
-    settings = TrainingSettings(epochs=20, batch=100, learning_rate=1e-2, least_rate=1e-4, semi_positives=0)
+    settings = TrainingSettings(
+        epochs=20, batch=100, learning_rate=1e-2, least_rate=1e-4, semi_positives=0
+    )
     trained = train(learned, small(width=16, rank=8), settings, validation=held, device="cuda")
     assert trained.history[trained.best_epoch].mrr > trained.history[0].mrr + 0.1

@@ -62,7 +62,13 @@ def test_biases_that_are_a_little_worse_are_objected_to(hubs):
 def test_labels_that_are_a_little_worse_are_objected_to(hubs):
     items, queries, _ = hubs
     labelled = Labelled(items + 0.05, [np.array([i]) for i in range(len(items))])
-    told = judge(Layout(DIM, "IP"), items, standing(queries, NNN(8, 0.0)), standing(queries, NNN(8, 1.2)), labelled)
+    told = judge(
+        Layout(DIM, "IP"),
+        items,
+        standing(queries, NNN(8, 0.0)),
+        standing(queries, NNN(8, 1.2)),
+        labelled,
+    )
     lost = told.r1["old"] - told.r1["new"]
     assert 0 < lost < 0.05
     assert told.objection.startswith("R@1 falls from")
@@ -71,7 +77,9 @@ def test_labels_that_are_a_little_worse_are_objected_to(hubs):
 def test_nothing_is_objected_to_what_stays_the_same(hubs):
     items, queries, _ = hubs
     for estimator in (NNN(8), Blend()):
-        told = judge(Layout(DIM, "IP"), items, standing(queries, estimator), standing(queries, estimator))
+        told = judge(
+            Layout(DIM, "IP"), items, standing(queries, estimator), standing(queries, estimator)
+        )
         assert (told.objection, told.overlap) == ("", 1.0)
         assert told.skewness["old"] == told.skewness["new"] < told.skewness["raw"]
 
@@ -103,15 +111,22 @@ def test_labels_decide_where_there_are_some(hubs):
 
 def test_a_gate_counts_as_searches_use_it():
     bank, items, queries = half_known()
-    labelled, layout = Labelled(queries, [np.array([i]) for i in range(len(items))]), Layout(16, "IP")
+    labelled, layout = (
+        Labelled(queries, [np.array([i]) for i in range(len(items))]),
+        Layout(16, "IP"),
+    )
     corrected = standing(bank, NNN(8, 0.625))
     gated = replace(corrected, gates=(1, None))
     told = judge(layout, items, corrected, gated, labelled)
     assert told.r1["new"] > told.r1["old"] + 0.02
     assert told.r1["old"] > told.r1["raw"]
-    with_targets = replace(gated, gates=(1, 1), bank=replace(corrected.bank, targets=QueryBank(items)))
+    with_targets = replace(
+        gated, gates=(1, 1), bank=replace(corrected.bank, targets=QueryBank(items))
+    )
     opened = judge(layout, items, corrected, with_targets, labelled)
-    assert opened.r1["new"] == pytest.approx(told.r1["old"], abs=0.01)  # Most items are their own nearest.
+    assert opened.r1["new"] == pytest.approx(
+        told.r1["old"], abs=0.01
+    )  # Most items are their own nearest.
 
 
 def test_too_little_is_not_judged_by(hubs):

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import DimensionMismatch, DualInvertedSoftmax, InvalidParameter, InvertedSoftmax, QueryBank
+from milvus_hubness import (
+    DimensionMismatch,
+    DualInvertedSoftmax,
+    InvalidParameter,
+    InvertedSoftmax,
+    QueryBank,
+)
 from milvus_hubness.correction.rerank import DynamicGate, GloballyCorrected
 from milvus_hubness.correction.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
@@ -49,12 +55,18 @@ def db_norm(scores, from_bank, from_targets, tau_query, tau_target, k_query, k_t
 
 
 @pytest.mark.parametrize(("k_query", "k_target"), [(1, 1), (1, 3), (2, 1)])
-def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agree(k_query, k_target):
+def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agree(
+    k_query, k_target
+):
     rng = np.random.default_rng(2)
     rows = [np.abs(rng.normal(size=(n, 8))) for n in (600, 60, 16, 12)]
-    query, gallery, bank, targets = [row / np.linalg.norm(row, axis=1, keepdims=True) for row in rows]
+    query, gallery, bank, targets = [
+        row / np.linalg.norm(row, axis=1, keepdims=True) for row in rows
+    ]
     scores = query @ gallery.T
-    product, by_bank, by_targets = db_norm(scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target)
+    product, by_bank, by_targets = db_norm(
+        scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target
+    )
     bias = DualInvertedSoftmax(0.05, 0.1).fit(QueryBank(bank), target_bank=targets).bias(gallery)
     activated = DynamicGate(k_query, k_target).activated(bank, gallery, targets)
     opens = activated[scores.argmax(1)]
@@ -88,12 +100,17 @@ def test_globally_corrected_breaks_ties_by_the_score_whatever_its_range(scale):
     places = (items @ bank.T > cosines[:, None]).sum(1)
     wanted = np.argsort(places - cosines)
     assert len(np.unique(places)) > 3
-    np.testing.assert_array_equal(GloballyCorrected().order(scale * cosines, scale * items, bank), wanted)
+    np.testing.assert_array_equal(
+        GloballyCorrected().order(scale * cosines, scale * items, bank), wanted
+    )
 
 
 def test_globally_corrected_counts_no_query_of_the_bank_as_nearer_than_itself():
     rng = np.random.default_rng(1)
-    bank, items = rng.normal(size=(8, 384)).astype(np.float32), rng.normal(size=(100, 384)).astype(np.float32)
+    bank, items = (
+        rng.normal(size=(8, 384)).astype(np.float32),
+        rng.normal(size=(100, 384)).astype(np.float32),
+    )
     for query in bank:
         exact = items.astype(float) @ bank.T.astype(float)
         own = items.astype(float) @ query.astype(float)

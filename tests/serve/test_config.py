@@ -56,7 +56,11 @@ def test_a_right_one(tmp_path):
     products, videos = config.collection
     assert products.estimator() == NNN(16)
     assert (products.label, products.schedule.text) == ("products/vector", "5m")
-    assert (videos.estimator(), videos.schedule.text, videos.full_schedule.text) == (None, "60s", "0 3 * * *")
+    assert (videos.estimator(), videos.schedule.text, videos.full_schedule.text) == (
+        None,
+        "60s",
+        "0 3 * * *",
+    )
 
 
 def test_it_listens_on_loopback_unless_told_otherwise(tmp_path):
@@ -128,7 +132,11 @@ params = { kk = 3 }
         ("", 1, "add a [[collection]]"),
         ('\n[collection]\nname = "products"\n', 2, "double brackets"),
         (RIGHT + '[[collection]]\nname = "videos"\n', 20, "is the same as collection 2"),
-        ('[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n', 3, "needs a method"),
+        (
+            '[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n',
+            3,
+            "needs a method",
+        ),
     ],
 )
 def test_the_line_is_right(tmp_path, text, line, said):
@@ -141,7 +149,8 @@ def test_what_tune_chooses_is_no_key(tmp_path):
     text = '[[collection]]\nname = "live"\nstrength = 0.5\ngate = 1\ngate_targets = 1\n'
     said = "is chosen by tune, and refreshes keep it: remove this key"
     assert faults(tmp_path, text) == [
-        (line, f"collection 1, {key}: {said}") for line, key in ((3, "strength"), (4, "gate"), (5, "gate_targets"))
+        (line, f"collection 1, {key}: {said}")
+        for line, key in ((3, "strength"), (4, "gate"), (5, "gate_targets"))
     ]
     text = '[[collection]]\nname = "live"\noverride = true\n'
     assert faults(tmp_path, text) == [
@@ -207,7 +216,13 @@ x = -inf'''
 def paths_in(value, path=()):
     if path:
         yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from paths_in(inner, (*path, key))
 
 
@@ -228,10 +243,16 @@ def test_each_part_is_at_the_line_from_which_on_the_file_has_it(text):
 
 def test_the_time_for_faults_grows_with_their_number_and_not_with_its_square(tmp_path, monkeypatch):
     loads, parsed = config_file_module.tomllib.loads, []
-    monkeypatch.setattr(config_file_module.tomllib, "loads", lambda text: parsed.append(len(text)) or loads(text))
-    text = "".join(f'[[collection]]\nname = "c{n}"\nshedule = "60s"\npending_share = 2\n' for n in range(1_200))
+    monkeypatch.setattr(
+        config_file_module.tomllib, "loads", lambda text: parsed.append(len(text)) or loads(text)
+    )
+    text = "".join(
+        f'[[collection]]\nname = "c{n}"\nshedule = "60s"\npending_share = 2\n' for n in range(1_200)
+    )
     found = faults(tmp_path, text)
-    assert [line for line, _ in found] == [line for n in range(1_200) for line in (4 * n + 3, 4 * n + 4)]
+    assert [line for line, _ in found] == [
+        line for n in range(1_200) for line in (4 * n + 3, 4 * n + 4)
+    ]
     assert sum(parsed) <= 3 * len(text)
 
 
@@ -239,13 +260,19 @@ def test_many_collections_read_a_shared_file_once(tmp_path, monkeypatch):
     np.save(tmp_path / "past.npy", np.ones((3, 4)))
     reads = []
     load = config_file_module.QueryBank.load
-    monkeypatch.setattr(config_file_module.QueryBank, "load", lambda *args: reads.append(args) or load(*args))
-    text = "".join(f'[[collection]]\nname = "c{n}"\nbank = "{("past", "none")[n % 2]}.npy"\n' for n in range(8))
+    monkeypatch.setattr(
+        config_file_module.QueryBank, "load", lambda *args: reads.append(args) or load(*args)
+    )
+    text = "".join(
+        f'[[collection]]\nname = "c{n}"\nbank = "{("past", "none")[n % 2]}.npy"\n' for n in range(8)
+    )
     assert [fault.path[1] for fault in file_faults(config_file(tmp_path, text))] == [1, 3, 5, 7]
     assert len(reads) == 2
 
 
-@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, "a = " + "{a=" * 20_000, "a" + ".a" * 20_000 + " = 1"])
+@pytest.mark.parametrize(
+    "text", ["a = " + "[" * 20_000, "a = " + "{a=" * 20_000, "a" + ".a" * 20_000 + " = 1"]
+)
 def test_a_deep_file_is_one_line(tmp_path, text):
     with pytest.raises(InvalidConfig) as refused:
         config_file(tmp_path, text)

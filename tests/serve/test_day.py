@@ -59,7 +59,9 @@ class Galleries:
             self.slow.wait(10)
         self.waits[collection] += [(now() - moment).total_seconds() for moment in found]
         count = len(found)
-        return kept(collection, "pending" if found else "none", written=count, scanned=count, pending=count)
+        return kept(
+            collection, "pending" if found else "none", written=count, scanned=count, pending=count
+        )
 
 
 @pytest.fixture
@@ -115,13 +117,18 @@ def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
         if hour in (12, 16, 23):
             sizes[hour] = sizes.get(hour) or ours()
     tracemalloc.stop()
-    every = {"products": timedelta(minutes=1), "videos": timedelta(minutes=5), "songs": timedelta(minutes=7)}
+    every = {
+        "products": timedelta(minutes=1),
+        "videos": timedelta(minutes=5),
+        "songs": timedelta(minutes=7),
+    }
     for name, interval in every.items():
         longest = max(interval + slept, 2 * took)
         assert max(galleries.waits[name]) <= longest.total_seconds()
         for scheduled in due[name]:
             assert any(
-                scheduled <= outcome <= scheduled + slept.total_seconds() for outcome in galleries.outcomes[name]
+                scheduled <= outcome <= scheduled + slept.total_seconds()
+                for outcome in galleries.outcomes[name]
             )
     assert ended in galleries.outcomes["products"]
     found = missed(running)

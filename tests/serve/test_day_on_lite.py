@@ -23,7 +23,9 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path):
     shift = rng.normal(size=DIM) / np.sqrt(DIM)
     gallery = dict(enumerate(vectors(rng, 300, DIM)))
     plain_collection(lite.client(), name, np.array(list(gallery.values())), "IP")
-    banks = [(vectors(rng, 400, DIM) + 0.1 * drift * shift).astype(np.float32) for drift in range(4)]
+    banks = [
+        (vectors(rng, 400, DIM) + 0.1 * drift * shift).astype(np.float32) for drift in range(4)
+    ]
     np.save(tmp_path / "bank.npy", banks[0])
     migrate(lite.store(), plan_migration(lite.store(), name, QueryBank(banks[0]), estimator=NNN(5)))
     text = (
@@ -60,8 +62,13 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path):
     assert (found.rows, found.pending, found.epoch) == (300, 0, 1 + judged.count("full"))
     in_use = lite.store().info(corrected).state
     bank = lite.store().load_bank(in_use.profile.bank).queries.vectors
-    rows = client.query(corrected, filter="id >= 0", output_fields=["id", "hubness_bias"], limit=1_000)
+    rows = client.query(
+        corrected, filter="id >= 0", output_fields=["id", "hubness_bias"], limit=1_000
+    )
     biases = {row["id"]: row["hubness_bias"] for row in rows}
     assert biases.keys() == gallery.keys()
-    wanted = nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75) - in_use.profile.mean_bias
+    wanted = (
+        nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75)
+        - in_use.profile.mean_bias
+    )
     np.testing.assert_allclose(list(biases.values()), wanted, atol=1e-4)

@@ -13,7 +13,13 @@ START = datetime(2026, 3, 29, tzinfo=timezone.utc)
 
 
 def outcome(minutes, action="none", result="ok", message="", **facts):
-    return Reconciliation(at=START + timedelta(minutes=minutes), action=action, result=result, message=message, **facts)
+    return Reconciliation(
+        at=START + timedelta(minutes=minutes),
+        action=action,
+        result=result,
+        message=message,
+        **facts,
+    )
 
 
 def kept(*outcomes):
@@ -25,7 +31,11 @@ def kept(*outcomes):
 
 
 def test_of_looks_without_events_one_in_ten_minutes_is_kept():
-    assert kept(*(outcome(minute) for minute in range(25))) == [outcome(0), outcome(10), outcome(20)]
+    assert kept(*(outcome(minute) for minute in range(25))) == [
+        outcome(0),
+        outcome(10),
+        outcome(20),
+    ]
 
 
 def test_events_are_all_kept_and_the_first_quiet_look_after_them():
@@ -42,7 +52,9 @@ def test_events_are_all_kept_and_the_first_quiet_look_after_them():
 
 
 def test_failures_that_are_alike_are_kept_once_though_other_looks_succeed_meanwhile():
-    down, broken = (outcome(0, result="failed", message=message) for message in ("down", "broken bank"))
+    down, broken = (
+        outcome(0, result="failed", message=message) for message in ("down", "broken bank")
+    )
     given = [
         one.model_copy(update={"at": START + timedelta(minutes=minute)})
         for minute, one in enumerate([down, broken, outcome(0), down, broken, outcome(0), down])
@@ -54,7 +66,11 @@ def test_the_age_that_biases_had_grown_to_is_kept_though_quiet_looks_are_not():
     found = History("products", 500)
     for minute in (0, 1, 2, 5, 6, 11, 12):
         found.add(outcome(minute, bias_age_seconds=2.0))
-    assert [(one.at.minute, one.oldest_seconds) for one in found.outcomes] == [(0, 0), (11, 302), (12, 62)]
+    assert [(one.at.minute, one.oldest_seconds) for one in found.outcomes] == [
+        (0, 0),
+        (11, 302),
+        (12, 62),
+    ]
     assert len(found.stored) == 2
 
 
@@ -89,7 +105,9 @@ def test_what_could_not_be_written_is_with_the_next():
 
 def test_entries_of_another_version_are_left_out():
     ledger = Ledger()
-    ledger.put_records("", [Record("history/products/x", "history/products", '{"at": "yesterday"}')])
+    ledger.put_records(
+        "", [Record("history/products/x", "history/products", '{"at": "yesterday"}')]
+    )
     found = History("products", 500)
     found.read(ledger)
     assert found.stored == ()
@@ -97,7 +115,11 @@ def test_entries_of_another_version_are_left_out():
 
 def test_a_database_keeps_the_last_of_each_collection(lite):
     store = lite.store()
-    facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "online_banks": {"seed": 4}}
+    facts = {
+        "skewness": {"raw": 3.0, "new": 1.0},
+        "bias_age_seconds": 2.5,
+        "online_banks": {"seed": 4},
+    }
     given = [outcome(minute, "full", **facts) for minute in range(25)]
     products, others = History("products", 10), History("products/vector", 10)
     for one in given:

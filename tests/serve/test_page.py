@@ -62,7 +62,9 @@ def test_biases_that_were_refused_are_told_of():
 
 def test_nothing_that_is_shown_can_be_run():
     evil = Reconciliation(at=AT, result="failed", message=EVIL, action=EVIL)
-    page = shown(collection(EVIL, (evil,), last=evil, failing=evil, failures=1, field=EVIL), waiting_for=EVIL)
+    page = shown(
+        collection(EVIL, (evil,), last=evil, failing=evil, failures=1, field=EVIL), waiting_for=EVIL
+    )
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 4
     assert "$at" in page
@@ -94,9 +96,14 @@ def test_it_is_renewed_unless_its_reader_stops_that(full_page):
 
 
 def test_labels_do_not_cover_each_other():
-    alike = tuple(one.model_copy(update={"skewness": {"raw": 1.0, "new": 1.0}}) for one in outcomes(4))
+    alike = tuple(
+        one.model_copy(update={"skewness": {"raw": 1.0, "new": 1.0}}) for one in outcomes(4)
+    )
     page = shown(collection(kept=alike))
-    heights = [float(y) for y in re.findall(r'y="([\d.]+)" text-anchor="start" class="(?:before|after)">', page)]
+    heights = [
+        float(y)
+        for y in re.findall(r'y="([\d.]+)" text-anchor="start" class="(?:before|after)">', page)
+    ]
     assert abs(heights[0] - heights[1]) >= 15
     assert max(heights) <= 174
 

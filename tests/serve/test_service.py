@@ -12,7 +12,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from milvus_hubness.correction.estimators import NNN
-from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
+from milvus_hubness.errors import (
+    Cancelled,
+    InvalidConfig,
+    InvalidParameter,
+    LeaseHeld,
+    ServerUnavailable,
+)
 from milvus_hubness.jobs.common.http_limits import HttpLimits
 from milvus_hubness.serve import ServicePolicy
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
@@ -70,7 +76,11 @@ def test_what_looks_come_to_is_measured(file):
         running.wait_for("ready")
         read = samples(running.url)
     assert (read[("rows",)], read[("pending_rows",)]) == (1_000, 7)
-    assert [read[(f"rows_{what}_total",)] for what in ("scanned", "changed", "skipped")] == [900, 20, 880]
+    assert [read[(f"rows_{what}_total",)] for what in ("scanned", "changed", "skipped")] == [
+        900,
+        20,
+        880,
+    ]
     assert [read[("skewness", which)] for which in ("raw", "old", "new")] == [3.1, 1.4, 0.9]
     assert read[("refreshes_total", "full", "ok")] == 1
     assert read[("refreshes_total", "pending", "ok")] == 0
@@ -80,7 +90,9 @@ def test_what_looks_come_to_is_measured(file):
 
 
 def test_the_status_and_the_page_tell_the_same(file):
-    with Running(file, Job({"products": kept(action="full", written=20, skewness=SKEWNESS)})) as running:
+    with Running(
+        file, Job({"products": kept(action="full", written=20, skewness=SKEWNESS)})
+    ) as running:
         running.wait_for("ready")
         status = json.loads(ask(f"{running.url}/status.json")[1])
         _, page, headers = ask(f"{running.url}/")
@@ -124,7 +136,9 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         opened.append(Ledger())
         return opened[-1]
 
-    with Running(file, Job({"products": lambda _: next(answers)}), open_store=open_store) as running:
+    with Running(
+        file, Job({"products": lambda _: next(answers)}), open_store=open_store
+    ) as running:
         assert running.wait_for("reconciled")["message"] == "no answer"
         assert samples(running.url)[("failures_in_a_row",)] == 1
         assert "no answer" in ask(f"{running.url}/")[1]
@@ -136,7 +150,10 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         assert len(opened) == before + 1
         read = samples(running.url)
     assert read[("failures_in_a_row",)] == 0
-    assert (read[("refreshes_total", "unfinished", "failed")], read[("refreshes_total", "none", "ok")]) == (1, 1)
+    assert (
+        read[("refreshes_total", "unfinished", "failed")],
+        read[("refreshes_total", "none", "ok")],
+    ) == (1, 1)
 
 
 def test_an_error_nobody_foresaw_does_not_end_the_service(file):
@@ -197,7 +214,9 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
 
 def test_a_restart_shows_what_was_seen_before(file):
     ledger = Ledger()
-    with Running(file, Job({"products": kept(action="full", skewness=SKEWNESS)}), ledger) as running:
+    with Running(
+        file, Job({"products": kept(action="full", skewness=SKEWNESS)}), ledger
+    ) as running:
         running.wait_for("ready")
         running.service._workers[0].request("pending")
         running.wait_for("reconciled", 2)
@@ -228,7 +247,9 @@ def test_stopping_ends_a_look_between_two_batches(file):
         running.wait_for("stopped")
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(running.url, timeout=1)
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("milvus-hubness")]
+    left = [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("milvus-hubness")
+    ]
     assert left == []
 
 
@@ -240,7 +261,9 @@ def test_a_database_that_does_not_answer_yet_is_waited_for(file):
             raise ServerUnavailable("no Milvus answers")
         return Ledger()
 
-    with Running(file, Job(), open_store=open_store, policy=ServicePolicy(connect_seconds=0.02)) as running:
+    with Running(
+        file, Job(), open_store=open_store, policy=ServicePolicy(connect_seconds=0.02)
+    ) as running:
         assert running.wait_for("waiting")["message"] == "no Milvus answers"
         assert json.loads(ask(f"{running.url}/readyz")[1])["for"] == "no Milvus answers"
         assert ask(f"{running.url}/healthz")[0] == 200
@@ -253,7 +276,9 @@ def test_what_the_database_has_not_ends_it_with_the_line(tmp_path):
     with running:
         running._thread.join(10)
     assert isinstance(running.error, InvalidConfig)
-    assert str(running.error).startswith(f"{tmp_path / 'hubness.toml'}:4: collection 1, name: no collection")
+    assert str(running.error).startswith(
+        f"{tmp_path / 'hubness.toml'}:4: collection 1, name: no collection"
+    )
 
 
 def test_a_port_that_is_taken_is_told(tmp_path, any_collection):
@@ -281,8 +306,17 @@ def test_probes_are_answered_when_all_other_requests_are_refused(file):
     policy = ServicePolicy(http=HttpLimits(requests=0))
     with Running(file, Job(), policy=policy) as running:
         running.wait_for("ready")
-        codes = {path: ask(running.url + path)[0] for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz")}
-    assert codes == {"/": 503, "/status.json": 503, "/metrics": 503, "/healthz": 200, "/readyz": 200}
+        codes = {
+            path: ask(running.url + path)[0]
+            for path in ("/", "/status.json", "/metrics", "/healthz", "/readyz")
+        }
+    assert codes == {
+        "/": 503,
+        "/status.json": 503,
+        "/metrics": 503,
+        "/healthz": 200,
+        "/readyz": 200,
+    }
 
 
 def test_secrets_are_shown_nowhere(file, monkeypatch):
@@ -294,7 +328,9 @@ def test_secrets_are_shown_nowhere(file, monkeypatch):
         assert "token ***" in ask(f"{running.url}/")[1]
 
 
-def test_collections_in_one_file_are_looked_at_side_by_side_but_profiles_of_one_in_turn(tmp_path, any_collection):
+def test_collections_in_one_file_are_looked_at_side_by_side_but_profiles_of_one_in_turn(
+    tmp_path, any_collection
+):
     text = HTTP + "".join(
         f'[[collection]]\nname = "{name}"\nprofile = "{profile}"\n{NEVER}'
         for name, profile in (("products", "text"), ("products", "image"), ("videos", "text"))
@@ -319,9 +355,13 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
     assert [collection for collection, _ in job.calls] == ["products", "videos"]
 
 
-def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(tmp_path, any_collection, monkeypatch):
+def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(
+    tmp_path, any_collection, monkeypatch
+):
     waiting = SimpleNamespace(rows=1_000, pending=49)
-    monkeypatch.setattr("milvus_hubness.serve.reconcile.status", lambda store, name, *, field: waiting)
+    monkeypatch.setattr(
+        "milvus_hubness.serve.reconcile.status", lambda store, name, *, field: waiting
+    )
     file, job = config_file(tmp_path, PRODUCTS + "pending_share = 0.05\n"), Job()
     with Running(file, job, policy=ServicePolicy(share_seconds=1)) as running:
         running.wait_for("ready")

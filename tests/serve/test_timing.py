@@ -19,7 +19,9 @@ def times(text, after, count, zone=UTC):
     return found[1:]
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("60s", 60), ("5m", 300), ("2h", 7_200), ("1d", 86_400)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("60s", 60), ("5m", 300), ("2h", 7_200), ("1d", 86_400)]
+)
 def test_intervals(text, seconds):
     found = times(text, datetime(2026, 1, 1, tzinfo=UTC), 4)
     assert {(later - former).total_seconds() for former, later in pairwise(found)} == {seconds}
@@ -46,7 +48,9 @@ def test_cron_is_meant_in_the_time_zone():
 def test_cron_comes_once_on_days_on_which_the_clock_is_set():
     """At 02:30 there is no such time on 29 March 2026, and there are two on 25 October."""
     for month, day in ((3, 28), (10, 24)):
-        found = times("30 2 * * *", datetime(2026, month, day, 12, tzinfo=UTC), 3, ZoneInfo("Europe/Berlin"))
+        found = times(
+            "30 2 * * *", datetime(2026, month, day, 12, tzinfo=UTC), 3, ZoneInfo("Europe/Berlin")
+        )
         assert [moment.day for moment in found] == [day + 1, day + 2, day + 3]
 
 

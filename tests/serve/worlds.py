@@ -100,7 +100,9 @@ class Running:
         self.store = store or Ledger()
         self._told = threading.Condition()
         open_store = options.pop("open_store", lambda: self.store)
-        self.service = Service(file, "http://milvus:19530", open_store, [self._hear], refresh=job, **options)
+        self.service = Service(
+            file, "http://milvus:19530", open_store, [self._hear], refresh=job, **options
+        )
         self.error = None
         self._thread = threading.Thread(target=self._run)
 

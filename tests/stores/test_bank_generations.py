@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from milvus_hubness import NNN, EmptyBank, MilvusStore, QueryBank, StateError, StoreError, enable, plan_enable, refresh
+from milvus_hubness import (
+    NNN,
+    EmptyBank,
+    MilvusStore,
+    QueryBank,
+    StateError,
+    StoreError,
+    enable,
+    plan_enable,
+    refresh,
+)
 from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.jobs.store.generations import generation_of, reference_to
@@ -142,7 +152,9 @@ def test_the_origins_of_sampled_queries_are_part_of_a_generation():
     count = len(bank.queries)
 
     def born(origins):
-        return generation_of(StoredBank(QueryBank(bank.queries.vectors, origins=origins), bank.potentials))
+        return generation_of(
+            StoredBank(QueryBank(bank.queries.vectors, origins=origins), bank.potentials)
+        )
 
     seeds, sampled = Origins.seeds(count, 7), Origins(np.arange(count), np.full(count, 7))
     assert born(None) == born(seeds) != born(sampled)
@@ -172,7 +184,9 @@ def test_rows_that_were_tampered_with_are_refused_and_written_again(database, ch
         store.delete(name, rows.keys[2:3])
     else:
         store.upsert(name, rows, store.bank_field)
-    with pytest.raises(StateError, match=rf"bank '{name}' holds other rows than .* run refresh with --bank"):
+    with pytest.raises(
+        StateError, match=rf"bank '{name}' holds other rows than .* run refresh with --bank"
+    ):
         database.store().load_bank(reference)
     found = database.store().load_bank(reference, checked=False)
     assert len(found.queries) == {"more": 7, "fewer": 5}.get(change, 6)
@@ -186,7 +200,9 @@ def corrected(database, name, **options):
     where = "side" if isinstance(database, OnMilvus) else "fields"
     bank = QueryBank(bank_of(9).queries.vectors)
     store = database.store()
-    enable(store, plan_enable(store, name, bank, estimator=NNN(2), where=where, force=True, **options))
+    enable(
+        store, plan_enable(store, name, bank, estimator=NNN(2), where=where, force=True, **options)
+    )
 
 
 class Shared:
@@ -302,7 +318,12 @@ def test_a_refresh_looks_for_uses_of_a_bank_twice_if_one_is_spare_and_else_not_a
             return super()._all_properties()
 
     for seed, expected in ((7, 0), (8, 2), (9, 4)):
-        assert refresh(database.store(Watched), shared.name, bank=bank_of(seed).queries, force=True).action == "full"
+        assert (
+            refresh(
+                database.store(Watched), shared.name, bank=bank_of(seed).queries, force=True
+            ).action
+            == "full"
+        )
         assert len(scans) == expected
 
 

@@ -38,7 +38,8 @@ def written(folder, fields, vectors, rows, field="vec"):
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), [(DataType.FLOAT16_VECTOR, "float16"), (DataType.BFLOAT16_VECTOR, "bfloat16")]
+    ("kind", "dtype"),
+    [(DataType.FLOAT16_VECTOR, "float16"), (DataType.BFLOAT16_VECTOR, "bfloat16")],
 )
 def test_halves_are_written_as_their_bytes(tmp_path, kind, dtype):
     vectors = encode(np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32), dtype)
@@ -54,7 +55,12 @@ def test_other_vectors_come_along(tmp_path):
         FieldSchema("bits", DataType.BINARY_VECTOR, dim=16),
         FieldSchema("words", DataType.SPARSE_FLOAT_VECTOR),
     ]
-    row = {"id": 1, "small": bytes([255, 0, 1, 128]), "bits": b"\x05\xff", "words": {3: 0.5, 70_000: 0.25}}
+    row = {
+        "id": 1,
+        "small": bytes([255, 0, 1, 128]),
+        "bits": b"\x05\xff",
+        "words": {3: 0.5, 70_000: 0.25},
+    }
     [found] = written(tmp_path, fields, np.ones((1, 4), np.float32), [row])
     assert found["small"] == [-1, 0, 1, -128]
     assert bytes(found["bits"]) == b"\x05\xff"
@@ -62,10 +68,17 @@ def test_other_vectors_come_along(tmp_path):
     assert found["vec"] == [1.0] * 4
 
 
-@pytest.mark.parametrize("value", ["12", "plain", 12, 1.5, True, None, [1, None], {"a": {"b": "é"}}, ""])
+@pytest.mark.parametrize(
+    "value", ["12", "plain", 12, 1.5, True, None, [1, None], {"a": {"b": "é"}}, ""]
+)
 def test_json_keeps_its_type(tmp_path, value):
-    fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("doc", DataType.JSON, nullable=True)]
-    [found] = written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 1, "doc": value, "free": value}])
+    fields = [
+        FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2),
+        FieldSchema("doc", DataType.JSON, nullable=True),
+    ]
+    [found] = written(
+        tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 1, "doc": value, "free": value}]
+    )
     assert json.loads(found["doc"]) == value
     assert json.loads(found["$meta"]) == {"free": value}
 

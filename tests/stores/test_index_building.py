@@ -35,7 +35,12 @@ class Server:
     def describe_index(self, collection, index):
         assert self.states, "it asks for more than the server has to say"
         state, pending = self.states.pop(0)
-        return {"index_name": index, "index_type": self.index_type, "state": state, "pending_index_rows": pending}
+        return {
+            "index_name": index,
+            "index_type": self.index_type,
+            "state": state,
+            "pending_index_rows": pending,
+        }
 
     def load_collection(self, collection, **options):
         self.loaded.append(collection)
@@ -59,7 +64,9 @@ class Server:
 
 
 def test_it_waits_until_the_index_is_built_and_loaded():
-    server = Server(("InProgress", 5), ("Finished", 5), ("Finished", 0), loads=("Loading", "Loading", "Loaded"))
+    server = Server(
+        ("InProgress", 5), ("Finished", 5), ("Finished", 0), loads=("Loading", "Loading", "Loaded")
+    )
     MilvusStore(server).load("products")
     assert (server.states, server.loaded, server.loads) == ([], ["products"], ["Loaded"])
 
@@ -77,7 +84,13 @@ def test_an_index_that_cannot_be_built_is_an_error_with_the_reason(states):
     with pytest.raises(StoreError) as raised:
         MilvusStore(server).load("products")
     said = str(raised.value)
-    for words in ("'products'", "'vector_index'", "M must be at most 2048", "create it again", "run the command again"):
+    for words in (
+        "'products'",
+        "'vector_index'",
+        "M must be at most 2048",
+        "create it again",
+        "run the command again",
+    ):
         assert words in said
     assert "\n" not in said
     assert not server.loaded
@@ -103,23 +116,35 @@ def test_a_job_that_waits_says_for_what_and_how_far_it_is_and_ends(caplog, monke
         MilvusStore(server).load("products")
     told = caplog.messages[0]
     assert re.fullmatch(
-        r"waiting for index 'vector_index' of 'products' since \d s: 3,000 rows are left to index", told
+        r"waiting for index 'vector_index' of 'products' since \d s: 3,000 rows are left to index",
+        told,
     )
-    for words in ("index 'vector_index' of 'products'", "3,000 rows", "run the command again", "WAIT_SECONDS"):
+    for words in (
+        "index 'vector_index' of 'products'",
+        "3,000 rows",
+        "run the command again",
+        "WAIT_SECONDS",
+    ):
         assert words in str(raised.value)
 
 
 def short_policy(policy):
-    return lambda: WaitPolicy(first_report=0.05, next_reports=0.2, limit=policy.limit, longest_pause=0.1)
+    return lambda: WaitPolicy(
+        first_report=0.05, next_reports=0.2, limit=policy.limit, longest_pause=0.1
+    )
 
 
 def test_the_limit_counts_from_the_last_progress(caplog):
     """A build that moves may take longer than the limit; the words come after 5 s, and then every 30 s."""
-    left = iter([Standing(f"{rows} rows", rows) for rows in range(10, 0, -1) for _ in range(10)] + [None])
+    left = iter(
+        [Standing(f"{rows} rows", rows) for rows in range(10, 0, -1) for _ in range(10)] + [None]
+    )
     time_of = Time()
     policy = WaitPolicy(limit=60)
     with caplog.at_level(logging.WARNING):
-        wait_until("the index", lambda: next(left), policy, clock=time_of.clock, sleep=time_of.sleep)
+        wait_until(
+            "the index", lambda: next(left), policy, clock=time_of.clock, sleep=time_of.sleep
+        )
     assert time_of.now > 400
     seconds = [float(re.search(r"since (\d+) s", line)[1]) for line in caplog.messages]
     assert 5 <= seconds[0] <= 10
@@ -136,7 +161,9 @@ def test_what_goes_up_and_down_for_ever_is_no_progress():
         return Standing(f"{left} rows", left)
 
     with pytest.raises(WaitedTooLong, match="it got no further"):
-        wait_until("the index", how_far, WaitPolicy(limit=60), clock=time_of.clock, sleep=time_of.sleep)
+        wait_until(
+            "the index", how_far, WaitPolicy(limit=60), clock=time_of.clock, sleep=time_of.sleep
+        )
     assert 60 <= time_of.now <= 80
 
 
@@ -157,7 +184,10 @@ def test_a_call_that_only_blocks_is_reported_and_ends(caplog):
             time.sleep(limit + 0.02)
             raise StoreError("deadline")
 
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitedTooLong, match="the flush of 'products'"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(WaitedTooLong, match="the flush of 'products'"),
+    ):
         flush()
     assert re.fullmatch(r"waiting for the flush of 'products' since 0 s: half", caplog.messages[0])
     with pytest.raises(StoreError, match="refused"), reported("the flush", policy=policy):
@@ -184,9 +214,14 @@ def test_qdrant_is_waited_for_with_a_word_and_an_end(caplog, monkeypatch):
 
     monkeypatch.setenv("MILVUS_HUBNESS_WAIT_SECONDS", "0.3")
     monkeypatch.setattr(WaitPolicy, "default", short_policy(WaitPolicy.default()))
-    described = SimpleNamespace(status=models.CollectionStatus.YELLOW, indexed_vectors_count=2_000, points_count=9_000)
+    described = SimpleNamespace(
+        status=models.CollectionStatus.YELLOW, indexed_vectors_count=2_000, points_count=9_000
+    )
     store = object.__new__(QdrantStore)
     store.ask = lambda *args, **options: described
-    with caplog.at_level(logging.WARNING), pytest.raises(WaitedTooLong, match="run the command again"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(WaitedTooLong, match="run the command again"),
+    ):
         store.load("products")
     assert "2,000 vectors of 9,000 points are indexed" in caplog.messages[0]

@@ -54,7 +54,14 @@ JSON_VALUES = {
     "object": {"a": "5", "b": None, "c": {"d": ["null", True, 1.0]}},
     "empty object": {},
 }
-DYNAMIC = {"free": "5", "text": '{"a": 1}', "nothing": None, "list": ["5", None], "deep": {"x": "null"}, "yes": True}
+DYNAMIC = {
+    "free": "5",
+    "text": '{"a": 1}',
+    "nothing": None,
+    "list": ["5", None],
+    "deep": {"x": "null"},
+    "yes": True,
+}
 
 
 def schema(*, nullable):
@@ -67,7 +74,9 @@ def schema(*, nullable):
 
 def sent(row, described):
     """The columns of an insert, as pymilvus sends them."""
-    return Prepare.row_insert_param("c", [row], "", described["fields"], enable_dynamic=True).fields_data
+    return Prepare.row_insert_param(
+        "c", [row], "", described["fields"], enable_dynamic=True
+    ).fields_data
 
 
 def answered(columns, described):
@@ -87,8 +96,12 @@ def read(columns, *, strict_float32):
     """The row that pymilvus reads from such columns."""
     named = [column.field_name for column in columns if not column.is_dynamic]
     rows = [dict.fromkeys(named)]
-    unread = [each for each in columns if entity_helper.extract_row_data_from_fields_data_v2(each, rows)]
-    found = HybridExtraList(unread, rows, extra={}, dynamic_fields=[], strict_float32=strict_float32)
+    unread = [
+        each for each in columns if entity_helper.extract_row_data_from_fields_data_v2(each, rows)
+    ]
+    found = HybridExtraList(
+        unread, rows, extra={}, dynamic_fields=[], strict_float32=strict_float32
+    )
     return dict(next(iter(found)))
 
 

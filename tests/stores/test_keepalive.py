@@ -145,7 +145,9 @@ def test_users_choose_their_own_pings():
     own = {"grpc_options": {"grpc.keepalive_time_ms": 20_000}}
     assert with_keepalive("shop.db", own) == own
     other = {"grpc_options": {"grpc.enable_retries": 0}}
-    assert with_keepalive("shop.db", other) == {"grpc_options": {**LITE_KEEPALIVE, "grpc.enable_retries": 0}}
+    assert with_keepalive("shop.db", other) == {
+        "grpc_options": {**LITE_KEEPALIVE, "grpc.enable_retries": 0}
+    }
     assert with_keepalive("shop.db", {"grpc_options": None}) == {"grpc_options": LITE_KEEPALIVE}
 
 
@@ -185,7 +187,12 @@ def test_milvus_lite_does_not_hang_up_on_idle_connections(lite_server):
     kinds = ["pymilvus", *CONNECTIONS]
     with ThreadPoolExecutor(len(kinds)) as threads:
         complaints = dict(zip(kinds, threads.map(complains, kinds), strict=True))
-    assert complaints == {"pymilvus": True, "a job": False, "a client": False, "an async client": False}
+    assert complaints == {
+        "pymilvus": True,
+        "a job": False,
+        "a client": False,
+        "an async client": False,
+    }
 
 
 class Hanging(grpc.GenericRpcHandler):
@@ -197,7 +204,9 @@ class Hanging(grpc.GenericRpcHandler):
     def service(self, details):
         if not details.method.endswith("/Flush"):
             return None
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: self.ended.wait(300) and b"")
+        return grpc.unary_unary_rpc_method_handler(
+            lambda request, context: self.ended.wait(300) and b""
+        )
 
 
 @pytest.mark.slow
@@ -207,8 +216,13 @@ def test_workers_of_a_proxy_keep_a_long_call_to_milvus_lite():
     server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    with ProxyProcess(f"127.0.0.1:{port}", "--workers", "2") as proxy, grpc.insecure_channel(proxy.address) as channel:
-        call = channel.unary_unary("/milvus.proto.milvus.MilvusService/Flush").future(b"", timeout=250)
+    with (
+        ProxyProcess(f"127.0.0.1:{port}", "--workers", "2") as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
+        call = channel.unary_unary("/milvus.proto.milvus.MilvusService/Flush").future(
+            b"", timeout=250
+        )
         with pytest.raises(grpc.FutureTimeoutError):
             call.exception(timeout=200)
         handler.ended.set()

@@ -35,7 +35,9 @@ def test_steps_above_a_key_go_up_until_none_is_greater(kind, data):
     assert reached == sorted(reached)
     assert all(type(each) is type(key) for each in reached)
     if isinstance(key, int):
-        assert [above - key for above in reached[:9]] == [2**i - 1 for i in range(9)][: len(reached)]
+        assert [above - key for above in reached[:9]] == [2**i - 1 for i in range(9)][
+            : len(reached)
+        ]
 
 
 class Pages:
@@ -79,7 +81,9 @@ class Still(Pages):
 
     def __init__(self, keys, partitions=(None,)):
         super().__init__(keys, None)
-        self.info = CollectionInfo("c", "id", {}, len(self.keys), partitions, (), {}, None, False, {})
+        self.info = CollectionInfo(
+            "c", "id", {}, len(self.keys), partitions, (), {}, None, False, {}
+        )
 
     def scan_keys(self, collection, *, after=None, limit, partition=None, pending=""):
         self.asked += 1
@@ -95,7 +99,9 @@ SOME = st.sets(st.integers(0, 60), max_size=40)
 
 @given(keys=SOME, others=SOME)
 def test_the_keys_that_another_collection_lacks(keys, others):
-    lacking = [key for page in absent(key_pages(Still(keys), "c"), Still(others), "other") for key in page]
+    lacking = [
+        key for page in absent(key_pages(Still(keys), "c"), Still(others), "other") for key in page
+    ]
     assert lacking == sorted(keys - others)
 
 
@@ -108,8 +114,12 @@ def test_a_reader_goes_on_after_a_key(keys, after):
 
 def test_chunks_are_full_whatever_the_pages_are_and_each_is_reported():
     store, told = Still(range(11), partitions=("a", "b")), []
-    parts = list(key_chunks(store, store.info, "reading", lambda *facts: told.append(facts), total=20))
-    assert parts == [(name, part) for name in "ab" for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])]
+    parts = list(
+        key_chunks(store, store.info, "reading", lambda *facts: told.append(facts), total=20)
+    )
+    assert parts == [
+        (name, part) for name in "ab" for part in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10])
+    ]
     assert told == [("reading", done, max(20, done)) for done in (0, 4, 8, 11, 15, 19, 22)]
 
 
@@ -117,7 +127,10 @@ def test_a_survey_of_any_size_has_about_four_thousand_chunks():
     store = Still([])
     store.info = replace(store.info, rows=40_000)
     store.scan_keys = lambda name, *, limit, after=None, **options: list(
-        range(0 if after is None else after + 1, min(40_000, (0 if after is None else after + 1) + limit))
+        range(
+            0 if after is None else after + 1,
+            min(40_000, (0 if after is None else after + 1) + limit),
+        )
     )
     chunks = survey(store, store.info, 3).chunks
     assert {chunk.rows for chunk in chunks[:-1]} == {12}
@@ -129,7 +142,9 @@ def test_a_survey_of_any_size_has_about_four_thousand_chunks():
 def test_a_sample_is_spread_evenly_whatever_the_pages_are(total, sampled, size):
     starts = range(0, total, size)
     places = [
-        start + place for start in starts for place in evenly_spread(start, min(size, total - start), total, sampled)
+        start + place
+        for start in starts
+        for place in evenly_spread(start, min(size, total - start), total, sampled)
     ]
     assert len(places) == min(total, sampled)
     gaps = np.diff(places)

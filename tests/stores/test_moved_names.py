@@ -16,5 +16,7 @@ def test_rows_of_another_size_than_described_are_refused_in_one_line(tmp_path, m
     store = MilvusStore(connect(uri))
     described = store.client.describe_collection("narrow")
     monkeypatch.setattr(store.client, "describe_collection", lambda name, **options: described)
-    with pytest.raises(StoreError, match="moved the name to another collection: run this command again"):
+    with pytest.raises(
+        StoreError, match="moved the name to another collection: run this command again"
+    ):
         store.get("products", [1], "vector")

@@ -10,7 +10,12 @@ from milvus_hubness.milvus.store import schema as milvus_schema
 
 KEY = {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}}
 VECTOR = {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 8}}
-STRUCTS = {"name": "chunks", "type": DataType.ARRAY, "params": {}, "struct_fields": [{"name": "text"}]}
+STRUCTS = {
+    "name": "chunks",
+    "type": DataType.ARRAY,
+    "params": {},
+    "struct_fields": [{"name": "text"}],
+}
 
 
 def source(*fields, **key):
@@ -19,7 +24,9 @@ def source(*fields, **key):
     return SimpleNamespace(name="lcjs", schema=schema, vector_fields={"vector": vector}, states={})
 
 
-@pytest.mark.parametrize("described", [source(auto_id=True), source(STRUCTS)], ids=["auto_id", "struct fields"])
+@pytest.mark.parametrize(
+    "described", [source(auto_id=True), source(STRUCTS)], ids=["auto_id", "struct fields"]
+)
 def test_enable_is_the_way_on_for_what_only_a_copy_cannot_have(described):
     [reason] = milvus_schema.obstacles(described, "vector", "", lite=False)
     assert reason.endswith(": milvus-hubness enable corrects without a copy")

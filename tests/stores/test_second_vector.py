@@ -66,14 +66,20 @@ def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
             ("shop", SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR),
             {"nullable": True, "dim": WIDTH},
         ),
-        ("add_collection_field", ("shop", EPOCH_FIELD, DataType.INT64), {"nullable": True, "default_value": 0}),
+        (
+            "add_collection_field",
+            ("shop", EPOCH_FIELD, DataType.INT64),
+            {"nullable": True, "default_value": 0},
+        ),
     ]
 
 
 @pytest.mark.parametrize("version", ["v2.6.17", "v2.3.5-lite", "milvus_lite-3.2.2"])
 def test_others_must_have_them(version):
     store = MilvusStore(Server(version))
-    with pytest.raises(CannotMigrate, match=rf"lacks {SECOND_VECTOR_FIELD}, .* from 2\.6\.18 on, this is {version}"):
+    with pytest.raises(
+        CannotMigrate, match=rf"lacks {SECOND_VECTOR_FIELD}, .* from 2\.6\.18 on, this is {version}"
+    ):
         store.second_vector_field(info(*scalars()), "vector", "", WIDTH)
     assert store.second_vector_field(info(second(), *scalars()), "vector", "", WIDTH) == "present"
 
@@ -82,7 +88,10 @@ def test_others_must_have_them(version):
     ("source", "told"),
     [
         (info(second(17), *scalars()), "has 17 dimensions, the augmented vectors have 16"),
-        (info(second(kind=DataType.FLOAT16_VECTOR), *scalars()), "is FLOAT16_VECTOR, not FLOAT_VECTOR"),
+        (
+            info(second(kind=DataType.FLOAT16_VECTOR), *scalars()),
+            "is FLOAT16_VECTOR, not FLOAT_VECTOR",
+        ),
         (info(auto_id=True), "auto_id"),
     ],
 )

@@ -79,13 +79,18 @@ def test_a_server_that_is_too_old_is_refused_in_one_line(version):
     assert str(refused.value) == f"the server runs Milvus {version}: upgrade it to 2.3 or newer"
 
 
-@pytest.mark.parametrize("version", ["v2.3.5", "2.6.18-dev", "v10.0", "cbe1f2a", "master-20260101-abc", "unknown"])
+@pytest.mark.parametrize(
+    "version", ["v2.3.5", "2.6.18-dev", "v10.0", "cbe1f2a", "master-20260101-abc", "unknown"]
+)
 def test_servers_that_are_new_enough_and_development_builds_are_accepted(version):
     assert MilvusStore(server(version)).server_version() == version
 
 
 def test_a_server_that_does_not_know_the_request_is_refused_in_one_line():
-    with pytest.raises(UnsupportedVersion, match=r"^the server does not report its version: upgrade it to Milvus 2.3"):
+    with pytest.raises(
+        UnsupportedVersion,
+        match=r"^the server does not report its version: upgrade it to Milvus 2.3",
+    ):
         MilvusStore(server(NotImplementedByServer()))
 
 
@@ -99,12 +104,15 @@ def installed(monkeypatch):
 
 
 OLD_LITE = (
-    'milvus-lite 2.5.1 is installed, which cannot store the state of a correction: pip install "milvus-lite>=3.1"'
+    "milvus-lite 2.5.1 is installed, which cannot store the state of a correction: "
+    'pip install "milvus-lite>=3.1"'
 )
 
 
 @pytest.mark.parametrize("opener", [connect, HubnessClient], ids=["connect", "HubnessClient"])
-def test_a_milvus_lite_that_is_too_old_is_refused_before_it_writes_a_file(installed, tmp_path, opener):
+def test_a_milvus_lite_that_is_too_old_is_refused_before_it_writes_a_file(
+    installed, tmp_path, opener
+):
     """2.5.1 answers UNIMPLEMENTED in the middle of a job; 3.0 forgets the properties of collections."""
     installed("milvus-lite", "2.5.1")
     with pytest.raises(UnsupportedVersion) as refused:
@@ -120,8 +128,16 @@ def test_a_milvus_lite_that_is_too_old_is_refused_before_it_writes_a_file(instal
 @pytest.mark.parametrize(
     ("name", "version", "said"),
     [
-        ("pymilvus", "2.6.3", "pymilvus 2.6.3 is installed, milvus-hubness needs pymilvus<4,>=3.0.1: pip install"),
-        ("pymilvus", "4.0.0", "pymilvus 4.0.0 is installed, milvus-hubness needs pymilvus<4,>=3.0.1: pip install"),
+        (
+            "pymilvus",
+            "2.6.3",
+            "pymilvus 2.6.3 is installed, milvus-hubness needs pymilvus<4,>=3.0.1: pip install",
+        ),
+        (
+            "pymilvus",
+            "4.0.0",
+            "pymilvus 4.0.0 is installed, milvus-hubness needs pymilvus<4,>=3.0.1: pip install",
+        ),
         (
             "torch",
             "2.1.0+cpu",
@@ -169,7 +185,9 @@ def test_a_qdrant_server_that_is_too_old_is_refused_in_one_line(monkeypatch, ver
     from qdrant_hubness.store import requests
 
     info = SimpleNamespace(version=version)
-    monkeypatch.setattr(requests, "QdrantClient", lambda **options: SimpleNamespace(info=lambda: info))
+    monkeypatch.setattr(
+        requests, "QdrantClient", lambda **options: SimpleNamespace(info=lambda: info)
+    )
     if accepted:
         assert requests.connect("http://localhost:6333").info() is info
         return
@@ -186,5 +204,7 @@ def test_a_qdrant_server_without_formulas_cannot_enable(monkeypatch):
 
     store = object.__new__(QdrantStore)
     monkeypatch.setattr(QdrantStore, "server_version", lambda self: "qdrant 1.13.4")
-    with pytest.raises(CannotMigrate, match=r"'products' cannot be enabled: qdrant 1.13.4 has no formulas"):
+    with pytest.raises(
+        CannotMigrate, match=r"'products' cannot be enabled: qdrant 1.13.4 has no formulas"
+    ):
         store.bias_fields(SimpleNamespace(name="products"), "")

@@ -26,7 +26,9 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
-    vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
+    vectorizer = HashingVectorizer(
+        n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+    )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
@@ -63,7 +65,9 @@ def run(uri: str) -> tuple[int, int]:
     right = [pair.name for pair in questions]
     before = answers(MilvusEmbeddingRetriever(plain), questions)
     after = answers(HubnessEmbeddingRetriever(corrected), questions)
-    print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
+    print(
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+    )
     counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
     print(f"right answers: {counts[0]} with Milvus, {counts[1]} with HubnessDocumentStore")
     return counts[0], counts[1]

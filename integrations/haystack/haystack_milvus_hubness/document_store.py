@@ -25,7 +25,9 @@ class HubnessDocumentStore(MilvusDocumentStore):
     collection state, in seconds.
     """
 
-    def __init__(self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any
+    ) -> None:
         self.strength, self.state_ttl = strength, state_ttl
         self._hubness_client: HubnessClient | None = None
         super().__init__(*args, **kwargs)
@@ -75,12 +77,16 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
+    def write_documents(
+        self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
+    ) -> int:
         """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the number written.
 
         Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL before it writes.
         """
-        if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
+        if not isinstance(documents, list) or not all(
+            isinstance(document, Document) for document in documents
+        ):
             raise ValueError("documents is not a list of Document: pass one")
         if policy in (DuplicatePolicy.FAIL, DuplicatePolicy.SKIP):
             documents = self._new_ones(documents, policy)
@@ -92,13 +98,18 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
         milvus-haystack would use the dimension of the other documents, or 128.
         """
-        if not self._collection_exists or all(document.embedding is not None for document in documents):
+        if not self._collection_exists or all(
+            document.embedding is not None for document in documents
+        ):
             return documents
         fields = self.client.describe_collection(self.collection_name)["fields"]
-        [dim] = [int(field["params"]["dim"]) for field in fields if field["name"] == self._vector_field]
+        [dim] = [
+            int(field["params"]["dim"]) for field in fields if field["name"] == self._vector_field
+        ]
         dummy = [self._dummy_value] * dim
         return [
-            document if document.embedding is not None else replace(document, embedding=dummy) for document in documents
+            document if document.embedding is not None else replace(document, embedding=dummy)
+            for document in documents
         ]
 
     def _new_ones(self, documents: list[Document], policy: DuplicatePolicy) -> list[Document]:
@@ -161,7 +172,10 @@ class HubnessDocumentStore(MilvusDocumentStore):
         if not self._collection_exists:
             return set()
         pages = [list(ids[i : i + PAGE]) for i in range(0, len(ids), PAGE)]
-        rows = [self.client.get(self.collection_name, page, output_fields=[self._primary_field]) for page in pages]
+        rows = [
+            self.client.get(self.collection_name, page, output_fields=[self._primary_field])
+            for page in pages
+        ]
         return {row[self._primary_field] for page in rows for row in page}
 
     def _delete(self, ids: Sequence[str]) -> None:

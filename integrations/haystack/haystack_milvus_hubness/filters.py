@@ -55,7 +55,9 @@ def expression(filters: dict[str, Any], fields: Fields) -> str:
 
 def _parsed(filters: Any, fields: Fields, negated: bool) -> str:
     if not isinstance(filters, dict):
-        raise FilterError(f"the filter {filters!r} is not a dictionary: pass field, operator and value")
+        raise FilterError(
+            f"the filter {filters!r} is not a dictionary: pass field, operator and value"
+        )
     keys = ("field", "operator", "value") if "field" in filters else ("operator", "conditions")
     for key in keys:
         if key not in filters:
@@ -69,11 +71,17 @@ def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str
     if operator not in ("AND", "OR", "NOT"):
         raise FilterError(f"unknown logical operator {operator!r}: use AND, OR or NOT")
     if not isinstance(conditions, list) or not conditions:
-        raise FilterError(f"the conditions of {operator} are not a list with at least one condition: add one")
+        raise FilterError(
+            f"the conditions of {operator} are not a list with at least one condition: add one"
+        )
     if operator == "NOT":
         operator, negated = "AND", not negated
     word = _OPPOSITE[operator] if negated else operator
-    return "(" + f" {word.lower()} ".join(_parsed(condition, fields, negated) for condition in conditions) + ")"
+    return (
+        "("
+        + f" {word.lower()} ".join(_parsed(condition, fields, negated) for condition in conditions)
+        + ")"
+    )
 
 
 def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:
@@ -81,7 +89,9 @@ def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: 
     if not _NAME.fullmatch(name):
         raise FilterError(f"field name {field!r} is invalid: use letters, digits and underscores")
     if operator not in _OPPOSITE or operator in ("AND", "OR"):
-        raise FilterError(f"unknown comparison operator {operator!r}: use ==, !=, >, >=, <, <=, in or 'not in'")
+        raise FilterError(
+            f"unknown comparison operator {operator!r}: use ==, !=, >, >=, <, <=, in or 'not in'"
+        )
     if operator in _ORDERS:
         _check_order(operator, value)
     if operator in ("in", "not in") and not isinstance(value, list):
@@ -118,7 +128,9 @@ def _check_order(operator: str, value: Any) -> None:
         try:
             datetime.fromisoformat(value)
         except ValueError as error:
-            raise FilterError(f"{operator!r} needs a number or an ISO date, got {value!r}") from error
+            raise FilterError(
+                f"{operator!r} needs a number or an ISO date, got {value!r}"
+            ) from error
     elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise FilterError(f"{operator!r} needs a number or an ISO date, got {type(value).__name__}")
 
@@ -128,4 +140,6 @@ def _literal(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
         return repr(value)
-    raise FilterError(f"a filter cannot compare with {value!r}: use a string, a boolean or a finite number")
+    raise FilterError(
+        f"a filter cannot compare with {value!r}: use a string, a boolean or a finite number"
+    )

@@ -17,6 +17,8 @@ class HubnessEmbeddingRetriever(MilvusEmbeddingRetriever):
         """Return a retriever from the dictionary of to_dict."""
         parameters = data.get("init_parameters", {})
         if "document_store" not in parameters:
-            raise DeserializationError("the saved retriever has no 'document_store': save the pipeline again")
+            raise DeserializationError(
+                "the saved retriever has no 'document_store': save the pipeline again"
+            )
         parameters["document_store"] = HubnessDocumentStore.from_dict(parameters["document_store"])
         return default_from_dict(cls, data)

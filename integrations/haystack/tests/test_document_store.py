@@ -19,24 +19,34 @@ _numbers = itertools.count()
 
 def vectors(rng, count):
     shared = rng.normal(size=DIM)
-    return (rng.normal(size=(count, DIM)) + np.outer(rng.gamma(1.0, 0.6, count), shared)).astype(np.float32)
+    return (rng.normal(size=(count, DIM)) + np.outer(rng.gamma(1.0, 0.6, count), shared)).astype(
+        np.float32
+    )
 
 
 class World:
     def __init__(self, uri):
         rng = np.random.default_rng(0)
         self.items, self.bank, [self.query] = vectors(rng, COUNT), vectors(rng, 40), vectors(rng, 1)
-        self.at = {"connection_args": {"uri": uri}, "index_params": INDEX, "consistency_level": "Strong"}
+        self.at = {
+            "connection_args": {"uri": uri},
+            "index_params": INDEX,
+            "consistency_level": "Strong",
+        }
         name = f"documents_{next(_numbers)}"
         self.plain = MilvusDocumentStore(name, **self.at)
         self.plain.write_documents([self.document(i) for i in range(COUNT)])
         self.plain.client.flush(name)
         store = MilvusStore(connect(uri))
-        self.name = migrate(store, plan_migration(store, name, QueryBank(self.bank), estimator=NNN(K))).target
+        self.name = migrate(
+            store, plan_migration(store, name, QueryBank(self.bank), estimator=NNN(K))
+        ).target
 
     def document(self, i):
         meta = {"group": i % 4}
-        return Document(id=f"d{i}", content=f"text {i}", embedding=self.items[i].tolist(), meta=meta)
+        return Document(
+            id=f"d{i}", content=f"text {i}", embedding=self.items[i].tolist(), meta=meta
+        )
 
     def store(self, **options):
         return HubnessDocumentStore(self.name, **self.at, state_ttl=0.0, **options)
@@ -63,7 +73,11 @@ def test_retrieval_is_ranked_by_the_corrected_score(world):
     among = [i for i in range(COUNT) if i % 4 == 2]
     assert retrieved(retriever, world, top_k=7, filters=filters) == world.order(among=among)[:7]
     raw = retrieved(HubnessEmbeddingRetriever(world.store(strength=0)), world, top_k=15)
-    assert raw == retrieved(MilvusEmbeddingRetriever(world.plain), world, top_k=15) == world.order(0.0)[:15]
+    assert (
+        raw
+        == retrieved(MilvusEmbeddingRetriever(world.plain), world, top_k=15)
+        == world.order(0.0)[:15]
+    )
 
 
 def test_new_documents_get_a_bias_and_are_returned_unchanged(world):
@@ -86,7 +100,9 @@ def test_new_documents_get_a_bias_and_are_returned_unchanged(world):
 
 def test_a_pipeline_is_saved_and_loaded(world):
     pipeline = Pipeline()
-    pipeline.add_component("retriever", HubnessEmbeddingRetriever(world.store(strength=0.5), top_k=4))
+    pipeline.add_component(
+        "retriever", HubnessEmbeddingRetriever(world.store(strength=0.5), top_k=4)
+    )
     modules = ["haystack_milvus_hubness.retriever", "haystack_milvus_hubness.document_store"]
     again = Pipeline.loads(pipeline.dumps(), allowed_modules=modules)
     answer = again.run({"retriever": {"query_embedding": world.query.tolist()}})
@@ -108,5 +124,8 @@ def test_ids_that_look_like_filters_select_only_their_documents(world):
     assert store.write_documents(disguised[:2], policy=DuplicatePolicy.OVERWRITE) == 2
     store.delete_documents(HOSTILE[:1])
     assert store.count_documents() == COUNT + len(HOSTILE) - 1
-    assert store.delete_by_filter({"field": "id", "operator": "in", "value": HOSTILE}) == len(HOSTILE) - 1
+    assert (
+        store.delete_by_filter({"field": "id", "operator": "in", "value": HOSTILE})
+        == len(HOSTILE) - 1
+    )
     assert store.count_documents() == COUNT

@@ -14,7 +14,9 @@ DIM = 768  # of the suite's documents
 INDEX = {"index_type": "FLAT", "metric_type": "IP", "params": {}}
 
 
-class TestHubnessDocumentStore(suite.DocumentStoreBaseExtendedTests, suite.CountDocumentsByFilterTest):
+class TestHubnessDocumentStore(
+    suite.DocumentStoreBaseExtendedTests, suite.CountDocumentsByFilterTest
+):
     """Without the mixins for the names, extremes and unique values of metadata: they call methods that neither
     milvus-haystack nor the DocumentStore protocol has."""
 
@@ -23,7 +25,9 @@ class TestHubnessDocumentStore(suite.DocumentStoreBaseExtendedTests, suite.Count
         at = {"connection_args": {"uri": uri}, "index_params": INDEX, "consistency_level": "Strong"}
         rng = np.random.default_rng(0)
         plain = MilvusDocumentStore("standard", **at)
-        plain.write_documents([Document(id="first", content="first", embedding=rng.random(DIM).tolist())])
+        plain.write_documents(
+            [Document(id="first", content="first", embedding=rng.random(DIM).tolist())]
+        )
         store = MilvusStore(connect(uri))
         bank = QueryBank(rng.random((40, DIM), dtype=np.float32))
         target = migrate(store, plan_migration(store, "standard", bank, estimator=NNN(k=8))).target
@@ -39,7 +43,10 @@ class TestHubnessDocumentStore(suite.DocumentStoreBaseExtendedTests, suite.Count
     @staticmethod
     def assert_documents_are_equal(received, expected):
         """Milvus returns rows in any order, as float32."""
-        by_id = [sorted(documents, key=lambda document: document.id) for documents in (received, expected)]
+        by_id = [
+            sorted(documents, key=lambda document: document.id)
+            for documents in (received, expected)
+        ]
         for got, original in zip(*by_id, strict=True):
             assert (got.id, got.content, got.meta) == (original.id, original.content, original.meta)
             if original.embedding is not None:

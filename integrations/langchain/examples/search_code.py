@@ -28,7 +28,9 @@ class HashedWords(Embeddings):
     """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or downloaded."""
 
     def __init__(self) -> None:
-        self._vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
+        self._vectorizer = HashingVectorizer(
+            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        )
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
         return self._vectorizer.transform(texts).toarray().tolist()
@@ -53,7 +55,9 @@ def run(uri: str) -> tuple[int, int]:
     plain.add_documents(documents, ids=[str(i) for i in range(FUNCTIONS)])
     plain.client.flush(COLLECTION)
 
-    past_questions = np.array(embeddings.embed_documents([pair.docstring for pair in others]), np.float32)
+    past_questions = np.array(
+        embeddings.embed_documents([pair.docstring for pair in others]), np.float32
+    )
     store = MilvusStore(connect(uri))
     migrate(store, plan_migration(store, COLLECTION, QueryBank(past_questions), alias=ALIAS))
 
@@ -63,7 +67,9 @@ def run(uri: str) -> tuple[int, int]:
     right = [pair.name for pair in questions]
     before, after = answers(plain, questions), answers(corrected, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
-    print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
+    print(
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+    )
     print(f"question       {questions[repaired].docstring.splitlines()[0]}")
     print(f"Milvus         {before[repaired]}")
     print(f"HubnessMilvus  {after[repaired]}")

@@ -18,7 +18,9 @@ class Conforming(HubnessMilvus):
 
     def _parse_document(self, data):
         document = super()._parse_document(data)
-        return Document(document.page_content, id=document.metadata.pop("pk"), metadata=document.metadata)
+        return Document(
+            document.page_content, id=document.metadata.pop("pk"), metadata=document.metadata
+        )
 
     def add_documents(self, documents, ids=None):
         ids = ids or [document.id or str(uuid.uuid4()) for document in documents]
@@ -34,7 +36,9 @@ class Conforming(HubnessMilvus):
         return [self._parse_document(row) for row in self.client.get(self.collection_name, ids)]
 
     async def aget_by_ids(self, ids):
-        return [self._parse_document(row) for row in await self.aclient.get(self.collection_name, ids)]
+        return [
+            self._parse_document(row) for row in await self.aclient.get(self.collection_name, ids)
+        ]
 
 
 class TestHubnessMilvus(VectorStoreIntegrationTests):
@@ -51,7 +55,9 @@ class TestHubnessMilvus(VectorStoreIntegrationTests):
         }
         plain = Milvus(collection_name="standard", **options)
         plain.add_texts(["first"], ids=["first"])
-        queries = np.array(embeddings.embed_documents([f"query {i}" for i in range(40)]), np.float32)
+        queries = np.array(
+            embeddings.embed_documents([f"query {i}" for i in range(40)]), np.float32
+        )
         store = MilvusStore(connect(uri))
         plan = plan_migration(store, "standard", QueryBank(queries), estimator=NNN(k=8))
         migrate(store, plan)

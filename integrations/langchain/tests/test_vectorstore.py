@@ -76,11 +76,15 @@ class Pair:
         return f"{self.plain}_corrected"
 
     def milvus(self, name=None):
-        return Milvus(collection_name=name or self.plain, connection_args={"uri": self.uri}, **self.options)
+        return Milvus(
+            collection_name=name or self.plain, connection_args={"uri": self.uri}, **self.options
+        )
 
     def hubness(self, name=None, **client):
         connection_args = {"uri": self.uri, **client}
-        return HubnessMilvus(collection_name=name or self.corrected, connection_args=connection_args, **self.options)
+        return HubnessMilvus(
+            collection_name=name or self.corrected, connection_args=connection_args, **self.options
+        )
 
     def fill(self, store):
         ids = None if self.options.get("auto_id") else [f"key {i}" for i in range(DOCUMENTS)]
@@ -105,7 +109,11 @@ def index(metric, index_type="FLAT"):
 @pytest.fixture(scope="session")
 def make_pair(uri):
     def make(how="copied", metric="COSINE", **options):
-        defaults = {"embedding_function": Words(), "index_params": index(metric), "consistency_level": "Strong"}
+        defaults = {
+            "embedding_function": Words(),
+            "index_params": index(metric),
+            "consistency_level": "Strong",
+        }
         pair = Pair(uri, {**defaults, **options})
         pair.fill(pair.milvus())
         pair.correct(how)
@@ -131,7 +139,10 @@ def outcomes(store, calls, how):
 
     async def run():
         try:
-            return [await getattr(store, f"a{method}")(*args, **options) for method, args, options in calls]
+            return [
+                await getattr(store, f"a{method}")(*args, **options)
+                for method, args, options in calls
+            ]
         finally:
             await store.aclient.close()
 
@@ -141,7 +152,9 @@ def outcomes(store, calls, how):
 def assert_same(expected, got):
     for before, after in zip(expected, got, strict=True):
         if isinstance(before, list) and isinstance(before[0], tuple):
-            np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=1e-5)
+            np.testing.assert_allclose(
+                [score for _, score in after], [score for _, score in before], atol=1e-5
+            )
             before, after = ([document for document, _ in hits] for hits in (before, after))
         assert after == before
 
@@ -174,14 +187,20 @@ def test_strength_zero_finds_what_milvus_finds(make_pair, corrected, metric, opt
     pair = make_pair(corrected, metric, **options)
     assert pair.hubness().fields == pair.milvus().fields
     for how in ("sync", "async"):
-        assert_same(outcomes(pair.milvus(), READS, how), outcomes(pair.hubness(strength=0.0), READS, how))
+        assert_same(
+            outcomes(pair.milvus(), READS, how), outcomes(pair.hubness(strength=0.0), READS, how)
+        )
 
 
 WRITES = [
     call("add_texts", [QUERY, QUERIES[3]], [{"n": 100, "author": "x"}] * 2, ids=["new 0", "new 1"]),
     call("add_documents", documents(seed=4, count=3), ids=["more 0", "more 1", "more 2"]),
     call("similarity_search_with_score", QUERY, k=5),
-    call("upsert", ["key 7", "fresh"], [Document(text, metadata={"n": 200, "author": "y"}) for text in QUERIES[1:3]]),
+    call(
+        "upsert",
+        ["key 7", "fresh"],
+        [Document(text, metadata={"n": 200, "author": "y"}) for text in QUERIES[1:3]],
+    ),
     call("similarity_search_with_score", QUERY, k=5),
     call("search_by_metadata", "n == 200", ["n"]),
     call("delete", ["key 7", "new 0"]),
@@ -195,7 +214,10 @@ WRITES = [
 @pytest.mark.parametrize("corrected", ["copied", "enabled"])
 def test_writes_do_what_they_do_in_milvus(make_pair, corrected, how):
     pair = make_pair(corrected, "L2" if corrected == "copied" else "IP")
-    before, after = outcomes(pair.milvus(), WRITES, how), outcomes(pair.hubness(strength=0.0), WRITES, how)
+    before, after = (
+        outcomes(pair.milvus(), WRITES, how),
+        outcomes(pair.hubness(strength=0.0), WRITES, how),
+    )
     assert sorted(after.pop()) == sorted(before.pop())
     assert_same(before, after)
 
@@ -204,7 +226,11 @@ def test_writes_do_what_they_do_in_milvus(make_pair, corrected, how):
 def dense(make_pair):
     """Collections with a second vector field that is not corrected."""
     indexes = [index("COSINE"), index("IP")]
-    return make_pair(embedding_function=[Words(), Words()], vector_field=["vector", "second"], index_params=indexes)
+    return make_pair(
+        embedding_function=[Words(), Words()],
+        vector_field=["vector", "second"],
+        index_params=indexes,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -242,9 +268,14 @@ WEIGHTED = {"ranker_type": "weighted", "ranker_params": {"weights": [0.7, 0.3]}}
 )
 def test_hybrid_search_at_strength_zero_is_that_of_milvus(request, which, ranker):
     pair = request.getfixturevalue(which)
-    reads = [call("similarity_search_with_score", query, fetch_k=30, expr="n < 50", **ranker) for query in QUERIES]
+    reads = [
+        call("similarity_search_with_score", query, fetch_k=30, expr="n < 50", **ranker)
+        for query in QUERIES
+    ]
     for how in ("sync", "async"):
-        assert_same(outcomes(pair.milvus(), reads, how), outcomes(pair.hubness(strength=0.0), reads, how))
+        assert_same(
+            outcomes(pair.milvus(), reads, how), outcomes(pair.hubness(strength=0.0), reads, how)
+        )
 
 
 def oracle(query, texts, metric):
@@ -283,13 +314,17 @@ def test_full_strength_is_the_corrected_score_also_of_new_documents(make_pair, m
         assert sorted(document.page_content for document, _ in hits) == sorted(texts)
         expected = dict(zip(texts, oracle(QUERY, texts, metric), strict=True))
         scores = [score for _, score in hits]
-        np.testing.assert_allclose(scores, [expected[document.page_content] for document, _ in hits], atol=1e-5)
+        np.testing.assert_allclose(
+            scores, [expected[document.page_content] for document, _ in hits], atol=1e-5
+        )
         assert scores == sorted(scores, reverse=metric != "L2")
 
 
 def test_strength_is_set_by_call_and_by_client(pair):
     [full, none] = outcomes(
-        pair.hubness(), [call("similarity_search_with_score", QUERY, strength=w) for w in (1.0, 0.0)], "sync"
+        pair.hubness(),
+        [call("similarity_search_with_score", QUERY, strength=w) for w in (1.0, 0.0)],
+        "sync",
     )
     assert full != none
     assert pair.hubness().similarity_search_with_score(QUERY) == full
@@ -298,11 +333,15 @@ def test_strength_is_set_by_call_and_by_client(pair):
 
 @pytest.mark.parametrize("kind", ["similarity", "mmr"])
 def test_a_retriever_retrieves_by_the_corrected_score(pair, kind):
-    retrieve = {"search_type": kind, "search_kwargs": {"k": 4, "fetch_k": 12} if kind == "mmr" else {"k": 4}}
+    retrieve = {
+        "search_type": kind,
+        "search_kwargs": {"k": 4, "fetch_k": 12} if kind == "mmr" else {"k": 4},
+    }
     corrected = pair.hubness().as_retriever(**retrieve)
     assert asyncio.run(corrected.ainvoke(QUERY)) == corrected.invoke(QUERY)
     plain, uncorrected = (
-        store.as_retriever(**retrieve).batch(QUERIES) for store in (pair.milvus(), pair.hubness(strength=0.0))
+        store.as_retriever(**retrieve).batch(QUERIES)
+        for store in (pair.milvus(), pair.hubness(strength=0.0))
     )
     assert uncorrected == plain
     assert corrected.batch(QUERIES) != plain
@@ -315,14 +354,20 @@ def test_a_store_opened_before_the_migration_is_corrected_after_it(pair):
     plain = pair.milvus().similarity_search_with_score(QUERY)
     assert store.similarity_search_with_score(QUERY) == plain
     connect(pair.uri).alter_alias(pair.corrected, live)
-    assert store.similarity_search_with_score(QUERY) == pair.hubness().similarity_search_with_score(QUERY)
+    assert store.similarity_search_with_score(QUERY) == pair.hubness().similarity_search_with_score(
+        QUERY
+    )
 
 
 def test_an_ordinary_collection_is_as_with_milvus(uri):
     def made(cls):
         name = f"ordinary_{next(_numbers)}"
         store = cls.from_documents(
-            documents(), Words(), collection_name=name, connection_args={"uri": uri}, consistency_level="Strong"
+            documents(),
+            Words(),
+            collection_name=name,
+            connection_args={"uri": uri},
+            consistency_level="Strong",
         )
         return outcomes(store, READS[:-1], "sync")
 

@@ -5,7 +5,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores import (
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+)
 
 METADATA, MATCHED, LOWERED = "metadata", "matched", "lowered"
 _WILD = str.maketrans({"%": "\ue000", "_": "\ue001", "\\": "\ue002"})
@@ -27,9 +32,13 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
     The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus Lite cannot escape
     them.
     """
-    texts = {key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)}
+    texts = {
+        key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)
+    }
     return {
-        METADATA: {key: value for key, value in metadata.items() if value is not None and value != []},
+        METADATA: {
+            key: value for key, value in metadata.items() if value is not None and value != []
+        },
         MATCHED: texts,
         LOWERED: {key: value.lower() for key, value in texts.items()},
     }
@@ -43,7 +52,9 @@ def literal(value: Any) -> str:
         return repr(value)
     if isinstance(value, list):
         return f"[{', '.join(map(literal, value))}]"
-    raise ValueError(f"cannot filter by {value!r}: use a string, a finite number or a list of these")
+    raise ValueError(
+        f"cannot filter by {value!r}: use a string, a finite number or a list of these"
+    )
 
 
 def one_of(field: str, values: Iterable[str]) -> str:
@@ -75,12 +86,19 @@ def _combined(filters: MetadataFilters, negated: bool) -> str:
 
 def _condition(condition: MetadataFilter, negated: bool) -> str:
     operator = condition.operator
-    if isinstance(condition.value, list) != (operator in _LISTS) and operator != FilterOperator.IS_EMPTY:
-        raise ValueError(f"{operator.value!r} needs {'a list' if operator in _LISTS else 'one value'}")
+    if (
+        isinstance(condition.value, list) != (operator in _LISTS)
+        and operator != FilterOperator.IS_EMPTY
+    ):
+        raise ValueError(
+            f"{operator.value!r} needs {'a list' if operator in _LISTS else 'one value'}"
+        )
     field = f"{METADATA}[{literal(condition.key)}]"
     if operator in _POSITIVE:
         operator, negated = _POSITIVE[operator], not negated
-    if operator == FilterOperator.IS_EMPTY or (operator == FilterOperator.EQ and condition.value is None):
+    if operator == FilterOperator.IS_EMPTY or (
+        operator == FilterOperator.EQ and condition.value is None
+    ):
         return f"(exists {field})" if negated else f"(not (exists {field}))"
     holds = _holds(operator, field, condition)
     return f"((not (exists {field})) or (not ({holds})))" if negated else f"({holds})"

@@ -12,11 +12,26 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from pymilvus import DataType
 
-from llama_index_milvus_hubness.filters import LOWERED, MATCHED, METADATA, expression, filtered, literal, one_of
+from llama_index_milvus_hubness.filters import (
+    LOWERED,
+    MATCHED,
+    METADATA,
+    expression,
+    filtered,
+    literal,
+    one_of,
+)
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
 from milvus_hubness.basics.defaults import STATE_TTL
 
-ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = "id", "embedding", "text", "doc_id", "node", "node_type"
+ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = (
+    "id",
+    "embedding",
+    "text",
+    "doc_id",
+    "node",
+    "node_type",
+)
 SHOWN = [ID, TEXT, NODE, NODE_TYPE]
 EVERYTHING = f'{ID} != ""'
 PAGE = 500
@@ -103,7 +118,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
     def _prepare(self, nodes: Sequence[BaseNode]) -> None:
         bare = [node.node_id for node in nodes if node.embedding is None]
         if bare:
-            raise ValueError(f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute embeddings first")
+            raise ValueError(
+                f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute embeddings first"
+            )
         dim = self._dim() or len(nodes[0].get_embedding())
         for node in nodes:
             if len(node.get_embedding()) != dim:
@@ -131,7 +148,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
         for name in (NODE, METADATA, MATCHED, LOWERED):
             schema.add_field(name, DataType.JSON)
         index = self._client.prepare_index_params()
-        index.add_index(VECTOR, index_type=self.index_type, metric_type=self.metric, params=self.index_params)
+        index.add_index(
+            VECTOR, index_type=self.index_type, metric_type=self.metric, params=self.index_params
+        )
         options: dict[str, Any] = {"schema": schema, "index_params": index}
         options["consistency_level"] = self.consistency_level
         self._client.create_collection(self.collection_name, hubness=self.hubness, **options)
@@ -146,7 +165,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """As `delete`."""
         await self._adelete(f"{DOCUMENT} == {literal(ref_doc_id)}")
 
-    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
+    ) -> None:
         """Delete the nodes that have one of the ids and match. Raises ValueError without both."""
         self._delete(_to_delete(node_ids, filters))
 
@@ -174,12 +195,16 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     # -- queries ----------------------------------------------------------------------------------------
 
-    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+    def get_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
         """Return the nodes that have one of the ids and match, all without either; without their embeddings."""
         if not self._client.has_collection(self.collection_name):
             return []
         expr = _expression(filters, node_ids=node_ids) or EVERYTHING
-        rows = self._client.query_iterator(self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE)
+        rows = self._client.query_iterator(
+            self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE
+        )
         nodes: list[BaseNode] = []
         try:
             while page := rows.next():
@@ -226,7 +251,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     def _search(self, query: VectorStoreQuery, options: dict[str, Any]) -> dict[str, Any]:
         if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
-            raise ValueError(f"query mode {query.mode.value!r} is not supported: use 'default' or 'mmr'")
+            raise ValueError(
+                f"query mode {query.mode.value!r} is not supported: use 'default' or 'mmr'"
+            )
         if query.query_embedding is None:
             raise ValueError("the query has no embedding: set query_embedding")
         diverse = query.mode == VectorStoreQueryMode.MMR
@@ -248,7 +275,9 @@ class HubnessVectorStore(BasePydanticVectorStore):
             chosen = _diverse(np.array(scores), vectors, query.similarity_top_k, share)
         nodes = [_node(hits[i]["entity"]) for i in chosen]
         return VectorStoreQueryResult(
-            nodes=nodes, similarities=[scores[i] for i in chosen], ids=[node.node_id for node in nodes]
+            nodes=nodes,
+            similarities=[scores[i] for i in chosen],
+            ids=[node.node_id for node in nodes],
         )
 
 
@@ -273,7 +302,9 @@ def _to_delete(node_ids: list[str] | None, filters: MetadataFilters | None) -> s
 
 
 def _expression(
-    filters: MetadataFilters | None, node_ids: list[str] | None = None, doc_ids: list[str] | None = None
+    filters: MetadataFilters | None,
+    node_ids: list[str] | None = None,
+    doc_ids: list[str] | None = None,
 ) -> str:
     parts = [expression(filters)] if filters is not None else []
     parts += [one_of(ID, node_ids)] if node_ids is not None else []

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 from llama_index.core import MockEmbedding, StorageContext, VectorStoreIndex
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
-from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters, VectorStoreQuery
+from llama_index.core.vector_stores import (
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+)
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from pymilvus import MilvusClient
 
@@ -20,7 +25,9 @@ SHARED = RNG.normal(size=DIM)
 
 
 def vectors(count):
-    return (RNG.normal(size=(count, DIM)) + np.outer(RNG.gamma(1.0, 0.6, count), SHARED)).astype(np.float32)
+    return (RNG.normal(size=(count, DIM)) + np.outer(RNG.gamma(1.0, 0.6, count), SHARED)).astype(
+        np.float32
+    )
 
 
 ITEMS, BANK, [QUERY] = vectors(COUNT), vectors(40), vectors(1)
@@ -29,7 +36,12 @@ _numbers = itertools.count()
 
 def node(i, **changes):
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"doc'{i % 3}")}
-    result = {"id_": f"n{i}", "text": f"text {i}", "metadata": {"group": i % 4}, "relationships": source}
+    result = {
+        "id_": f"n{i}",
+        "text": f"text {i}",
+        "metadata": {"group": i % 4},
+        "relationships": source,
+    }
     return TextNode(**{**result, "embedding": ITEMS[i % COUNT].tolist(), **changes})
 
 
@@ -70,7 +82,10 @@ def both(store, *queries):
 def test_similarities_are_the_corrected_scores(store):
     among = [i for i in range(COUNT) if i % 3 == 1]
     for all_of_it, some, named in both(
-        store, vector_query(COUNT), vector_query(5, doc_ids=["doc'1"]), vector_query(3, node_ids=["n4", "n5"])
+        store,
+        vector_query(COUNT),
+        vector_query(5, doc_ids=["doc'1"]),
+        vector_query(3, node_ids=["n4", "n5"]),
     ):
         assert all_of_it.ids == order()
         assert all_of_it.similarities == pytest.approx(sorted(scores(), reverse=True), abs=1e-4)
@@ -91,7 +106,9 @@ def test_scores_at_strength_zero_are_those_of_milvus(uri, metric):
     sign = -1 if metric == "L2" else 1
     for [result] in both(corrected, vector_query()) + both(plain, vector_query()):
         assert result.ids == [hit["id"] for hit in hits]
-        assert result.similarities == pytest.approx([sign * hit["distance"] for hit in hits], abs=1e-4)
+        assert result.similarities == pytest.approx(
+            [sign * hit["distance"] for hit in hits], abs=1e-4
+        )
 
 
 def test_mmr_picks_by_corrected_score_and_distance_from_those_picked(store):
@@ -103,7 +120,9 @@ def test_mmr_picks_by_corrected_score_and_distance_from_those_picked(store):
         worth = {i: 0.3 * scores()[i] - 0.7 * (units[i] @ units[expected].T).max() for i in pool}
         expected.append(max((i for i in pool if i not in expected), key=worth.get))
     for even, diverse in both(
-        store, vector_query(5, mode=mmr, mmr_threshold=1.0), vector_query(5, mode=mmr, mmr_threshold=0.3)
+        store,
+        vector_query(5, mode=mmr, mmr_threshold=1.0),
+        vector_query(5, mode=mmr, mmr_threshold=0.3),
     ):
         assert even.ids == order()[:5]
         assert diverse.ids == [f"n{i}" for i in expected] != even.ids
@@ -163,7 +182,10 @@ def matching(store, filters):
 def test_filters(described, key, operator, value, expected):
     one = is_(key, operator, value)
     assert matching(described, MetadataFilters(filters=[one])) == expected
-    assert matching(described, MetadataFilters(filters=[one], condition="not")) == {0, 1, 2, 3} - expected
+    assert (
+        matching(described, MetadataFilters(filters=[one], condition="not"))
+        == {0, 1, 2, 3} - expected
+    )
 
 
 def test_nested_filters(described):
@@ -179,7 +201,12 @@ def test_nested_filters(described):
 
 @pytest.mark.parametrize(
     ("operator", "value"),
-    [(OPERATOR.IN, "x"), (OPERATOR.EQ, ["x"]), (OPERATOR.TEXT_MATCH, 5), (OPERATOR.GT, float("nan"))],
+    [
+        (OPERATOR.IN, "x"),
+        (OPERATOR.EQ, ["x"]),
+        (OPERATOR.TEXT_MATCH, 5),
+        (OPERATOR.GT, float("nan")),
+    ],
 )
 def test_filters_that_make_no_sense_are_refused(described, operator, value):
     with pytest.raises(ValueError, match=r"needs|cannot filter"):

@@ -22,7 +22,9 @@ COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
     """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
-    vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
+    vectorizer = HashingVectorizer(
+        n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+    )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
@@ -30,7 +32,10 @@ def answers(client: QdrantClient, collection: str, questions: Sequence[Pair]) ->
     """Return the name of the best function for each question."""
     vectors = embedded([pair.docstring for pair in questions]).tolist()
     requests = [models.QueryRequest(query=vector, limit=1, with_payload=True) for vector in vectors]
-    return [answer.points[0].payload["name"] for answer in client.query_batch_points(collection, requests)]
+    return [
+        answer.points[0].payload["name"]
+        for answer in client.query_batch_points(collection, requests)
+    ]
 
 
 def run(uri: str) -> tuple[int, int]:
@@ -43,7 +48,9 @@ def run(uri: str) -> tuple[int, int]:
     config = models.VectorParams(size=512, distance=models.Distance.COSINE)
     plain.create_collection(COLLECTION, vectors_config=config)
     bodies = embedded([pair.body for pair in functions])
-    plain.upload_collection(COLLECTION, bodies, [{"name": pair.name} for pair in functions], wait=True)
+    plain.upload_collection(
+        COLLECTION, bodies, [{"name": pair.name} for pair in functions], wait=True
+    )
 
     past_questions = QueryBank(embedded([pair.docstring for pair in others]))
     store = QdrantStore(plain)
@@ -55,7 +62,9 @@ def run(uri: str) -> tuple[int, int]:
     right = [pair.name for pair in questions]
     before, after = answers(plain, COLLECTION, questions), answers(corrected, ALIAS, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
-    print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
+    print(
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+    )
     print(f"question             {questions[repaired].docstring.splitlines()[0]}")
     print(f"QdrantClient         {before[repaired]}")
     print(f"HubnessQdrantClient  {after[repaired]}")

@@ -12,12 +12,25 @@ import typer
 from milvus_hubness.basics.defaults import REBUILD_ROWS, STATE_TTL
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.cli.console import REFUSED, TERMINATED, progress_bars, show_facts, show_json, show_result
+from milvus_hubness.cli.console import (
+    REFUSED,
+    TERMINATED,
+    progress_bars,
+    show_facts,
+    show_json,
+    show_result,
+)
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.enable import show_enable_plan, show_enabled
 from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.migrate.show import migration_words, show_plan
-from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond
+from milvus_hubness.cli.options import (
+    AsJson,
+    BankOptions,
+    ClientTtl,
+    EstimatorOptions,
+    RowsPerSecond,
+)
 from milvus_hubness.cli.refresh import show_refresh
 from milvus_hubness.cli.reports import status_words
 from milvus_hubness.correction.state import require_state
@@ -44,12 +57,23 @@ from qdrant_hubness.store import QdrantStore, connect
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
-Uri = Annotated[str, typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode.")]
+Uri = Annotated[
+    str,
+    typer.Option(
+        "--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode."
+    ),
+]
 Vector = Annotated[
-    str | None, typer.Option("--vector", "--field", help="Name of the vector, required if the collection has several.")
+    str | None,
+    typer.Option(
+        "--vector", "--field", help="Name of the vector, required if the collection has several."
+    ),
 ]
 BankName = Annotated[
-    str | None, typer.Option("--bank-name", help="Collection to store the bank in. [default: COLLECTION__bank]")
+    str | None,
+    typer.Option(
+        "--bank-name", help="Collection to store the bank in. [default: COLLECTION__bank]"
+    ),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
 DEFAULT_URI = "http://localhost:6333"
@@ -71,7 +95,8 @@ class Writers:
     """The options about clients that write during the job."""
 
     no_writers: Annotated[
-        bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
+        bool,
+        typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client."),
     ] = False
     client_ttl: ClientTtl = STATE_TTL
 
@@ -105,9 +130,13 @@ def migrate(
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")
+    ] = None,
     rows_per_second: RowsPerSecond = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")
+    ] = False,
     bank_name: BankName = None,
     plan: Plan = False,
     as_json: AsJson = False,
@@ -149,7 +178,9 @@ def migrate(
     _show_migration("Migrated ", migration, as_json=as_json)
 
 
-def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
+def rollback(
+    collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False
+) -> None:
     """Carry points written since the cutover back to the source, and move the alias back to it.
 
     Example: qdrant-hubness rollback products
@@ -167,9 +198,13 @@ def rollback(collection: Collection, writers: Writers, connection: Connection, a
 
 def clean(
     collection: Collection,
-    drop: Annotated[str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")],
+    drop: Annotated[
+        str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")
+    ],
     connection: Connection,
-    yes: Annotated[bool, typer.Option("--yes", help="Drop; without it, only show what would be dropped.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Drop; without it, only show what would be dropped.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop the source after a cutover, or the copy before it or after a rollback.
@@ -193,7 +228,9 @@ def sweep(
     collection: Collection,
     connection: Connection,
     plan: Plan = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove; without it, only show what would be removed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove all that the correction of a collection has left and nothing uses any more.
@@ -206,7 +243,9 @@ def sweep(
     leftover = leftovers(store, collection)
     if plan or not leftover:
         _show_leftovers(
-            leftover, "Would be removed for good" if leftover else f"{collection} has no leftovers", as_json
+            leftover,
+            "Would be removed for good" if leftover else f"{collection} has no leftovers",
+            as_json,
         )
         return
     if not yes:
@@ -219,7 +258,9 @@ def sweep(
 def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
     facts = {
         "copies": ", ".join(leftover.copies),
-        "keys in payloads": ", ".join(f"{key} of {count:,} points" for key, count in leftover.keys.items()),
+        "keys in payloads": ", ".join(
+            f"{key} of {count:,} points" for key, count in leftover.keys.items()
+        ),
         "properties": ", ".join(leftover.properties),
         "banks": ", ".join(leftover.banks),
         "records of": ", ".join(leftover.records),
@@ -242,7 +283,10 @@ def enable(
     """
     correcting.require()
     store = connection.open()
-    queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
+    queries, estimator = (
+        read_bank(store, correcting.bank, correcting.bank_column),
+        correcting.estimator(),
+    )
     with progress_bars() as progress:
         planned = plan_enable(
             store,
@@ -262,7 +306,9 @@ def enable(
     show_result(as_json, {"enable": result}, lambda: show_enabled(result))
 
 
-def disable(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
+def disable(
+    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
+) -> None:
     """Undo enable: searches are raw again.
 
     The biases stay in payloads, where readers through the client do not see them, until sweep removes them.
@@ -278,12 +324,21 @@ def refresh(
     correcting: Correcting,
     connection: Connection,
     revert: Annotated[
-        bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
+        bool,
+        typer.Option(
+            "--revert", help="Restore the bank and parameters before the last full refresh."
+        ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write all biases again, even if they are unchanged or evaluated as worse.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Write all biases again, even if they are unchanged or evaluated as worse.",
+        ),
     ] = False,
-    refit: Annotated[bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Compute all biases again though nothing changed.")
+    ] = False,
     client_ttl: ClientTtl = STATE_TTL,
     rows_per_second: RowsPerSecond = None,
     rebuild_rows: Annotated[
@@ -324,7 +379,9 @@ def refresh(
         raise typer.Exit(REFUSED)
 
 
-def status(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
+def status(
+    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
+) -> None:
     """Show how a collection is corrected, and how fresh its biases are.
 
     Example: qdrant-hubness status products --json
@@ -335,7 +392,9 @@ def status(collection: Collection, connection: Connection, vector: Vector = None
         **status_words(leftover, repair="the next refresh repairs its rows"),
         "lease": holder_of(store, leftover.collection),
     }
-    show_result(as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words))
+    show_result(
+        as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words)
+    )
 
 
 app = command_line(
@@ -368,7 +427,9 @@ def _show_migration(title: str, migration: Migration, *, as_json: bool) -> None:
         "alias": facts["alias"],
         **migration_words(migration),
     }
-    show_result(as_json, {"migration": facts}, lambda: show_facts(f"{title}{migration.source}", words))
+    show_result(
+        as_json, {"migration": facts}, lambda: show_facts(f"{title}{migration.source}", words)
+    )
 
 
 def _show(title: str, name: str, result: dict[str, Any], *, as_json: bool) -> None:

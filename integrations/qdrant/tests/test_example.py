@@ -12,4 +12,6 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "search_code.py"
 def test_correction_gives_more_right_answers(capsys):
     before, after = runpy.run_path(str(EXAMPLE))["run"](":memory:")
     assert after >= 1.15 * before
-    assert f"{before} with QdrantClient, {after} with HubnessQdrantClient" in capsys.readouterr().out
+    assert (
+        f"{before} with QdrantClient, {after} with HubnessQdrantClient" in capsys.readouterr().out
+    )

@@ -46,7 +46,9 @@ class Archive:
         self._archive = zipfile.ZipFile(file)
         members = self._archive.infolist()
         self._members = {
-            member.filename.removesuffix(SUFFIX): member for member in members if member.filename.endswith(SUFFIX)
+            member.filename.removesuffix(SUFFIX): member
+            for member in members
+            if member.filename.endswith(SUFFIX)
         }
         self.names = list(self._members)
 
@@ -80,10 +82,16 @@ def open_archive(path: str | os.PathLike[str]) -> Iterator[Archive]:
 def _header(path: object, what: str, stream: IO[bytes], size: int) -> Header:
     """Return the header at the begin of a stream of this size. Raises UnreadableFile, ValueError."""
     version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise UnreadableFile(f"{path}: {what} holds Python objects: save it with a dtype of numbers or texts")
+        raise UnreadableFile(
+            f"{path}: {what} holds Python objects: save it with a dtype of numbers or texts"
+        )
     require_bytes(path, what, shape, dtype.itemsize, size - stream.tell())
     return Header(shape, dtype)
 

@@ -60,7 +60,9 @@ def read_bytes(path: str | os.PathLike[str], largest: int = SMALL) -> bytes:
     finally:
         os.close(descriptor)
     if len(content) > largest:
-        raise UnreadableFile(f"{path}: has more than {largest:,} bytes: this is another kind of file")
+        raise UnreadableFile(
+            f"{path}: has more than {largest:,} bytes: this is another kind of file"
+        )
     return content
 
 
@@ -70,7 +72,9 @@ def read_text(path: str | os.PathLike[str], largest: int = SMALL) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise UnreadableFile(f"{path}: is not a text in UTF-8: this is another kind of file") from None
+        raise UnreadableFile(
+            f"{path}: is not a text in UTF-8: this is another kind of file"
+        ) from None
 
 
 def read_token(path: str | os.PathLike[str]) -> str:
@@ -79,7 +83,9 @@ def read_token(path: str | os.PathLike[str]) -> str:
     if not token:
         raise UnreadableFile(f"{path}: is empty: write the token into it")
     if not token.isprintable():
-        raise UnreadableFile(f"{path}: has several lines or control characters: write the token alone into it")
+        raise UnreadableFile(
+            f"{path}: has several lines or control characters: write the token alone into it"
+        )
     return token
 
 
@@ -94,13 +100,19 @@ def read_beneath(folder: str | os.PathLike[str], name: str, largest: int) -> byt
         for part in parts:
             outer, is_last = descriptor, part is parts[-1]
             try:
-                if is_last and not stat.S_ISREG(os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode):
+                if is_last and not stat.S_ISREG(
+                    os.stat(part, dir_fd=outer, follow_symlinks=False).st_mode
+                ):
                     return None
                 flags = _FLAGS | os.O_NOFOLLOW | (0 if is_last else os.O_DIRECTORY)
                 descriptor = os.open(part, flags, dir_fd=outer)
             finally:
                 os.close(outer)
-    except (OSError, ValueError, RuntimeError):  # Until Python 3.13, a loop of links is a RuntimeError.
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # Until Python 3.13, a loop of links is a RuntimeError.
         return None
     try:
         opened = os.fstat(descriptor)

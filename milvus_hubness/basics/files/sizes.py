@@ -45,7 +45,9 @@ def require_sane_growth(path: object, what: str, size: int, packed: int) -> None
         )
 
 
-def require_bytes(path: object, what: str, shape: Sequence[int], item_size: int, present: int) -> int:
+def require_bytes(
+    path: object, what: str, shape: Sequence[int], item_size: int, present: int
+) -> int:
     """Return the size of an array in bytes. Raises UnreadableFile if fewer are present than its header promises."""
     size = math.prod(shape) * item_size
     if min(shape, default=0) < 0 or size > present:
@@ -67,13 +69,17 @@ def reading(path: object, kind: str) -> Iterator[None]:
     except MemoryError:
         raise UnreadableFile(f"{path}: does not fit into the memory: take a sample of it") from None
     except RecursionError:
-        raise UnreadableFile(f"{path}: cannot be read as {kind} (nested too deeply); create it again") from None
+        raise UnreadableFile(
+            f"{path}: cannot be read as {kind} (nested too deeply); create it again"
+        ) from None
     except (
         *(OSError, EOFError, ValueError, NotImplementedError, OverflowError),
         *(zipfile.BadZipFile, zlib.error, LZMAError),
     ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UnreadableFile(f"{path}: cannot be read as {kind} ({reason}); create it again") from error
+        raise UnreadableFile(
+            f"{path}: cannot be read as {kind} ({reason}); create it again"
+        ) from error
 
 
 def _gib(size: int) -> str:

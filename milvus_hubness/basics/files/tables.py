@@ -61,7 +61,9 @@ def _decoded_size(chunk: pa.Array) -> int:
     if not isinstance(chunk, pa.DictionaryArray):
         return int(chunk.nbytes)
     values = chunk.dictionary
-    is_text = any(is_kind(values.type) for is_kind in (pa.types.is_string, pa.types.is_large_string))
+    is_text = any(
+        is_kind(values.type) for is_kind in (pa.types.is_string, pa.types.is_large_string)
+    )
     if not is_text:
         return int(values.nbytes) * max(1, len(chunk))
     return int(pc.sum(pc.binary_length(values).take(chunk.indices).cast("int64")).as_py() or 0)

@@ -9,6 +9,14 @@ from milvus_hubness.cli.migrate.run import rehearse, run
 app = command_line(
     "Copy a live collection into its corrected form, cut the application over to it, and back."
     "\n\nExample: milvus-hubness migrate rehearse products --bank queries.npy",
-    *(commands.plan, rehearse, run, commands.status, commands.verify, commands.cutover, commands.rollback),
+    *(
+        commands.plan,
+        rehearse,
+        run,
+        commands.status,
+        commands.verify,
+        commands.cutover,
+        commands.rollback,
+    ),
     commands.clean,
 )

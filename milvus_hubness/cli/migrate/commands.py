@@ -35,11 +35,16 @@ def plan(
     plan = planning.plan(connection.open(), source, switching, writers, measure=measure).to_dict()
     show_result(as_json, {"plan": plan}, lambda: show.show_plan(plan))
     if not as_json:
-        say("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
+        say(
+            "\nNothing was written. migrate run does it; migrate rehearse does all but the cutover."
+        )
 
 
 def verify(
-    name: options.Name, connection: Connection, target: options.Target = None, as_json: options.AsEvents = False
+    name: options.Name,
+    connection: Connection,
+    target: options.Target = None,
+    as_json: options.AsEvents = False,
 ) -> None:
     """Compare every row and field of source and copy once more; write nothing.
 
@@ -115,7 +120,9 @@ def rollback(
     with session.open(source, target) as settings:
         done = rollback(store, target, options=settings)
     facts = {
-        "alias": f"{done.alias} -> {source}" if done.alias != source else f"{source}, under its own name",
+        "alias": f"{done.alias} -> {source}"
+        if done.alias != source
+        else f"{source}, under its own name",
         "carried back": f"{done.carried:,} rows written since the switch",
         "to drop the copy": f"milvus-hubness migrate clean {source} --drop {target}",
     }
@@ -152,7 +159,8 @@ def clean(
 def status(
     connection: Connection,
     name: Annotated[
-        str | None, typer.Argument(help="Source, copy or alias of one migration. [default: all migrations]")
+        str | None,
+        typer.Argument(help="Source, copy or alias of one migration. [default: all migrations]"),
     ] = None,
     target: options.Target = None,
     as_json: AsJson = False,
@@ -183,12 +191,18 @@ def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
-    source = store.info(migration.source_now, checked=False) if store.exists(migration.source_now) else None
+    source = (
+        store.info(migration.source_now, checked=False)
+        if store.exists(migration.source_now)
+        else None
+    )
     dual_write = source.dual_write if source else None
     holder = holder_of(store, migration.target)
     return {
         **show.migration_facts(migration),
-        "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None,
+        "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"})
+        if holder
+        else None,
         "rows_copied": rows if copying else migration.rows,
         "chunks_done": len(done) if copying else migration.chunks,
         "rows_per_second": round(speed, 1) if speed else None,
@@ -209,7 +223,9 @@ def _show_all(migrations: list[dict[str, Any]]) -> None:
             facts["phase"],
             facts["switch"]["name"] if facts["switch"] else "",
             "yes" if facts["lease"] else "no",
-            "gone, see below" if facts["problem"] else "{rows_copied:,} of {rows:,}".format(**facts),
+            "gone, see below"
+            if facts["problem"]
+            else "{rows_copied:,} of {rows:,}".format(**facts),
         )
         for facts in migrations
     ]

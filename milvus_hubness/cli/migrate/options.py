@@ -17,10 +17,14 @@ if TYPE_CHECKING:
     from milvus_hubness.jobs.migration.plan import MigrationPlan
     from milvus_hubness.milvus.store.milvus_store import MilvusStore
 
-Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
+Name = Annotated[
+    str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")
+]
 Source = Annotated[str, typer.Argument(help="Collection to correct.")]
 Target = Annotated[str | None, "Copy, required if the source has several copies."]
-AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
+AsEvents = Annotated[
+    bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")
+]
 Postpone = Annotated[bool, "Follow the source until --control or --http says 'now', then cut over."]
 
 
@@ -28,7 +32,9 @@ Postpone = Annotated[bool, "Follow the source until --control or --http says 'no
 class Switching:
     """The options that select the name that moves to the copy."""
 
-    alias: Annotated[str | None, "Alias that the application reads: it is moved to the copy or created."] = None
+    alias: Annotated[
+        str | None, "Alias that the application reads: it is moved to the copy or created."
+    ] = None
     rename: Annotated[
         bool,
         "Rename the source to SOURCE__before_hubness and make its name an alias of the copy, for "
@@ -61,17 +67,29 @@ class Planning(options.EstimatorOptions, options.BankOptions):
     target_bank: options.TargetBank = None
     gate: options.Gate = None
     gate_targets: options.GateTargets = None
-    profiles: Annotated[int, "Number of bias profiles with room in the vectors; refresh adds them."] = 1
-    index_type: Annotated[str | None, "Index type of the copy, such as HNSW. [default: the source's]"] = None
+    profiles: Annotated[
+        int, "Number of bias profiles with room in the vectors; refresh adds them."
+    ] = 1
+    index_type: Annotated[
+        str | None, "Index type of the copy, such as HNSW. [default: the source's]"
+    ] = None
     index_param: Annotated[
         list[str] | None,
         "NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
     ] = None
-    restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = False
+    restart: Annotated[bool, "Drop the leftovers of an unfinished migration and start again."] = (
+        False
+    )
     force: Annotated[bool, "Migrate even if tune advises against it."] = False
 
     def plan(
-        self, store: MilvusStore, source: str, switching: Switching, writers: Writers, *, measure: bool = False
+        self,
+        store: MilvusStore,
+        source: str,
+        switching: Switching,
+        writers: Writers,
+        *,
+        measure: bool = False,
     ) -> MigrationPlan:
         """Return the plan of these options."""
         from milvus_hubness.jobs.common.inputs import read_bank
@@ -91,25 +109,37 @@ class Planning(options.EstimatorOptions, options.BankOptions):
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
-    def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
+    def validate_resumed(
+        self, store: MilvusStore, migration: Migration, switching: Switching
+    ) -> None:
         """Check that no option differs from those of a resumed migration. Raises InvalidParameter."""
         from milvus_hubness.correction.estimators import to_dict
         from milvus_hubness.correction.state import slots_for
 
         former, switch = migration.arguments, migration.switch
         index = former.get("index") or {}
-        estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)
+        estimator, bank, targets = (
+            self.estimator(),
+            self.read(store),
+            options.read_vectors(store, self.target_bank),
+        )
         pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
             "--gate": (self.gate, former.get("gate") or 0),
             "--gate-targets": (self.gate_targets, former.get("gate_targets")),
-            "--profiles": (None if self.profiles == 1 else slots_for(self.profiles), former.get("slots")),
+            "--profiles": (
+                None if self.profiles == 1 else slots_for(self.profiles),
+                former.get("slots"),
+            ),
             "--index-type": (self.index_type and self.index_type.upper(), index.get("index_type")),
             "--method": (estimator and to_dict(estimator), former.get("estimator")),
             "--bank": (bank and bank.fingerprint, former.get("bank")),
             "--target-bank": (targets and targets.fingerprint, former.get("target_bank")),
-            f"--alias {switching.alias}": (switching.alias or None, switch.name if switch else switching.alias),
+            f"--alias {switching.alias}": (
+                switching.alias or None,
+                switch.name if switch else switching.alias,
+            ),
             "--rename": (switching.rename or None, switch is None or bool(switch.source_renamed)),
         }
         params = index.get("index_params", {})
@@ -131,11 +161,21 @@ class Pace:
     """The options that limit the pace of the copy and its load on the server."""
 
     rows_per_second: options.RowsPerSecond = None
-    bytes_per_second: Annotated[float | None, "Maximum bytes of vectors per second. [default: no limit]"] = None
-    chunk_seconds: Annotated[float | None, "Target duration of one write in seconds, which sets its size."] = None
-    max_load: Annotated[str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}] = None
-    critical_load: Annotated[str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}] = None
-    load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = 5.0
+    bytes_per_second: Annotated[
+        float | None, "Maximum bytes of vectors per second. [default: no limit]"
+    ] = None
+    chunk_seconds: Annotated[
+        float | None, "Target duration of one write in seconds, which sets its size."
+    ] = None
+    max_load: Annotated[
+        str | None, "Shell command; while it fails, the run pauses.", {"metavar": "CMD"}
+    ] = None
+    critical_load: Annotated[
+        str | None, "Shell command; if it fails, the run ends.", {"metavar": "CMD"}
+    ] = None
+    load_every: Annotated[float, "Seconds between two runs of the load commands.", {"min": 0.1}] = (
+        5.0
+    )
     engine: options.EngineName = "local"
 
 
@@ -144,12 +184,17 @@ class Watching(Writers):
     """The options that report and control a running migration."""
 
     control: Annotated[
-        Path | None, 'JSON file that controls the run whenever it changes, such as {"paused": true}.'
+        Path | None,
+        'JSON file that controls the run whenever it changes, such as {"paused": true}.',
     ] = None
-    http: Annotated[str | None, "Loopback address of /status, /metrics and /control.", {"metavar": "HOST:PORT"}] = None
+    http: Annotated[
+        str | None, "Loopback address of /status, /metrics and /control.", {"metavar": "HOST:PORT"}
+    ] = None
     on: Annotated[
         list[str] | None,
         "Shell command to run at an event; repeatable. A before-… that fails ends the run.",
         {"metavar": "EVENT=CMD"},
     ] = None
-    metrics_file: Annotated[Path | None, "File for the metrics in Prometheus format, for node_exporter."] = None
+    metrics_file: Annotated[
+        Path | None, "File for the metrics in Prometheus format, for node_exporter."
+    ] = None

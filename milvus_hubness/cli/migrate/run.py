@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from milvus_hubness.basics.defaults import WHERE_FROM
 from milvus_hubness.cli.console import say, show_facts
 from milvus_hubness.cli.migrate import options
-from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
+from milvus_hubness.cli.migrate.show import (
+    migration_facts,
+    migration_words,
+    show_last,
+    show_migration,
+    show_plan,
+)
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
 
@@ -82,9 +88,13 @@ def _carry_out(
     if resumed is not None:
         planning.validate_resumed(store, resumed, name)
         if switching is None:
-            resumed.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
+            resumed.require(
+                "preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal"
+            )
         with session.open(resumed.source, resumed.target) as settings:
-            return store, resume(store, resumed.target, settings, alias=name.alias, rename=name.rename)
+            return store, resume(
+                store, resumed.target, settings, alias=name.alias, rename=name.rename
+            )
     plan = planning.plan(store, source, name, writers, measure=measure)
     if not session.as_json:
         show_plan(plan.to_dict())
@@ -123,7 +133,9 @@ def rehearse(
     source, target = migration.source, migration.target
     aliases = store.info(source).aliases
     alias = aliases[0] if aliases else "ALIAS"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB, macOS in bytes.
+    peak = resource.getrusage(
+        resource.RUSAGE_SELF
+    ).ru_maxrss  # Linux counts in KiB, macOS in bytes.
     report = {
         "source": source,
         "target": target,
@@ -150,7 +162,10 @@ def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
         "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
         "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
         **migration_words(migration),
-        "passes": "; ".join("{carried:,} of {rows:,} rows carried over".format(**facts) for facts in report["passes"]),
+        "passes": "; ".join(
+            "{carried:,} of {rows:,} rows carried over".format(**facts)
+            for facts in report["passes"]
+        ),
         "to switch": "\n".join(report["cutover"]),
         "to drop it": report["clean"],
     }

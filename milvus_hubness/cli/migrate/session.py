@@ -13,7 +13,12 @@ from milvus_hubness.cli.console import on_signals, say
 from milvus_hubness.cli.migrate.options import Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, printed, stream
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.jobs.common.control import Controls, MigrationMetrics, following_control_file, postpone_cutover
+from milvus_hubness.jobs.common.control import (
+    Controls,
+    MigrationMetrics,
+    following_control_file,
+    postpone_cutover,
+)
 from milvus_hubness.jobs.common.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.jobs.common.shell_commands import Hooks, parse_hooks, watching_load
 from milvus_hubness.jobs.migration.plan import MigrationOptions
@@ -50,7 +55,12 @@ class Session:
     """The settings of a run, checked before any read. Raises InvalidParameter."""
 
     def __init__(
-        self, watching: Watching, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False
+        self,
+        watching: Watching,
+        pace: Pace | None = None,
+        *,
+        postponed: bool = False,
+        as_json: bool = False,
     ) -> None:
         self.as_json, self.timeline = as_json, Timeline()
         self._watching = watching
@@ -60,7 +70,9 @@ class Session:
         self._release = threading.Event()
         if not postponed:
             self._release.set()
-        self._throttle = Throttle(self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds)
+        self._throttle = Throttle(
+            self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
+        )
         self._options = MigrationOptions(
             no_writers=watching.no_writers,
             client_ttl=watching.client_ttl,
@@ -94,7 +106,9 @@ class Session:
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
                 say(f"controlled at {server.url}", to_stderr=True)
             limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
-            stack.enter_context(watching_load(self._throttle, events, every=self._pace.load_every, **limits))
+            stack.enter_context(
+                watching_load(self._throttle, events, every=self._pace.load_every, **limits)
+            )
             yield replace(self._options, events=events)
 
 

@@ -8,14 +8,24 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from milvus_hubness.cli.console import UNNAMED, bank_words, progress_bars, say, show_facts, show_json, show_result
+from milvus_hubness.cli.console import (
+    UNNAMED,
+    bank_words,
+    progress_bars,
+    say,
+    show_facts,
+    show_json,
+    show_result,
+)
 from milvus_hubness.errors import name_some
 
 if TYPE_CHECKING:
     from milvus_hubness.jobs.common.progress import Event, Listener
     from milvus_hubness.jobs.migration.ledger import Migration
 
-RESOLUTION = "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
+RESOLUTION = (
+    "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
+)
 
 
 def show_plan(plan: dict[str, Any]) -> None:
@@ -48,12 +58,16 @@ def show_plan(plan: dict[str, Any]) -> None:
 
 def migration_facts(migration: Migration) -> dict[str, Any]:
     """Return a migration as plain data, without facts that only the program needs."""
-    return migration.model_dump(mode="json", exclude={"version", "arguments", "state", "announced_at"})
+    return migration.model_dump(
+        mode="json", exclude={"version", "arguments", "state", "announced_at"}
+    )
 
 
 def show_migration(migration: Migration) -> None:
     """Print the state of a migration after a command."""
-    show_facts(f"\n{migration.source} -> {migration.target}: {migration.phase}", migration_words(migration))
+    show_facts(
+        f"\n{migration.source} -> {migration.target}: {migration.phase}", migration_words(migration)
+    )
 
 
 def migration_words(migration: Migration) -> dict[str, object]:
@@ -113,7 +127,10 @@ def printed() -> Iterator[Listener]:
         def listen(event: Event) -> None:
             bars.report(event.name, **event.facts)
             if event.name == "rate":
-                limits = (f"{name} {'free' if value is None else value}" for name, value in event.facts.items())
+                limits = (
+                    f"{name} {'free' if value is None else value}"
+                    for name, value in event.facts.items()
+                )
                 say(f"now at {', '.join(limits)}")
             elif event.name in LINES:
                 say(LINES[event.name].format(**event.facts))
@@ -179,5 +196,7 @@ class Timeline:
     def _begin(self, step: str | None, at: datetime) -> None:
         """End the current step, and begin the next."""
         if self._since is not None and self._step:
-            self._seconds[self._step] = self._seconds.get(self._step, 0.0) + (at - self._since).total_seconds()
+            self._seconds[self._step] = (
+                self._seconds.get(self._step, 0.0) + (at - self._since).total_seconds()
+            )
         self._step, self._since = step, at

@@ -84,7 +84,9 @@ class QueryBank:
     def __post_init__(self) -> None:
         rows: Any = self.vectors
         if isinstance(rows, np.ndarray) and not rows.ndim:
-            raise InvalidInput(f"the bank from {self.source} must be 2-D, one vector a row, but is one number")
+            raise InvalidInput(
+                f"the bank from {self.source} must be 2-D, one vector a row, but is one number"
+            )
         if (isinstance(rows, Sequence | np.ndarray) or is_tensor(rows)) and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
         vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
@@ -108,7 +110,9 @@ class QueryBank:
         path = Path(path)
         read = _READERS.get(path.suffix.lower())
         if read is None:
-            raise UnreadableFile(f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file")
+            raise UnreadableFile(
+                f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file"
+            )
         return cls(read(path, column), str(path))
 
     def __len__(self) -> int:
@@ -128,7 +132,9 @@ class QueryBank:
     def require(self, at_least: int) -> None:
         if len(self) < at_least:
             noun = "query" if len(self) == 1 else "queries"
-            raise BankTooSmall(f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed")
+            raise BankTooSmall(
+                f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed"
+            )
 
     def expect_dim(self, dim: int, what: str) -> None:
         """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
@@ -154,7 +160,9 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
             raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")
         rows = rows.detach().cpu().float().numpy()
     elif isinstance(rows, str | os.PathLike):
-        raise InvalidInput(f"{what} must hold real numbers, not a path: pass QueryBank.load({str(rows)!r})")
+        raise InvalidInput(
+            f"{what} must hold real numbers, not a path: pass QueryBank.load({str(rows)!r})"
+        )
     elif isinstance(rows, Sequence):
         _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
         rows = without_tensors(rows)
@@ -169,7 +177,9 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         vectors = np.ascontiguousarray(array, np.float32)
     bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
     if bad:
-        raise NonFiniteVectors(f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}")
+        raise NonFiniteVectors(
+            f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}"
+        )
     return vectors
 
 
@@ -177,7 +187,9 @@ def _check_widths(widths: npt.ArrayLike, what: str) -> None:
     sizes = np.asarray(widths)
     odd = np.flatnonzero(sizes != sizes[:1])
     if len(odd):
-        raise DimensionMismatch(f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0")
+        raise DimensionMismatch(
+            f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0"
+        )
 
 
 def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
@@ -201,7 +213,9 @@ def _expect_vectors(path: Path, header: Header) -> None:
     if header.dtype.kind not in "fiu" and 0 not in header.shape:
         raise InvalidInput(f"the bank from {path} must hold real numbers, not {header.dtype}")
     if len(header.shape) != 2:
-        raise InvalidInput(f"the bank from {path} must be 2-D, one vector a row, but has shape {header.shape}")
+        raise InvalidInput(
+            f"the bank from {path} must be 2-D, one vector a row, but has shape {header.shape}"
+        )
 
 
 def _read_table(path: Path, column: str | None) -> npt.NDArray[Any]:
@@ -222,7 +236,9 @@ def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
 
     def holds_vectors(kind: Any) -> bool:
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        return bool(is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
+        return bool(
+            is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type))
+        )
 
     names = [field.name for field in schema if holds_vectors(field.type)]
     return _choose(path, column, names, "vector column")
@@ -234,7 +250,9 @@ def _choose(path: Path, column: str | None, names: list[str], kind: str) -> str:
     if column in names:
         return str(column)
     fault = f"no {kind} {column!r}" if column else f"several {kind}s" if names else f"no {kind}"
-    remedy = f"choose one of {', '.join(map(repr, names))} with --bank-column" if names else "add one"
+    remedy = (
+        f"choose one of {', '.join(map(repr, names))} with --bank-column" if names else "add one"
+    )
     raise InvalidInput(f"{path} has {fault}: {remedy}")
 
 

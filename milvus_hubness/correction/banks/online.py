@@ -76,7 +76,9 @@ def safe_seeds(origins: Origins, terms: Terms) -> Flags:
     return safe
 
 
-def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
+def merge(
+    bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms
+) -> Merged:
     """Merge samples into a bank.
 
     origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) their origins. A sample is not taken if it is a
@@ -86,7 +88,9 @@ def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins,
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
     fresh = fresh[np.unique(sampled.numbers[fresh], return_index=True)[1]]
-    valid = fresh[np.isfinite(samples[fresh]).all(1) & samples[fresh].any(1)] if len(fresh) else fresh
+    valid = (
+        fresh[np.isfinite(samples[fresh]).all(1) & samples[fresh].any(1)] if len(fresh) else fresh
+    )
     everything = origins + sampled[valid]
     vectors = np.concatenate([bank.vectors, samples[valid]]) if len(valid) else bank.vectors
     units, priority = _units(vectors), priorities(everything, terms)
@@ -116,7 +120,9 @@ def distinct_vectors(vectors: Vectors, duplicate_cosine: float) -> Flags:
     return _unlike(_units(vectors), np.arange(0), np.arange(len(vectors)), duplicate_cosine)
 
 
-def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
+def _chosen(
+    rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms
+) -> Numbers:
     """Return the rows of the new bank, in ascending order: the best seeds in reserved slots, then the best others."""
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
@@ -161,7 +167,9 @@ def _units(vectors: Vectors) -> Vectors:
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
     """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
-    uniform: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    uniform: npt.NDArray[np.float64] = (
+        (mixed >> np.uint64(11)).astype(np.float64) + 0.5
+    ) * 2.0**-53
     return uniform
 
 

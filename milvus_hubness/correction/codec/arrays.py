@@ -56,8 +56,12 @@ def without_tensors(vectors: Any) -> Any:
         return vectors
     if isinstance(vectors, torch.Tensor):
         return _array_of(vectors)
-    if isinstance(vectors, list | tuple) and any(isinstance(vector, torch.Tensor) for vector in vectors):
-        return [_array_of(vector) if isinstance(vector, torch.Tensor) else vector for vector in vectors]
+    if isinstance(vectors, list | tuple) and any(
+        isinstance(vector, torch.Tensor) for vector in vectors
+    ):
+        return [
+            _array_of(vector) if isinstance(vector, torch.Tensor) else vector for vector in vectors
+        ]
     return vectors
 
 
@@ -135,8 +139,12 @@ def mean_in(text: str, dim: int) -> Mean:
         raise InvalidParameter(f"{len(content)} bytes are no mean of {dim} dimensions")
     mean = np.frombuffer(content, "<f4", dim).astype(np.float32)
     if not half_squares(mean[None, :])[0] <= LARGEST_HALF_SQUARE:
-        raise InvalidParameter("the mean of a layout contains NaN or infinity, or is too long for float32")
-    far = np.unpackbits(np.frombuffer(content, np.uint8, offset=4 * dim), count=dim).astype(np.bool_)
+        raise InvalidParameter(
+            "the mean of a layout contains NaN or infinity, or is too long for float32"
+        )
+    far = np.unpackbits(np.frombuffer(content, np.uint8, offset=4 * dim), count=dim).astype(
+        np.bool_
+    )
     return Mean(mean, np.where(far, mean, np.float32(0)))
 
 
@@ -204,7 +212,11 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
     if dtype == "float32":
         return exact
     with np.errstate(over="ignore"):
-        nearest = exact.astype(np.float16).astype(np.float32) if dtype == "float16" else _to_bfloat16(exact)
+        nearest = (
+            exact.astype(np.float16).astype(np.float32)
+            if dtype == "float16"
+            else _to_bfloat16(exact)
+        )
     if not np.array_equal(np.isinf(nearest), np.isinf(exact)):
         largest = np.abs(exact[np.isinf(nearest) & ~np.isinf(exact)]).max()
         raise InvalidInput(f"a number of size {largest:g} does not fit into {dtype}")
@@ -237,7 +249,9 @@ def unpacked(value: Any, dtype: Dtype) -> Any:
     if not isinstance(value, bytes):
         return value
     if len(value) % 2:
-        raise InvalidInput(f"{len(value)} bytes are no vector of {dtype}, which takes 2 for each number")
+        raise InvalidInput(
+            f"{len(value)} bytes are no vector of {dtype}, which takes 2 for each number"
+        )
     if dtype == "float16":
         return np.frombuffer(value, "<f2").astype(np.float32)
     return (np.frombuffer(value, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -250,7 +264,9 @@ def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
     try:
         return np.asarray(numbers, np.float32)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"vectors must be rows of numbers, or bytes, of one length: {error}") from None
+        raise InvalidInput(
+            f"vectors must be rows of numbers, or bytes, of one length: {error}"
+        ) from None
 
 
 def rounded_to_sums(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:

@@ -48,12 +48,17 @@ class RowBiases(NamedTuple):
     locality_hints: Floats | None = None
 
 
-def with_columns(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def with_columns(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
     """Return the rows with these values of fields, by field name."""
     if not columns:
         return [dict(row) for row in rows]
     values = zip(*columns.values(), strict=True)
-    return [{**row, **dict(zip(columns, own, strict=True))} for row, own in zip(rows, values, strict=True)]
+    return [
+        {**row, **dict(zip(columns, own, strict=True))}
+        for row, own in zip(rows, values, strict=True)
+    ]
 
 
 _form = lru_cache(maxsize=256)(StorageFormat)
@@ -138,7 +143,9 @@ class RowCodec(ABC):
 
     def _slots(self, biases: RowBiases, slots: int | Floats) -> Floats:
         """Set the columns of `slots` (n, slots) that have biases, by default of n rows of zeros, and return it."""
-        columns = np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
+        columns = (
+            np.zeros((slots, self.layout.slots), np.float32) if isinstance(slots, int) else slots
+        )
         for slot, column in biases.by_slot.items():
             columns[:, slot] = column
         return columns
@@ -170,7 +177,9 @@ class RowCodec(ABC):
 
     def pack(self, columns: Columns) -> Columns:
         """Return columns with augmented vectors as pymilvus stores them. Raises InvalidInput for a number too large."""
-        if (self.leaves_vectors and self.searched_field == self.field) or self.searched_field not in columns:
+        if (
+            self.leaves_vectors and self.searched_field == self.field
+        ) or self.searched_field not in columns:
             return columns
         return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
 
@@ -205,7 +214,9 @@ class RowCodec(ABC):
 
     def are_new(self, columns: Columns) -> Flags:
         """Return (n,) whether the biases of a row were computed as those of a new row."""
-        return np.array([(epoch or PENDING) < PENDING for epoch in columns[self.epoch_field]], np.bool_)
+        return np.array(
+            [(epoch or PENDING) < PENDING for epoch in columns[self.epoch_field]], np.bool_
+        )
 
     def stale(self, columns: Columns) -> Flags:
         """Return (n,) whether the biases of a row are visibly those of another vector."""
@@ -224,27 +235,43 @@ class RowCodec(ABC):
         """Return the columns with the shown bias and the epoch, as far as they change."""
         columns: Columns = {}
         if self.shown_slot in biases.by_slot:
-            columns[self.bias_field] = np.asarray(biases.by_slot[self.shown_slot], np.float32).tolist()
-        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
+            columns[self.bias_field] = np.asarray(
+                biases.by_slot[self.shown_slot], np.float32
+            ).tolist()
+        return (
+            columns
+            if biases.epoch is None
+            else {**columns, self.epoch_field: [biases.epoch] * rows}
+        )
 
     # -- searches ---------------------------------------------------------------------------------------
 
-    def pack_queries(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> list[Any]:
+    def pack_queries(
+        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+    ) -> list[Any]:
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""
-        products: Floats = self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
+        products: Floats = (
+            self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
+        )
         return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
 
-    def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
+    def encode_query(
+        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+    ) -> Floats:
         """Return the queries (m, d) as the searched field takes them, (m, width). Raises as `Layout.encode_queries`
         does."""
         return self.layout.encode_queries(queries, strength, slot=slot)
 
     def decode_scores(
-        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
+        self,
+        scores: npt.ArrayLike,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        biases: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.float64]:
         """Return the corrected scores (m, k), in the user's metric, of those that the database returns. queries: (m,
         d). biases: (m, k) of candidates, which need them; others have them in their score."""
@@ -280,7 +307,9 @@ class VectorCodec(RowCodec):
         rows = columns[self.field][:, : self.layout.dim]
         if self.norm_field:
             norms = np.asarray(columns[self.norm_field], np.float64)[:, None]
-            rows = np.multiply(rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind")
+            rows = np.multiply(
+                rows, norms, out=np.empty(rows.shape, np.float32), casting="same_kind"
+            )
         elif self.layout.mean:
             taken_off = self.layout.taken_off
             rows = np.where(taken_off == 0, rows, rows + taken_off)

@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.codec.arrays import Floats, Metric, StorageFormat
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, PENDING, Columns, Flags, RowBiases, RowCodec
+from milvus_hubness.correction.codec.base import (
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    PENDING,
+    Columns,
+    Flags,
+    RowBiases,
+    RowCodec,
+)
 
 SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Fields with the biases, by slot, in the bias location `fields`."""
@@ -31,11 +39,17 @@ class CandidateCodec(RowCodec):
     def form(self) -> StorageFormat:
         return StorageFormat(self.dtype, self.layout.dim)
 
-    def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
+    def encode_query(
+        self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0
+    ) -> Floats:
         return self.layout.require_finite(queries, "query")
 
     def decode_scores(
-        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
+        self,
+        scores: npt.ArrayLike,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        biases: npt.ArrayLike | None = None,
     ) -> npt.NDArray[np.float64]:
         raw = np.asarray(scores, np.float64)
         if biases is None:
@@ -71,8 +85,14 @@ class FieldsCodec(CandidateCodec):
 
     def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
         rows = len(columns[self.field])
-        columns = {self.slot_fields[slot]: column.tolist() for slot, column in biases.by_slot.items()}
-        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
+        columns = {
+            self.slot_fields[slot]: column.tolist() for slot, column in biases.by_slot.items()
+        }
+        return (
+            columns
+            if biases.epoch is None
+            else {**columns, self.epoch_field: [biases.epoch] * rows}
+        )
 
 
 class SideCollectionCodec(CandidateCodec):

@@ -67,7 +67,9 @@ def hint_directions(bank: Floats, count: int) -> str:
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
     directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
-    return _as_text(np.rint(directions * (LARGEST_NUMBER / np.abs(directions).max())).astype(np.int8))
+    return _as_text(
+        np.rint(directions * (LARGEST_NUMBER / np.abs(directions).max())).astype(np.int8)
+    )
 
 
 def foremost(text: str, dim: int, count: int) -> str:
@@ -88,7 +90,9 @@ def columns(near: Floats, reach: float) -> Floats:
 def neighbour_hints(rows: Floats, bank: Floats, directions: str) -> float:
     """Return the mean cosine between the locality hints of items (n, d) and those of their nearest neighbours."""
     items, queries = evenly(rows, COMPARED_ROWS), evenly(bank, COMPARED_ROWS)
-    positions = coordinates(queries, hint_directions_in(directions, rows.shape[1]).astype(np.float32))
+    positions = coordinates(
+        queries, hint_directions_in(directions, rows.shape[1]).astype(np.float32)
+    )
     nearest = np.argpartition(-(items @ queries.T), NEAR, axis=1)[:, :NEAR]
     hints = columns(positions[nearest], 1.0)
     cosines = items @ items.T
@@ -192,7 +196,9 @@ def measured_on(
     if not (graph_hint and measured.spare):
         return measured
     if layout.metric != "IP":
-        return replace(measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale)
+        return replace(
+            measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale
+        )
     query_lengths = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
     query_length = float(np.median(query_lengths)) or 1.0
     vary = length_pull and math.sqrt(high) - math.sqrt(low) > LENGTHS_VARY * math.sqrt(middle)
@@ -205,7 +211,9 @@ def measured_on(
     )
     if measured.spread > 1 or not length_pull:
         return measured
-    return replace(measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length))
+    return replace(
+        measured, bias_scale=_bias_scale(query_length / SMALL_BIASES if vary else query_length)
+    )
 
 
 def _bias_scale(factor: float) -> float:
@@ -242,4 +250,6 @@ def _rounded_as(rows: Floats, mean: Floats) -> Floats:
     """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16 has."""
     used = int(np.bitwise_or.reduce(np.ascontiguousarray(rows).view(np.uint32), axis=None))
     step = np.uint32(min(used & -used, 2**16))
-    return np.asarray(((mean.view(np.uint32) + step // 2) & ~(step - np.uint32(1))).view(np.float32))
+    return np.asarray(
+        ((mean.view(np.uint32) + step // 2) & ~(step - np.uint32(1))).view(np.float32)
+    )

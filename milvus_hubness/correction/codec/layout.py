@@ -28,7 +28,13 @@ from milvus_hubness.correction.codec.arrays import (
     matrix,
     mean_in,
 )
-from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors, name_some
+from milvus_hubness.errors import (
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+    ZeroVectors,
+    name_some,
+)
 
 LARGEST_CONSTANT = 1e38
 """Largest size of a constant: float32 has numbers up to 3.4e38."""
@@ -82,7 +88,9 @@ class Layout:
         # Later arithmetic may rely on numbers of limited size.
         for name in ("dim", "slots", "multiple_of"):
             if not 1 <= getattr(self, name) <= MAX_WIDTH:
-                raise InvalidParameter(f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}")
+                raise InvalidParameter(
+                    f"{name} is from 1 to {MAX_WIDTH}, got {getattr(self, name)!r:.20}"
+                )
         for name in ("offset", "anchor", "pull", "length_pull", "reach"):
             if not abs(getattr(self, name)) <= LARGEST_CONSTANT:
                 raise InvalidParameter(
@@ -100,18 +108,26 @@ class Layout:
                 f"bias_scale is a power of two, got {self.bias_scale!r:.20} with scale {self.scale:g}"
             )
         if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
-            raise InvalidParameter(f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}")
+            raise InvalidParameter(
+                f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}"
+            )
         if abs(self.offset) > MOST_SCALES * self.scale**2:
-            raise InvalidParameter(f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}")
+            raise InvalidParameter(
+                f"an offset of {self.offset:g} is too large for a scale of {self.scale:g}"
+            )
         if (self.pull or self.length_pull) and not self.anchor:
-            raise InvalidParameter(f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}")
+            raise InvalidParameter(
+                f"a graph hint column needs an anchor, got {self.anchor:g} and {self.pull:g}"
+            )
         if self.length_pull and (self.metric != "IP" or self.length_pull < 0 or self.anchor < 0):
             raise InvalidParameter(
                 f"a length_pull, with an anchor, both above 0, is for IP: got {self.length_pull:g} and "
                 f"{self.anchor:g} for {self.metric}"
             )
         if bool(self.locality_hints) != (self.reach > 0):
-            raise InvalidParameter(f"locality hint columns need directions and a length above 0, got {self.reach}")
+            raise InvalidParameter(
+                f"locality hint columns need directions and a length above 0, got {self.reach}"
+            )
         if self.locality_hints and self.metric == "L2":
             raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
         hints = self.locality_hint_count + bool(self.anchor)
@@ -149,12 +165,22 @@ class Layout:
 
     @cached_property
     def _unhinted(self) -> Layout:
-        return replace(self, bias_scale=1.0, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
+        return replace(
+            self,
+            bias_scale=1.0,
+            anchor=0.0,
+            pull=0.0,
+            length_pull=0.0,
+            locality_hints="",
+            reach=0.0,
+        )
 
     @cached_property
     def locality_directions(self) -> Floats:
         """(d, c) directions of the c locality hint columns."""
-        return np.asarray(hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32)
+        return np.asarray(
+            hint_directions_in(self.locality_hints, self.dim) / LARGEST_NUMBER, np.float32
+        )
 
     @property
     def locality_hint_count(self) -> int:
@@ -206,7 +232,9 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, half_squares(rows).astype(np.float32), np.ones(len(rows), np.float32)])
+            return np.column_stack(
+                [rows, half_squares(rows).astype(np.float32), np.ones(len(rows), np.float32)]
+            )
         return rows
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
@@ -215,11 +243,16 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows).astype(np.float32)])
+            return np.column_stack(
+                [rows, -np.ones(len(rows), np.float32), -half_squares(rows).astype(np.float32)]
+            )
         return rows
 
     def augment(
-        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
+        self,
+        vectors: npt.ArrayLike,
+        biases: npt.ArrayLike,
+        locality_hints: npt.ArrayLike | None = None,
     ) -> Floats:
         """Return augmented vectors, float32 (n, width). Rows without a direction under COSINE stay zero.
 
@@ -234,10 +267,14 @@ class Layout:
                 f"got {slots.shape}"
             )
         stored = np.zeros((len(rows), self.width), np.float32)
-        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
+        stored[:, : self.dim] = (
+            self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
+        )
         if self.metric == "L2":
             if self.spread == 1:
-                stored[:, self.dim] = (half_squares(stored[:, : self.dim]) - self.offset) / self.scale
+                stored[:, self.dim] = (
+                    half_squares(stored[:, : self.dim]) - self.offset
+                ) / self.scale
             squares = half_squares(rows - self._mean.seen_from.astype(np.float64))
             half = (squares - self._query_offset) / (QUERY_SCALE * self.scale)
             stored[:, self.dim + 1 : self.first_slot] = half[:, None]
@@ -247,13 +284,18 @@ class Layout:
         return self._set_hints(stored, locality_hints)
 
     def with_biases(
-        self, stored: Floats, biases: Mapping[int, npt.ArrayLike], locality_hints: npt.ArrayLike | None = None
+        self,
+        stored: Floats,
+        biases: Mapping[int, npt.ArrayLike],
+        locality_hints: npt.ArrayLike | None = None,
     ) -> Floats:
         """Return stored vectors with other biases (n,) in the named slots, (n, width). locality_hints: (n, c) new
         numbers of the locality hint columns; None leaves them."""
         changed = stored.copy()
         for slot, column in biases.items():
-            changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[:, None]
+            changed[:, self.columns_of(slot)] = self.as_stored(np.asarray(column, np.float32))[
+                :, None
+            ]
         return self._set_hints(changed, locality_hints, graph_hint=bool(biases))
 
     def held_locality_hints(self, stored: Floats) -> Floats:
@@ -268,7 +310,9 @@ class Layout:
         could = vectors.any(axis=1) & ~self.invalid(vectors)
         return could & ~self.held_locality_hints(stored).any(axis=1)
 
-    def encode_queries(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
+    def encode_queries(
+        self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
+    ) -> Floats:
         """Return augmented queries, (m, width).
 
         Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an amount that
@@ -277,22 +321,30 @@ class Layout:
         """
         rows = self.rows(queries)
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
-        if not (math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()):
+        if not (
+            math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()
+        ):
             raise InvalidParameter(f"strength must be finite, got {strength!r}")
         if not 0 <= slot < self.slots:
             raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
         query_vectors = np.zeros((len(rows), self.width), np.float32)
         self.require_finite(rows, "query")
-        query_vectors[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
+        query_vectors[:, : self.dim] = (
+            self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
+        )
         if self.metric == "L2":
-            query_vectors[:, self.dim + 1 : self.first_slot] = -QUERY_SCALE * self.scale / self.spread
+            query_vectors[:, self.dim + 1 : self.first_slot] = (
+                -QUERY_SCALE * self.scale / self.spread
+            )
         sent = np.asarray(-weights / self._bias_factor / self.spread)
         query_vectors[:, self.columns_of(slot)] = sent[..., None]
         return query_vectors
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
-        return stored[:, self._slot_columns][:, :: self.spread][:, slot] / np.float32(self._bias_factor)
+        return stored[:, self._slot_columns][:, :: self.spread][:, slot] / np.float32(
+            self._bias_factor
+        )
 
     def as_stored(self, biases: Floats) -> Floats:
         """Return biases in the unit of the stored columns, in the same shape; the factor is a power of two."""
@@ -332,7 +384,9 @@ class Layout:
             return rows
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if broken.size:
-            raise NonFiniteVectors(f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}")
+            raise NonFiniteVectors(
+                f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}"
+            )
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
@@ -340,14 +394,19 @@ class Layout:
         rows = self.require_finite(vectors, what)
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
-            raise ZeroVectors(f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}")
+            raise ZeroVectors(
+                f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}"
+            )
         return rows
 
     def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool (n,)."""
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
-        return cast("npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite)
+        return cast(
+            "npt.NDArray[np.bool_]",
+            ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite,
+        )
 
     def _seen(self, rows: Floats) -> Floats:
         """Return the rows relative to the mean, (n, d)."""
@@ -362,10 +421,14 @@ class Layout:
         seen = self._seen(queries)
         return half_squares(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
-    def _set_hints(self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True) -> Floats:
+    def _set_hints(
+        self, stored: Floats, locality_hints: npt.ArrayLike | None, *, graph_hint: bool = True
+    ) -> Floats:
         """Set the graph hint column, from the slots, and the locality hint columns of stored vectors, in place."""
         if not np.isfinite(stored[:, self._slot_columns]).all():
-            raise InvalidInput("biases must be finite numbers of float32, in units of the layout's scale")
+            raise InvalidInput(
+                "biases must be finite numbers of float32, in units of the layout's scale"
+            )
         if self.anchor and graph_hint:
             mean = self.biases(stored, slice(None)).mean(axis=1, dtype=np.float64)
             stored[:, -1] = self.anchor - self.pull * mean - self._lowered_by_length(stored)

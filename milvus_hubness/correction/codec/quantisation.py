@@ -21,7 +21,13 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.codec.arrays import QUERY_SCALE, Floats, Metric, as_metric, half_squares
+from milvus_hubness.correction.codec.arrays import (
+    QUERY_SCALE,
+    Floats,
+    Metric,
+    as_metric,
+    half_squares,
+)
 from milvus_hubness.correction.codec.layout import LARGEST_SPREAD, Layout
 
 DIMENSIONS_PER_COLUMN: dict[Metric, int] = {"IP": 48, "COSINE": 48, "L2": 24}
@@ -54,7 +60,9 @@ def with_spread(layout: Layout, spread: int) -> Layout:
     return replace(unhinted, spread=spread, bias_scale=1.0)
 
 
-def with_bias_scale(layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0) -> Layout:
+def with_bias_scale(
+    layout: Layout, vectors: Floats, biases: Floats, strength: float = 1.0
+) -> Layout:
     """Return the layout with f measured on valid vectors (n, d) and their biases (n,), for queries of this strength.
 
     It stays as it is if biases have one column each, or are all alike.

@@ -53,8 +53,12 @@ class SecondVectorCodec(RowCodec):
         """Return (n,) whether the second field is empty or holds the augmented form of another vector."""
         stored = columns[self.second]
         hints = self.layout.held_locality_hints(stored)
-        packed = self.form.encode_rows(self.layout.augment(columns[self.field], self.read_biases(columns), hints))
+        packed = self.form.encode_rows(
+            self.layout.augment(columns[self.field], self.read_biases(columns), hints)
+        )
         expected = self.form.joined(decode(packed, self.dtype).reshape(-1, self.form.width))
-        last_place = 2 * SPACING[self.dtype] * np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
+        last_place = (
+            2 * SPACING[self.dtype] * np.abs(expected).max(axis=1, initial=0.0, keepdims=True)
+        )
         same = (np.abs(stored - expected) <= last_place) | (np.isnan(stored) & np.isnan(expected))
         return np.asarray(~same.all(axis=1), np.bool_)

@@ -3,7 +3,9 @@
 from milvus_hubness.correction.estimators.base import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.blend import Blend
 from milvus_hubness.correction.estimators.csls import CSLS
-from milvus_hubness.correction.estimators.distribution_normalization import DistributionNormalization
+from milvus_hubness.correction.estimators.distribution_normalization import (
+    DistributionNormalization,
+)
 from milvus_hubness.correction.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.correction.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.correction.estimators.nnn import NNN

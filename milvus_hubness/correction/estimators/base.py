@@ -19,13 +19,22 @@ import numpy.typing as npt
 from milvus_hubness.basics.defaults import SHORT_METHODS
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.correction.kernels.primitives import finite_number, positive_number, prefer_torch, whole_number
+from milvus_hubness.correction.kernels.primitives import (
+    finite_number,
+    positive_number,
+    prefer_torch,
+    whole_number,
+)
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
 
-TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
+TEMPERATURE_OF = {
+    "tau": "temperature",
+    "tau_query": "temperature_query",
+    "tau_target": "temperature_target",
+}
 """The parameter in units of the spread, by the parameter in units of the score."""
 
 MEASURED = {"items", "agreement", "spread"}
@@ -81,7 +90,9 @@ class Estimator(ABC):
             if not isinstance(self.strength, str):
                 object.__setattr__(self, "strength", finite_number("strength", self.strength))
             if isinstance(self.strength, str) or self.strength < 0:
-                raise InvalidParameter(f'strength must be "agreement" or a number from 0 up, not {self.strength!r}')
+                raise InvalidParameter(
+                    f'strength must be "agreement" or a number from 0 up, not {self.strength!r}'
+                )
 
     @property
     def share(self) -> float:
@@ -89,7 +100,9 @@ class Estimator(ABC):
         if self.strength != "agreement":
             return self.strength
         if self.agreement is None:
-            raise InvalidParameter(f"{self!r} has no agreement yet: fit it, or take the estimator of the fit")
+            raise InvalidParameter(
+                f"{self!r} has no agreement yet: fit it, or take the estimator of the fit"
+            )
         return self.agreement
 
     @property
@@ -137,7 +150,9 @@ class Estimator(ABC):
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         """Fit with measured taus; the gallery is checked if the estimator needs it."""
 
-    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
+    def restore(
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    ) -> FittedBias:
         """Return the fit that had these potentials (|bank|, p), without its gallery.
 
         Raises InvalidParameter for an estimator with a temperature and no tau yet, InvalidInput for
@@ -147,7 +162,9 @@ class Estimator(ABC):
         for tau, _ in pairs:
             self.tau_of(tau)
         absolute = self._replaced({temperature: None for _, temperature in pairs})
-        return replace(absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self)
+        return replace(
+            absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self
+        )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
@@ -167,7 +184,10 @@ class Estimator(ABC):
         return self if k is None or k <= bank_size else self._replaced({"k": bank_size})
 
     def _fitted(
-        self, bank: QueryBank, formula: Callable[[Vectors], npt.NDArray[Any]], diagnostics: Any = None
+        self,
+        bank: QueryBank,
+        formula: Callable[[Vectors], npt.NDArray[Any]],
+        diagnostics: Any = None,
     ) -> FittedBias:
         """Return a fit that needs the bank alone."""
         diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
@@ -178,13 +198,17 @@ class Estimator(ABC):
     @property
     def has_temperature(self) -> bool:
         """Whether a fit has to measure the spread."""
-        return any(getattr(self, temperature) is not None for _, temperature in self._temperatures())
+        return any(
+            getattr(self, temperature) is not None for _, temperature in self._temperatures()
+        )
 
     def tau_of(self, name: str = "tau") -> float:
         """Return that tau. Raises InvalidParameter if no fit has measured it yet."""
         tau: float | None = getattr(self, name)
         if tau is None:
-            raise InvalidParameter(f"{self!r} has no {name} yet: fit it, or take the estimator of the fit")
+            raise InvalidParameter(
+                f"{self!r} has no {name} yet: fit it, or take the estimator of the fit"
+            )
         return tau
 
     def measured(self, bank: QueryBank, items: Vectors) -> Self:
@@ -196,15 +220,25 @@ class Estimator(ABC):
         if not self.has_temperature:
             return self
         unit = score_spread(bank, items)
-        unit = unit or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2))) or 1.0
-        temperatures = {tau: getattr(self, temperature) for tau, temperature in self._temperatures()}
-        return self._replaced({tau: value * unit for tau, value in temperatures.items() if value is not None})
+        unit = (
+            unit
+            or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2)))
+            or 1.0
+        )
+        temperatures = {
+            tau: getattr(self, temperature) for tau, temperature in self._temperatures()
+        }
+        return self._replaced(
+            {tau: value * unit for tau, value in temperatures.items() if value is not None}
+        )
 
     def unmeasured(self) -> Self:
         """Return the estimator as before its fit: without the number of items and the measured taus."""
         measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None}
         measured |= MEASURED
-        return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
+        return self._replaced(
+            {name: None for name in measured if getattr(self, name, None) is not None}
+        )
 
     def _set_temperatures(self, **defaults: float) -> None:
         """Check each tau and temperature under construction; without either, set the default temperature."""
@@ -250,7 +284,9 @@ def split_in_half(size: int) -> list[npt.NDArray[np.int64]]:
 
 def correlation(first: Vectors, second: Vectors) -> float:
     """Return the correlation of two vectors (n,), at least 0; 0 if one of them is constant."""
-    one, other = (part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64)))
+    one, other = (
+        part - part.mean() for part in (first.astype(np.float64), second.astype(np.float64))
+    )
     scale = float(np.sqrt((one @ one) * (other @ other)))
     return max(0.0, float(one @ other) / scale) if scale else 0.0
 
@@ -291,9 +327,13 @@ class FittedBias:
         """Return what `Estimator.from_nearest` takes, from inner products (n, |bank|) of items and the whole bank."""
         potentials = np.broadcast_to(self.potentials, (len(products), *self.potentials.shape))
         means = products.mean(1, dtype=np.float64) if self.estimator.needs.mean else np.empty(0)
-        return Nearest(products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True)
+        return Nearest(
+            products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True
+        )
 
-    def _evaluated(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
+    def _evaluated(
+        self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike
+    ) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")
         if not len(items):
@@ -310,8 +350,14 @@ class FittedBias:
         sample, agreement = items[_places(items, ITEMS)], 0.0
         if middle := len(self.bank) // 2:
             estimator = replace(self.estimator, strength=1.0).clamped(middle)
-            parts = (QueryBank(self.bank.vectors[half], self.bank.source) for half in split_in_half(len(self.bank)))
-            biases = [estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample) for half in parts]
+            parts = (
+                QueryBank(self.bank.vectors[half], self.bank.source)
+                for half in split_in_half(len(self.bank))
+            )
+            biases = [
+                estimator.fit(half, gallery=sample, target_bank=target_bank).bias(sample)
+                for half in parts
+            ]
             agreement = correlation(*biases)
         return replace(self, estimator=replace(self.estimator, agreement=agreement))
 
@@ -340,8 +386,12 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     """
     name = type(estimator).__name__
     if ESTIMATORS.get(name) is not type(estimator):
-        raise InvalidParameter(f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}")
-    values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
+        raise InvalidParameter(
+            f"{name} cannot be stored with a collection: use one of {', '.join(ESTIMATORS)}"
+        )
+    values = {
+        parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))
+    }
     optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), *MEASURED}
     if estimator.strength == type(estimator).strength:
         del values["strength"]
@@ -381,14 +431,20 @@ def from_dict(values: Mapping[str, Any]) -> Estimator:
     parameters = dict(values)
     name = parameters.pop("name", None)
     if not isinstance(name, str) or name not in ESTIMATORS:
-        raise InvalidParameter(f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}")
+        raise InvalidParameter(
+            f"no estimator is named {name!r}: use one of {', '.join(ESTIMATORS)}"
+        )
     allowed = _parameters(ESTIMATORS[name])
     unknown = [parameter for parameter in parameters if parameter not in allowed]
     if unknown:
-        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}")
+        raise InvalidParameter(
+            f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}"
+        )
     if "estimators" in parameters:
         if not isinstance(parameters["estimators"], list | tuple):
-            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}")
+            raise InvalidParameter(
+                f"a Blend's estimators are a list of dictionaries, not {parameters['estimators']!r}"
+            )
         parameters["estimators"] = tuple(map(from_dict, parameters["estimators"]))
     return ESTIMATORS[name](**parameters)
 
@@ -457,7 +513,9 @@ def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -
 def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) -> Vectors:
     """Return the gallery as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
     if gallery is None:
-        raise InvalidInput(f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…")
+        raise InvalidInput(
+            f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…"
+        )
     return _fitting(bank, as_vectors(gallery, "the gallery"), "the gallery")
 
 

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias, Strength, check_potentials
+from milvus_hubness.correction.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    Strength,
+    check_potentials,
+)
 from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn
@@ -55,7 +61,9 @@ class Blend(Estimator, alias="blend"):
                 f"a Blend needs one weight per estimator, not {len(weights)} for {len(self.estimators)}"
             )
         if min(weights) < 0 or not math.isclose(sum(weights), 1, abs_tol=1e-6):
-            raise InvalidParameter(f"weights must not be negative and have the sum 1, not {weights}")
+            raise InvalidParameter(
+                f"weights must not be negative and have the sum 1, not {weights}"
+            )
 
     @property
     def needs_gallery(self) -> bool:
@@ -81,7 +89,9 @@ class Blend(Estimator, alias="blend"):
         )
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        start = None if inputs.start is None else check_potentials(bank, inputs.start, self.potentials)
+        start = (
+            None if inputs.start is None else check_potentials(bank, inputs.start, self.potentials)
+        )
         fits = [
             part.fit(
                 bank,
@@ -93,23 +103,34 @@ class Blend(Estimator, alias="blend"):
         ]
         return self._mixed(bank, fits)
 
-    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
+    def restore(
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    ) -> FittedBias:
         bank = QueryBank.of(bank)
         whole = check_potentials(bank, potentials, self.potentials)
-        fits = [part.restore(bank, whole[:, columns], target_bank=target_bank) for part, columns in self.parts()]
+        fits = [
+            part.restore(bank, whole[:, columns], target_bank=target_bank)
+            for part, columns in self.parts()
+        ]
         return self._mixed(bank, fits)
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         """Return Σ_e w_e of the parts' biases, and of their errors."""
         parts = []
         for part, columns in self.parts():
-            own = replace(queries, potentials=queries.potentials[..., columns], masses=queries.masses[columns])
+            own = replace(
+                queries, potentials=queries.potentials[..., columns], masses=queries.masses[columns]
+            )
             parts.append(part.from_nearest(own, targets))
         biases, errors = zip(*parts, strict=True)
-        return Bounded(np.asarray(self.weights) @ np.stack(biases), np.asarray(self.weights) @ np.stack(errors))
+        return Bounded(
+            np.asarray(self.weights) @ np.stack(biases), np.asarray(self.weights) @ np.stack(errors)
+        )
 
     def unmeasured(self) -> Blend:
-        return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators), agreement=None)
+        return replace(
+            self, estimators=tuple(part.unmeasured() for part in self.estimators), agreement=None
+        )
 
     def clamped(self, bank_size: int) -> Blend:
         return replace(self, estimators=tuple(part.clamped(bank_size) for part in self.estimators))

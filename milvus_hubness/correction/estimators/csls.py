@@ -29,7 +29,9 @@ class CSLS(Estimator, alias="csls"):
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
-        return self._fitted(bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device))
+        return self._fitted(
+            bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device)
+        )
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return Bounded(0.5 * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

@@ -15,7 +15,14 @@ from milvus_hubness.correction.estimators.base import (
     FittedBias,
     require_target_bank,
 )
-from milvus_hubness.correction.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.correction.estimators.nearest import (
+    ACCURACY,
+    LEADING,
+    Bounded,
+    Nearest,
+    Needs,
+    bounded_logsumexp,
+)
 from milvus_hubness.correction.kernels import logsumexp
 from milvus_hubness.errors import InvalidInput
 
@@ -50,7 +57,9 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
         return Needs(queries=LEADING, targets=LEADING, tolerance=ACCURACY * min(self._taus[:2]))
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
-        targets = require_target_bank(bank, inputs.target_bank, type(self).__name__, as_queries=True)
+        targets = require_target_bank(
+            bank, inputs.target_bank, type(self).__name__, as_queries=True
+        )
         by_query, by_target, share = self._taus
 
         def formula(items: Vectors) -> npt.NDArray[Any]:
@@ -62,7 +71,9 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         if targets is None:
-            raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")
+            raise InvalidInput(
+                "DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…"
+            )
         query, target, share = self._taus
         by_queries = bounded_logsumexp(queries, query)
         by_targets = bounded_logsumexp(targets, target)

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
-from milvus_hubness.correction.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.correction.estimators.nearest import (
+    ACCURACY,
+    LEADING,
+    Bounded,
+    Nearest,
+    Needs,
+    bounded_logsumexp,
+)
 from milvus_hubness.correction.kernels import logsumexp
 
 
@@ -34,7 +41,9 @@ class InvertedSoftmax(Estimator, alias="is"):
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         tau = self.tau_of()
-        return self._fitted(bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device))
+        return self._fitted(
+            bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device)
+        )
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
         return bounded_logsumexp(queries, self.tau_of())

@@ -76,8 +76,12 @@ def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
     """Balance the queries against the items, each of which has a pair. spread: of a query's scores over the items."""
     tau, count = TEMPERATURE * spread, len(pairs.starts)
     if not count:
-        return Balanced(np.empty(0, np.float32), [], dict.fromkeys(("queries", "items", "pairs"), 0))
-    steps = PairSteps(pairs.items, pairs.by_query(np.arange(count)), pairs.scores.astype(np.float64))
+        return Balanced(
+            np.empty(0, np.float32), [], dict.fromkeys(("queries", "items", "pairs"), 0)
+        )
+    steps = PairSteps(
+        pairs.items, pairs.by_query(np.arange(count)), pairs.scores.astype(np.float64)
+    )
     taus = np.array([tau])
     start = steps.from_items(np.zeros((1, items)), taus)
     [result] = iterate(steps.from_bank, start, taus, items, ITERATIONS, TOLERANCE)
@@ -100,7 +104,12 @@ def balanced(pairs: Pairs, items: int, spread: float) -> Balanced:
             f"(usually at most {LARGEST_BIAS_SPREAD:g}), and the best score of a query is {gap:.2f} spreads above that "
             f"of an item (usually at most {LARGEST_GAP:g})"
         )
-    facts: dict[str, float] = {"queries": count, "items": items, "pairs": len(pairs.scores), "tau": tau}
+    facts: dict[str, float] = {
+        "queries": count,
+        "items": items,
+        "pairs": len(pairs.scores),
+        "tau": tau,
+    }
     facts |= {"bias_spread": uneven, "best_score_gap": gap}
     facts |= {"iterations": result.iterations, "marginal_error": result.marginal_error}
     return Balanced(biases.astype(np.float32), warnings, facts)
@@ -119,7 +128,9 @@ def one_to_one(pairs: Pairs, scores: Scores, items: int) -> npt.NDArray[np.bool_
     queries, costs = pairs.by_query(np.arange(m)), 1.0 + scores.max() - scores.astype(np.float64)
     rows, columns = np.r_[queries, np.arange(m)], np.r_[pairs.items, items + np.arange(m)]
     weights = np.r_[costs, np.full(m, (m + 1) * costs.max())]
-    _, chosen = min_weight_full_bipartite_matching(coo_array((weights, (rows, columns)), shape=(m, items + m)).tocsr())
+    _, chosen = min_weight_full_bipartite_matching(
+        coo_array((weights, (rows, columns)), shape=(m, items + m)).tocsr()
+    )
     taken: npt.NDArray[np.bool_] = chosen[queries] == pairs.items
     return taken
 

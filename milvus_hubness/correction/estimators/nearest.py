@@ -76,7 +76,9 @@ class Nearest:
     is_whole: bool = False
 
 
-def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike) -> Doubles:
+def masses(
+    potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike
+) -> Doubles:
     """Return τ·log Σ_i exp(f_i/τ) of potentials (n, p), n ≥ 1, and of those summed in `before`, float64 (p,).
 
     temperatures: (p,) the τ of each column. before: (p,) −inf at the start.
@@ -108,7 +110,9 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
         mass, unseen = 0.0, np.full(len(scores), float(nearest.rest))
         if has_potentials:
             mass = nearest.masses[0]
-            unseen = np.maximum(1 - np.exp((nearest.potentials[..., 0] - mass) / tau).sum(1), ROUNDING)
+            unseen = np.maximum(
+                1 - np.exp((nearest.potentials[..., 0] - mass) / tau).sum(1), ROUNDING
+            )
         excess = (mass + scores[:, -1] - biases) / tau + np.log(unseen)
         return Bounded(biases, tau * np.logaddexp(0, excess))
 

@@ -8,7 +8,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from milvus_hubness.correction.banks.bank import QueryBank
-from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
+from milvus_hubness.correction.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    require_gallery,
+)
 from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs, largest
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.primitives import kernel_for
@@ -81,4 +86,6 @@ class NNN(Estimator, alias="nnn"):
         )
 
     def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))
+        return Bounded(
+            self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores))
+        )

@@ -9,8 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, score_spread
-from milvus_hubness.correction.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, largest
+from milvus_hubness.correction.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    check_potentials,
+    score_spread,
+)
+from milvus_hubness.correction.estimators.nearest import (
+    ACCURACY,
+    LEADING,
+    Bounded,
+    Nearest,
+    Needs,
+    largest,
+)
 from milvus_hubness.correction.kernels import topk_mean
 
 SMALLEST_TAU = 1e-300
@@ -45,7 +58,9 @@ class RelativeNNN(Estimator, alias="relative"):
     @property
     def needs(self) -> Needs:
         tolerance = math.inf if self.spread is None else ACCURACY * self.spread
-        return Needs(queries=max(self.k, LEADING), temperatures=(SMALLEST_TAU,), tolerance=tolerance)
+        return Needs(
+            queries=max(self.k, LEADING), temperatures=(SMALLEST_TAU,), tolerance=tolerance
+        )
 
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
@@ -53,12 +68,16 @@ class RelativeNNN(Estimator, alias="relative"):
         finds = topk_mean(bank.vectors, items, min(self.finds, len(items)), device=self.device)
         return self.with_finds(bank, finds, score_spread(bank, items))
 
-    def with_finds(self, bank: QueryBank, finds: npt.NDArray[np.floating], spread: float) -> FittedBias:
+    def with_finds(
+        self, bank: QueryBank, finds: npt.NDArray[np.floating], spread: float
+    ) -> FittedBias:
         """Return the fit of bank queries with these f (m,)."""
         potentials = (-self.discount * finds).astype(np.float32)[:, None]
         return replace(self, spread=spread).restore(bank, potentials)
 
-    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
+    def restore(
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    ) -> FittedBias:
         bank = QueryBank.of(bank)
         values = check_potentials(bank, potentials, 1)
         relative = np.hstack([bank.vectors, values])

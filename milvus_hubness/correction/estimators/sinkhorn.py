@@ -31,7 +31,13 @@ from milvus_hubness.correction.estimators.nearest import (
     bounded_logsumexp,
     logsumexp_with_room,
 )
-from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, Potentials, Scores, Taus
+from milvus_hubness.correction.estimators.steps import (
+    AllScores,
+    PairSteps,
+    Potentials,
+    Scores,
+    Taus,
+)
 from milvus_hubness.correction.kernels import logsumexp, topk
 from milvus_hubness.correction.kernels.primitives import TopK, whole_number
 from milvus_hubness.errors import InvalidParameter
@@ -55,7 +61,9 @@ class Balance(NamedTuple):
     converged: bool
 
 
-def iterate(step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float) -> list[Balance]:
+def iterate(
+    step: Step, f: Potentials, taus: Taus, items: int, iterations: int, tol: float
+) -> list[Balance]:
     """Compute for each tau potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals of bank and items.
 
     The iteration starts from f (t, m). step: the g that follow from f, and the shares of the bank, as in `AllScores`.
@@ -137,7 +145,9 @@ class Sinkhorn(Estimator, alias="sn"):
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         return fit_together([self], bank, inputs)[0][0]
 
-    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
+    def restore(
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    ) -> FittedBias:
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
@@ -147,16 +157,24 @@ class Sinkhorn(Estimator, alias="sn"):
         if not queries.are_new:
             return bounded_logsumexp(queries, self.tau_of())
         biases = logsumexp_with_room(queries, self.tau_of(), self._fitted_on)
-        errors = bounded_logsumexp(queries, self.tau_of()).errors if queries.rest else np.zeros(len(biases))
+        errors = (
+            bounded_logsumexp(queries, self.tau_of()).errors
+            if queries.rest
+            else np.zeros(len(biases))
+        )
         return Bounded(biases, errors)
 
     @property
     def _fitted_on(self) -> int:
         if self.items is None:
-            raise InvalidParameter(f"{self!r} does not say how many items it was fitted on: pass items=…")
+            raise InvalidParameter(
+                f"{self!r} does not say how many items it was fitted on: pass items=…"
+            )
         return self.items
 
-    def with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
+    def with_potentials(
+        self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
+    ) -> FittedBias:
         tau = self.tau_of()
 
         def formula(items: Vectors) -> npt.NDArray[np.float32]:
@@ -184,29 +202,46 @@ class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
 
 
 def fit_together(
-    estimators: Sequence[Sinkhorn], bank: QueryBank, inputs: FitInputs, nearest: tuple[TopK, TopK] | None = None
+    estimators: Sequence[Sinkhorn],
+    bank: QueryBank,
+    inputs: FitInputs,
+    nearest: tuple[TopK, TopK] | None = None,
 ) -> list[tuple[FittedBias, Vectors]]:
     """Return fits of estimators that differ in tau and temperature only, each with its biases of the items: gallery,
     then target bank if it is needed. Each pass over the scores serves all. nearest: as `PairSteps` has them; by
     default computed."""
     one, items = estimators[0], np.asarray(inputs.gallery, np.float32)
     if one.needs_target_bank:
-        items = np.concatenate([items, require_target_bank(bank, inputs.target_bank, type(one).__name__)])
+        items = np.concatenate(
+            [items, require_target_bank(bank, inputs.target_bank, type(one).__name__)]
+        )
     taus, iterations = np.array([estimator.tau_of() for estimator in estimators]), one.iterations
     steps = AllScores(bank.vectors, items, one.device, "sparse" if one.neighbors else None)
     g, ahead = np.zeros((len(taus), len(items)), np.float32), [0] * len(taus)
     if inputs.start is not None:
-        g, _ = steps.from_bank(np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus)
+        g, _ = steps.from_bank(
+            np.tile(check_potentials(bank, inputs.start, 1)[:, 0], (len(taus), 1)), taus
+        )
     if steps.scores == "sparse" and iterations > 1:
         k, sides = one.neighbors or NEIGHBORS, (items, bank.vectors)
         near = PairSteps.nearest(*(nearest or (
             topk(rows, columns, min(k, len(columns)), device=one.device) for rows, columns in (sides, sides[::-1])
         )))  # fmt: skip
-        firsts = iterate(near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol)
-        g, ahead, iterations = np.stack([first.g for first in firsts]), [first.iterations for first in firsts], 1
-    balances = iterate(steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol)
+        firsts = iterate(
+            near.from_bank, near.from_items(g, taus), taus, len(items), iterations - 1, one.tol
+        )
+        g, ahead, iterations = (
+            np.stack([first.g for first in firsts]),
+            [first.iterations for first in firsts],
+            1,
+        )
+    balances = iterate(
+        steps.from_bank, steps.from_items(g, taus), taus, len(items), iterations, one.tol
+    )
     fits = []
-    for estimator, before, (f, own_g, done, error, converged) in zip(estimators, ahead, balances, strict=True):
+    for estimator, before, (f, own_g, done, error, converged) in zip(
+        estimators, ahead, balances, strict=True
+    ):
         diagnostics = SinkhornDiagnostics(
             len(bank), bank.dim, len(items), before + done, error, converged, steps.scores
         )

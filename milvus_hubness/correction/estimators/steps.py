@@ -39,7 +39,9 @@ def scores_for(m: int, n: int, free: float | None = None) -> Scores:
     recomputes them. Above 2·10^10 pairs, 2·10^12 on CUDA, that would take minutes: "sparse". free: bytes of memory of
     the CUDA device, if there is one.
     """
-    memory, most = POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
+    memory, most = (
+        POLICY.get().sinkhorn_limits if free is None else (CUDA_SHARE * free, MOST_ON_CUDA)
+    )
     if 4 * m * n <= memory:
         return "float32"
     return "recomputed" if m * n <= most else "sparse"
@@ -52,7 +54,13 @@ class AllScores:
     as `scores_for` has it.
     """
 
-    def __init__(self, bank: Potentials, items: Potentials, device: str = "auto", scores: Scores | None = None) -> None:
+    def __init__(
+        self,
+        bank: Potentials,
+        items: Potentials,
+        device: str = "auto",
+        scores: Scores | None = None,
+    ) -> None:
         self._bank, self._items, self._device, free = bank, items, device, None
         if scores is None and not uses_numpy(bank.size * len(items), device):
             import torch
@@ -63,10 +71,17 @@ class AllScores:
         self._stored = list(score_tiles(items, bank, device)) if self.scores == "float32" else None
 
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
-        return _pass(score_tiles(self._bank, self._items, self._device), len(self._bank), g, taus)[0]
+        return _pass(score_tiles(self._bank, self._items, self._device), len(self._bank), g, taus)[
+            0
+        ]
 
     def from_bank(self, f: Potentials, taus: Taus) -> tuple[Potentials, Potentials]:
-        return _pass(self._stored or score_tiles(self._items, self._bank, self._device), len(self._items), f, taus)
+        return _pass(
+            self._stored or score_tiles(self._items, self._bank, self._device),
+            len(self._items),
+            f,
+            taus,
+        )
 
 
 def _pass(
@@ -114,15 +129,23 @@ class PairSteps:
         pairs = np.concatenate([np.ravel(of_items.indices + m * np.arange(n)[:, None]),
                                 np.ravel(of_queries.indices * m + np.arange(m)[:, None])])  # fmt: skip
         pairs, first = np.unique(pairs, return_index=True)
-        return cls(*np.divmod(pairs, m), np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])[first])
+        return cls(
+            *np.divmod(pairs, m),
+            np.concatenate([of_items.values.ravel(), of_queries.values.ravel()])[first],
+        )
 
     def from_items(self, g: Potentials, taus: Taus) -> Potentials:
         values = (self._scores + g[:, self._item])[:, self._by_query]
-        return np.stack([_grouped(*pair, self._of_query)[0] for pair in zip(values, taus, strict=True)])
+        return np.stack(
+            [_grouped(*pair, self._of_query)[0] for pair in zip(values, taus, strict=True)]
+        )
 
     def from_bank(self, f: Potentials, taus: Taus) -> tuple[Potentials, Potentials]:
         values = self._scores + f[:, self._query]
-        g, parts = zip(*(_grouped(*pair, self._of_item) for pair in zip(values, taus, strict=True)), strict=True)
+        g, parts = zip(
+            *(_grouped(*pair, self._of_item) for pair in zip(values, taus, strict=True)),
+            strict=True,
+        )
         return np.stack(g), np.stack([np.bincount(self._query, part) for part in parts])
 
 

@@ -52,7 +52,10 @@ class IndexSpec:
         name = index_type.upper()
         kind = name if name in DEFAULTS else _relative(name)
         defaults = {**DEFAULTS[kind], **(AUTOINDEX if name in ("", "AUTOINDEX") else {})}
-        return cls(kind, {key: _checked(key, index_params.get(key, value)) for key, value in defaults.items()})
+        return cls(
+            kind,
+            {key: _checked(key, index_params.get(key, value)) for key, value in defaults.items()},
+        )
 
     @property
     def search_parameter(self) -> SearchParameter | None:
@@ -80,20 +83,26 @@ class AnnIndex:
     """A FAISS index over rows (n, width) float32; a graph is reproducible only on one OpenMP thread. Raises
     InvalidParameter if m does not divide the width, FaissConflict."""
 
-    def __init__(self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]) -> None:
+    def __init__(
+        self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
+    ) -> None:
         self._faiss, self.spec = import_faiss(), spec
         rows = np.ascontiguousarray(rows, np.float32)
         width, m = rows.shape[1], spec.params.get("m", 1)
         if width % m:
             raise InvalidParameter(f"m = {m} of {spec.kind} does not divide the width {width}")
-        faiss_metric = getattr(self._faiss, {"IP": "METRIC_INNER_PRODUCT", "L2": "METRIC_L2"}[metric])
+        faiss_metric = getattr(
+            self._faiss, {"IP": "METRIC_INNER_PRODUCT", "L2": "METRIC_L2"}[metric]
+        )
         self._index = self._empty(width, faiss_metric)
         self._index.train(rows)
         self._index.add(rows)
         if spec.kind == "HNSW_PQ":
             self._search_on_codes(rows, faiss_metric)
 
-    def search(self, queries: npt.NDArray[np.float32], k: int, value: int | None = None) -> npt.NDArray[np.int64]:
+    def search(
+        self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
+    ) -> npt.NDArray[np.int64]:
         """Return the numbers of the k best rows for queries (m, width), best first, −1 for none, (m, k). value: of the
         search parameter, by default that of Milvus; ef is at least k."""
         value = self.spec.default_value(k) if value is None else value
@@ -102,7 +111,9 @@ class AnnIndex:
             params = self._faiss.SearchParametersHNSW(efSearch=max(k, value))
         elif value is not None:
             params = self._faiss.SearchParametersIVF(nprobe=value)
-        rows: npt.NDArray[np.int64] = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=params)[1]
+        rows: npt.NDArray[np.int64] = self._index.search(
+            np.ascontiguousarray(queries, np.float32), k, params=params
+        )[1]
         return rows
 
     def _empty(self, width: int, metric: int) -> Any:
@@ -115,7 +126,9 @@ class AnnIndex:
             index.cp.min_points_per_centroid = 1
             if kind == "IVF_PQ":
                 _shorten_training(index.pq.cp)
-                index.do_polysemous_training = False  # It orders the codes for a filter that no search here has.
+                index.do_polysemous_training = (
+                    False  # It orders the codes for a filter that no search here has.
+                )
             return index
         if kind == "HNSW_SQ":
             quantizer = getattr(self._faiss.ScalarQuantizer, SCALAR_QUANTIZERS[params["sq_type"]])
@@ -140,7 +153,13 @@ class AnnIndex:
 
 def _relative(name: str) -> str:
     """Return the kind most similar to an index type that FAISS does not have, or has under another name."""
-    relatives = {"BRUTE_FORCE": "FLAT", "IVF_PQ": "IVF_PQ", "HNSW_P": "HNSW_PQ", "IVF": "IVF_FLAT", "SCANN": "IVF_FLAT"}
+    relatives = {
+        "BRUTE_FORCE": "FLAT",
+        "IVF_PQ": "IVF_PQ",
+        "HNSW_P": "HNSW_PQ",
+        "IVF": "IVF_FLAT",
+        "SCANN": "IVF_FLAT",
+    }
     return next((kind for part, kind in relatives.items() if part in name), "HNSW")
 
 
@@ -152,7 +171,9 @@ def _shorten_training(clustering: Any) -> None:
 
 def _checked(name: str, value: Any) -> Any:
     if name != "sq_type":
-        return whole_number(name, int(value) if isinstance(value, str) and value.isdecimal() else value)
+        return whole_number(
+            name, int(value) if isinstance(value, str) and value.isdecimal() else value
+        )
     quantizer = str(value).upper()
     if quantizer not in SCALAR_QUANTIZERS:
         raise InvalidParameter(f"sq_type is one of {', '.join(SCALAR_QUANTIZERS)}, not {value!r}")

@@ -66,14 +66,20 @@ def index_kinds(k: int, *, on_gpu: bool) -> list[Literal["ivf", "cagra"]]:
     faiss = import_faiss()
     if on_gpu and (k > GPU_LIMIT or not hasattr(faiss, "StandardGpuResources")):
         return []
-    return ["cagra", "ivf"] if on_gpu and k <= GRAPH_WIDTHS[-1] and hasattr(faiss, "GpuIndexCagra") else ["ivf"]
+    return (
+        ["cagra", "ivf"]
+        if on_gpu and k <= GRAPH_WIDTHS[-1] and hasattr(faiss, "GpuIndexCagra")
+        else ["ivf"]
+    )
 
 
 class BankIndex:
     """An index in FAISS of a bank (m, d), a contiguous tensor of float32 on the device of the index. kind: one of
     `index_kinds`, or on a GPU "flat", which is exact."""
 
-    def __init__(self, kind: Literal["ivf", "cagra", "flat"], bank: torch.Tensor, k: int, *, on_gpu: bool) -> None:
+    def __init__(
+        self, kind: Literal["ivf", "cagra", "flat"], bank: torch.Tensor, k: int, *, on_gpu: bool
+    ) -> None:
         self._faiss, self._kind, self._k, self._on_gpu = import_faiss(), kind, k, on_gpu
         m, d = bank.shape
         self._count = max(1, min(int(8 * sqrt(m)), m // TRAINING_ROWS_PER_LIST))
@@ -103,11 +109,15 @@ class BankIndex:
         """Return the k largest products of rows x (n, d) that a search of this width finds, and their rows of the bank
         or −1, (n, k), on the device of x."""
         x, params = x.contiguous(), None
-        scores, rows = (x.new_empty(len(x), self._k, dtype=dtype) for dtype in (torch.float32, torch.int64))
+        scores, rows = (
+            x.new_empty(len(x), self._k, dtype=dtype) for dtype in (torch.float32, torch.int64)
+        )
         if self._kind == "ivf":
             params = self._faiss.SearchParametersIVF(nprobe=width)
         elif self._kind == "cagra":
-            params = self._faiss.SearchParametersCagra(itopk_size=width, num_random_samplings=GRAPH_STARTS)
+            params = self._faiss.SearchParametersCagra(
+                itopk_size=width, num_random_samplings=GRAPH_STARTS
+            )
         places = self._faiss.cast_integer_to_idx_t_ptr(rows.data_ptr())
         self._index.search_c(len(x), self._floats(x), self._k, self._floats(scores), places, params)
         return scores, rows
@@ -127,7 +137,9 @@ class BankIndex:
         lists = [self._count] if self._kind == "ivf" else []
         if not self._on_gpu:
             return self._faiss.IndexIVFFlat(self._faiss.IndexFlatIP(d), d, *lists, metric)
-        name = {"ivf": "GpuIndexIVFFlat", "cagra": "GpuIndexCagra", "flat": "GpuIndexFlat"}[self._kind]
+        name = {"ivf": "GpuIndexIVFFlat", "cagra": "GpuIndexCagra", "flat": "GpuIndexFlat"}[
+            self._kind
+        ]
         config = getattr(self._faiss, f"{name}Config")()
         config.device = device
         self._resources = self._faiss.StandardGpuResources()
@@ -137,19 +149,31 @@ class BankIndex:
         """Return a pointer for FAISS, which works in torch's stream: torch has written the rows that it reads."""
         if rows.is_cuda:
             stream = torch.cuda.current_stream(rows.device).cuda_stream
-            self._resources.setDefaultStream(rows.device.index, self._faiss.cast_integer_to_cudastream_t(stream))
+            self._resources.setDefaultStream(
+                rows.device.index, self._faiss.cast_integer_to_cudastream_t(stream)
+            )
         return self._faiss.cast_integer_to_float_ptr(rows.data_ptr())
 
 
 @cache
-def flat_is_faster(device: str, place: torch.device, d: int, k: int, sizes: tuple[int, int] = FLAT_SIZES) -> bool:
+def flat_is_faster(
+    device: str, place: torch.device, d: int, k: int, sizes: tuple[int, int] = FLAT_SIZES
+) -> bool:
     """Return whether FAISS's flat index on a GPU computes exact means faster than the kernel of the device, by two runs
     of each on random vectors, once in a process."""
-    X, B = (torch.randn(size, d, generator=torch.Generator().manual_seed(size)).to(place) for size in sizes)
+    X, B = (
+        torch.randn(size, d, generator=torch.Generator().manual_seed(size)).to(place)
+        for size in sizes
+    )
     index = BankIndex("flat", B, k, on_gpu=True)
-    runs: list[Callable[[], torch.Tensor]] = [lambda: index.means(X)[0], lambda: topk_mean(X, B, k, device=device)]
+    runs: list[Callable[[], torch.Tensor]] = [
+        lambda: index.means(X)[0],
+        lambda: topk_mean(X, B, k, device=device),
+    ]
     (flat, by_flat), (exact, by_kernel) = ((run(), seconds_of(run)) for run in runs)
-    return by_flat < by_kernel and float((flat - exact).abs().mean() / exact.std()) <= MOST_FLAT_ERROR
+    return (
+        by_flat < by_kernel and float((flat - exact).abs().mean() / exact.std()) <= MOST_FLAT_ERROR
+    )
 
 
 def seconds_of(run: Callable[[], torch.Tensor]) -> float:
@@ -165,15 +189,25 @@ class ApproximateBank:
     errors were measured on. Raises as `topk_mean` does, InvalidInput for fewer than 32 rows of X, FaissConflict.
     """
 
-    def __init__(self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "auto") -> None:
+    def __init__(
+        self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "auto"
+    ) -> None:
         bank, self.k = Operands.of(X, B, device).bank.float().contiguous(), validate_k(k, B)
         self._bank, self._device, self._on_gpu = bank, device, resolve_device(device).type == "cuda"
-        self._exact: Callable[[torch.Tensor], torch.Tensor] = lambda rows: topk_mean(rows, bank, k, device=device)
+        self._exact: Callable[[torch.Tensor], torch.Tensor] = lambda rows: topk_mean(
+            rows, bank, k, device=device
+        )
         if X.shape[0] < LEAST_SAMPLE:
-            raise InvalidInput(f"an approximate bank needs at least {LEAST_SAMPLE} items to tune on, not {X.shape[0]}")
+            raise InvalidInput(
+                f"an approximate bank needs at least {LEAST_SAMPLE} items to tune on, not {X.shape[0]}"
+            )
         rng = np.random.default_rng(0)
         sample, timed = (
-            as_tensor(X[rng.choice(X.shape[0], min(size, X.shape[0]), replace=False)], torch.float32, bank.device)
+            as_tensor(
+                X[rng.choice(X.shape[0], min(size, X.shape[0]), replace=False)],
+                torch.float32,
+                bank.device,
+            )
             for size in (SAMPLE, TIMED)
         )
         self.measured = len(sample) - len(sample) // 2
@@ -192,7 +226,11 @@ class ApproximateBank:
     def _tune(self, sample: torch.Tensor, timed: torch.Tensor, error: float) -> Tuned:
         """Choose the fastest of the narrowest searches that are accurate enough on the first half of the sample."""
         kinds = index_kinds(self.k, on_gpu=self._on_gpu)
-        if self._on_gpu and kinds and flat_is_faster(self._device, self._bank.device, self._bank.shape[1], self.k):
+        if (
+            self._on_gpu
+            and kinds
+            and flat_is_faster(self._device, self._bank.device, self._bank.shape[1], self.k)
+        ):
             flat = BankIndex("flat", self._bank, self.k, on_gpu=True)
             self._exact = lambda rows: flat.means(rows)[0]
         if len(self._bank) < LEAST_BANK or not kinds:
@@ -210,8 +248,13 @@ class ApproximateBank:
                     continue
                 speedup = exact_seconds / seconds_of(lambda: self._means(timed))
                 if speedup > best.speedup:
-                    recall, mean = index.recall(sample[half:], width, nearest[half:]), float(off[half:].mean())
-                    best = Tuned(kind, width, recall, mean, float(off[half:].max()), mean / spread, speedup)
+                    recall, mean = (
+                        index.recall(sample[half:], width, nearest[half:]),
+                        float(off[half:].mean()),
+                    )
+                    best = Tuned(
+                        kind, width, recall, mean, float(off[half:].max()), mean / spread, speedup
+                    )
                     chosen = index
                 break
         self._index, self._width = chosen, best.width

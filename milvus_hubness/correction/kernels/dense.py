@@ -58,7 +58,9 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
     return (result,)
 
 
-def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Tensor) -> torch.Tensor:
+def running_logsumexp(
+    tiles: Iterable[torch.Tensor], tau: float, like: torch.Tensor
+) -> torch.Tensor:
     """Return tau · log Σ exp(s / tau), like `like` (n,), along the rows of all tiles (n, p), which are overwritten."""
     largest = like.new_full((len(like), 1), torch.finfo(like.dtype).min)
     total = like.new_zeros((len(like), 1), dtype=torch.float64)
@@ -70,11 +72,18 @@ def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Ten
     return (largest + tau * total.log_()).squeeze(1).to(like.dtype)
 
 
-def _find_largest(operands: Operands, k: int, take: Callable[[slice, torch.Tensor, torch.Tensor], None]) -> None:
+def _find_largest(
+    operands: Operands, k: int, take: Callable[[slice, torch.Tensor, torch.Tensor], None]
+) -> None:
     """Call `take` with parts of X, the k largest products of their rows, and the places of these, both (rows, k)."""
     n, bank = operands.X.shape[0], operands.bank
     most = min(MOST_ROWS, POLICY.get().tile_size_of("cpu") // k)
-    if bank.is_cuda or bank.dtype != torch.float32 or min(n, most) < LEAST_ROWS or find_spec("faiss") is None:
+    if (
+        bank.is_cuda
+        or bank.dtype != torch.float32
+        or min(n, most) < LEAST_ROWS
+        or find_spec("faiss") is None
+    ):
         for part, best, places in _running_topk(operands, k):
             take(part, best, places)
         return

@@ -45,7 +45,9 @@ def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> tuple[Ar
     result = np.empty(len(X), _dtype(X, B))
     for rows, x in _rows(X, B, 1):
         own = np.zeros(len(B), x.dtype) if weights is None else weights.astype(x.dtype)
-        tiles = (scores + own[start : start + scores.shape[1]] for start, scores in _scores(x, B, 1))
+        tiles = (
+            scores + own[start : start + scores.shape[1]] for start, scores in _scores(x, B, 1)
+        )
         result[rows] = _running_logsumexp(tiles, tau, len(x), x.dtype)
     return (result,)
 
@@ -60,7 +62,9 @@ def _running_logsumexp(tiles: Iterable[Array], tau: float, rows: int, dtype: np.
             scores -= above
             scores /= tau
             np.exp(scores, out=scores)
-            total = total * np.exp((largest - above) / tau) + scores.sum(1, keepdims=True, dtype=np.float64)
+            total = total * np.exp((largest - above) / tau) + scores.sum(
+                1, keepdims=True, dtype=np.float64
+            )
             largest = above
         return (largest + tau * np.log(total))[:, 0]
 
@@ -93,4 +97,6 @@ def _scores(x: Array, B: Array, k: int) -> Iterator[tuple[int, Array]]:
 
 def _width(X: Array, B: Array, k: int) -> int:
     """Return how many rows of B make a block: at least k."""
-    return min(len(B), max(k, POLICY.get().tile_size_of("numpy") // max(1, min(len(X), LEAST_ROWS))))
+    return min(
+        len(B), max(k, POLICY.get().tile_size_of("numpy") // max(1, min(len(X), LEAST_ROWS)))
+    )

@@ -100,7 +100,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     full: tuple[str, ...] = ("highest",)
     read: Callable[[], str] = torch.get_float32_matmul_precision
     write: Callable[[str], None] = torch.set_float32_matmul_precision
-    if hasattr(backend, "fp32_precision"):  # Newer versions of torch have a setting for each backend.
+    if hasattr(
+        backend, "fp32_precision"
+    ):  # Newer versions of torch have a setting for each backend.
         full, write = ("ieee", "none"), partial(setattr, backend, "fp32_precision")
         read = partial(getattr, backend, "fp32_precision")
     before, reduced = read(), matmul.allow_bf16_reduced_precision_reduction
@@ -120,8 +122,15 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 def product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """Return a @ b, by NumPy on a CPU where its library multiplies float32 faster: torch's is slow on AMD's."""
-    if a.dtype == torch.float32 and a.device.type == "cpu" and b.device.type == "cpu" and numpy_is_faster():
-        return torch.from_numpy(np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy()))
+    if (
+        a.dtype == torch.float32
+        and a.device.type == "cpu"
+        and b.device.type == "cpu"
+        and numpy_is_faster()
+    ):
+        return torch.from_numpy(
+            np.matmul(a.numpy(), b.numpy(), out=None if out is None else out.numpy())
+        )
     return torch.mm(a, b, out=out)
 
 
@@ -142,7 +151,11 @@ def in_parts(rows: torch.Tensor, *, of_bank: bool) -> torch.Tensor:
 @cache
 def numpy_is_faster() -> bool:
     """Return whether NumPy multiplies float32 faster than torch on this CPU, by three products of each in turns."""
-    a, b, seconds = np.ones((256, 512), np.float32), np.ones((512, 2048), np.float32), [math.inf, math.inf]
+    a, b, seconds = (
+        np.ones((256, 512), np.float32),
+        np.ones((512, 2048), np.float32),
+        [math.inf, math.inf],
+    )
     x, y = torch.from_numpy(a), torch.from_numpy(b)
     for by_numpy in (True, False) * 3:
         started = time.perf_counter()
@@ -170,7 +183,9 @@ class Operands:
         The dtype is float64 if both are float64, else float32. Raises as `validate_operands` and `resolve_device` do.
         """
         validate_operands(X, B)
-        target = X.device if device == "auto" and is_tensor(X) and X.is_cuda else resolve_device(device)
+        target = (
+            X.device if device == "auto" and is_tensor(X) and X.is_cuda else resolve_device(device)
+        )
         dtype = torch.float64 if _is_double(X) and _is_double(B) else torch.float32
         kernel: Kernel = "dense" if dtype == torch.float64 else kernel_on(target)
         if target.type != "cuda" or (is_tensor(B) and B.is_cuda):
@@ -297,16 +312,22 @@ def compute(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tu
     runs = [copy_context().run for _ in places]
     # Settings of the whole process change once: a thread that ends must not restore them for the others.
     with full_precision(resolve_device(places[0])), ThreadPoolExecutor(len(places)) as pool:
-        parts = list(pool.map(lambda run, *own: run(_on_one, name, B, arguments, *own), runs, shares, places))
+        parts = list(
+            pool.map(lambda run, *own: run(_on_one, name, B, arguments, *own), runs, shares, places)
+        )
     join: Any = torch.cat if is_tensor(X) else np.concatenate
     return tuple(join(part) for part in zip(*parts, strict=True))
 
 
-def _on_one(name: str, B: Matrix, arguments: tuple[Any, ...], X: Matrix, device: str) -> tuple[Any, ...]:
+def _on_one(
+    name: str, B: Matrix, arguments: tuple[Any, ...], X: Matrix, device: str
+) -> tuple[Any, ...]:
     operands = Operands.of(X, B, device)
     if name == "logsumexp":
         arguments = operands.temperature(*arguments)
-    kernel = import_module(f"milvus_hubness.correction.kernels.{_kernel(name, operands, arguments)}")
+    kernel = import_module(
+        f"milvus_hubness.correction.kernels.{_kernel(name, operands, arguments)}"
+    )
     with full_precision(operands.device):
         results: tuple[torch.Tensor, ...] = getattr(kernel, name)(operands, *arguments)
     return results if is_tensor(X) else tuple(result.numpy() for result in results)
@@ -320,6 +341,10 @@ def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel
 
     n, (m, d), (rows, work) = operands.X.shape[0], operands.bank.shape, POLICY.get().least_screened
     is_small = n < rows or n * m * d < work
-    if name == "logsumexp" or is_small or min(m, tiles_for(d, operands.device).columns) < SCREENED_SHARE * arguments[0]:
+    if (
+        name == "logsumexp"
+        or is_small
+        or min(m, tiles_for(d, operands.device).columns) < SCREENED_SHARE * arguments[0]
+    ):
         return "dense"
     return "screened"

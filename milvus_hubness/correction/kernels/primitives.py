@@ -19,7 +19,17 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeGuard, TypeVar, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeGuard,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +57,9 @@ def import_faiss() -> Any:
     """Return the faiss module. Raises FaissConflict if two distributions have overwritten each other."""
     from importlib.metadata import distributions
 
-    installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
+    installed = {
+        str(distribution.name).lower().replace("_", "-") for distribution in distributions()
+    }
     gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
     if gpu and "faiss-cpu" in installed:
         raise FaissConflict(
@@ -64,7 +76,9 @@ def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | Non
     upper = "" if at_most is None else f" and at most {at_most}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < at_least or (at_most is not None and value > at_most):
-        raise InvalidParameter(f"{name} must be a whole number of at least {at_least}{upper}, not {value!r}")
+        raise InvalidParameter(
+            f"{name} must be a whole number of at least {at_least}{upper}, not {value!r}"
+        )
     return int(value)
 
 
@@ -87,7 +101,9 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def convert_fields(options: object, convert: Callable[..., Any], *names: str, **limits: int) -> None:
+def convert_fields(
+    options: object, convert: Callable[..., Any], *names: str, **limits: int
+) -> None:
     """Convert these fields of a frozen dataclass by `whole_number` or the like. Raises InvalidParameter."""
     for name in names:
         object.__setattr__(options, name, convert(name, getattr(options, name), **limits))
@@ -113,7 +129,9 @@ class KernelPolicy:
     """
 
     kernel: Kernel | None = None
-    screen: Screen = field(default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto")))
+    screen: Screen = field(
+        default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto"))
+    )
     devices: tuple[str, ...] | None = None
     numpy_below: int = 1 << 28
     least_screened: tuple[int, int] = (128, 1 << 32)
@@ -124,7 +142,9 @@ class KernelPolicy:
     def __post_init__(self) -> None:
         if self.screen not in get_args(Screen):
             choices = ", ".join(get_args(Screen))
-            raise InvalidParameter(f"{SCREEN_VARIABLE} must be one of {choices}, not {self.screen!r}")
+            raise InvalidParameter(
+                f"{SCREEN_VARIABLE} must be one of {choices}, not {self.screen!r}"
+            )
 
     def tile_size_of(self, use: str) -> int:
         return self.tile_size or TILE_SIZES[use]
@@ -161,7 +181,9 @@ def prefer_torch() -> None:
 def validate_device(device: str) -> None:
     """Raise InvalidParameter unless `device` is the name of a device."""
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:all|:[0-9]+)?", device):
-        raise InvalidParameter(f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}')
+        raise InvalidParameter(
+            f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}'
+        )
 
 
 def uses_numpy(products: int, device: str = "auto") -> bool:
@@ -234,11 +256,15 @@ def validate_operands(X: Matrix, B: Matrix) -> None:
         elif isinstance(matrix, np.ndarray):
             real = matrix.dtype.kind in "fiu"
         else:
-            raise InvalidInput(f"{name} must be a numpy array or a torch tensor, not {type(matrix).__name__}")
+            raise InvalidInput(
+                f"{name} must be a numpy array or a torch tensor, not {type(matrix).__name__}"
+            )
         if not real:
             raise InvalidInput(f"{name} must hold real numbers, not {matrix.dtype}")
         if matrix.ndim != 2:
-            raise InvalidInput(f"{name} must be 2-D, one vector a row, but has shape {tuple(matrix.shape)}")
+            raise InvalidInput(
+                f"{name} must be 2-D, one vector a row, but has shape {tuple(matrix.shape)}"
+            )
     if X.shape[1] != B.shape[1]:
         raise DimensionMismatch(f"X has {X.shape[1]} columns and B has {B.shape[1]}")
     if B.shape[0] == 0:
@@ -280,7 +306,9 @@ def topk(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> TopK:
     return TopK(*_computed("topk", X, B, device, validate_k(k, B)))
 
 
-def logsumexp(X: Rows, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto") -> Rows:
+def logsumexp(
+    X: Rows, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto"
+) -> Rows:
     """Return tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X.
 
     It tends to the largest x·b_i + w_i as tau goes to 0. X (n, d) and B (m, d): arrays or tensors of finite numbers;
@@ -289,7 +317,9 @@ def logsumexp(X: Rows, B: Matrix, tau: float, weights: Matrix | None = None, *, 
     """
     validate_operands(X, B)
     if weights is not None and tuple(weights.shape) != (len(B),):
-        raise DimensionMismatch(f"weights must have shape ({len(B)},) and have {tuple(weights.shape)}")
+        raise DimensionMismatch(
+            f"weights must have shape ({len(B)},) and have {tuple(weights.shape)}"
+        )
     soft: Rows = _computed("logsumexp", X, B, device, positive_number("tau", tau), weights)[0]
     return soft
 
@@ -298,13 +328,17 @@ def validate_k(k: int, bank: Matrix) -> int:
     """Return `k` as an int. Raises InvalidParameter below 1 and BankTooSmall above the bank's rows."""
     k = whole_number("k", k)
     if k > len(bank):
-        raise BankTooSmall(f"k = {k} but the bank has {len(bank)} rows: use a smaller k or a larger bank")
+        raise BankTooSmall(
+            f"k = {k} but the bank has {len(bank)} rows: use a smaller k or a larger bank"
+        )
     return k
 
 
 def _computed(name: str, X: Matrix, B: Matrix, device: str, *arguments: Any) -> tuple[Any, ...]:
     """Return the result of the kernels' function `name`."""
-    on_numpy = not any(map(is_tensor, (X, B, *arguments))) and uses_numpy(X.shape[0] * B.shape[0] * B.shape[1], device)
+    on_numpy = not any(map(is_tensor, (X, B, *arguments))) and uses_numpy(
+        X.shape[0] * B.shape[0] * B.shape[1], device
+    )
     if on_numpy:
         kernel = import_module("milvus_hubness.correction.kernels.on_numpy")
         result: tuple[Any, ...] = getattr(kernel, name)(X, B, *arguments)

@@ -17,7 +17,12 @@ import numpy as np
 import torch
 
 from milvus_hubness.correction.kernels import dense
-from milvus_hubness.correction.kernels.operands import Operands, as_tensor, faiss_with_own_threads, share_out
+from milvus_hubness.correction.kernels.operands import (
+    Operands,
+    as_tensor,
+    faiss_with_own_threads,
+    share_out,
+)
 from milvus_hubness.correction.kernels.primitives import POLICY
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
@@ -70,14 +75,20 @@ def tiles_for(dim: int, device: torch.device) -> Tiles:
     rows, scores = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128)), THIRD_CACHE // 2
     if device.type == "cuda":
         rows, scores = CUDA_ROWS, policy.tile_size_of("screened")
-    return Tiles(*policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole))
+    return Tiles(
+        *policy.screened_tile or (rows, max(LEAST_COLUMNS, scores // rows) // whole * whole)
+    )
 
 
 def topk_mean(operands: Operands, k: int) -> Results:
     """Return means of the k largest products, (n,), summed in float64."""
     means = operands.empty(operands.X.shape[0])
     return _screened(
-        operands, k, dense.topk_mean, lambda values, _: (values.sum(1, dtype=torch.float64) / k,), (means,)
+        operands,
+        k,
+        dense.topk_mean,
+        lambda values, _: (values.sum(1, dtype=torch.float64) / k,),
+        (means,),
     )
 
 
@@ -111,7 +122,9 @@ def _screened(
     share_out(work, operands.rows(tiles.rows), operands.threads)
     if unsure:
         numbers = np.concatenate(unsure)
-        for result, rows in zip(results, exact(Operands(operands.X[numbers], operands.bank), k), strict=True):
+        for result, rows in zip(
+            results, exact(Operands(operands.X[numbers], operands.bank), k), strict=True
+        ):
             result[numbers] = rows
     return results
 
@@ -132,17 +145,23 @@ def _rounded(operands: Operands) -> _Bank:
         for column in near[:, d : d + PARTS].T:
             column.copy_(rest)
             rest -= column
-        norms.append(torch.stack([centered.norm(dim=1).max(), (centered - near[:, :d]).norm(dim=1).max()]))
+        norms.append(
+            torch.stack([centered.norm(dim=1).max(), (centered - near[:, :d]).norm(dim=1).max()])
+        )
     return _Bank(exact, center, rounded, *torch.stack(norms).amax(0).tolist())
 
 
-def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _largest(
+    x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
     certain, (rows,)."""
     centered = x - bank.center
     near = centered.bfloat16()
     error = (centered - near).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
-    error += (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
+    error += (
+        (x.shape[1] + PARTS) * SUM_UNIT * (centered.norm(dim=1) + bank.center.norm()) * bank.norm
+    )
     near = torch.nn.functional.pad(near, (0, bank.rounded.shape[1] - x.shape[1]), value=1.0)
     scores, columns, threshold = _selected(near, bank, k, error, tiles)
     enough = (columns >= 0).sum(1) >= k
@@ -238,7 +257,9 @@ def _gathered_products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tenso
     columns, order = columns.sort(1, descending=True)
     products = x.new_full(columns.shape, -torch.inf)
     size = max(1, POLICY.get().tile_size_of(x.device.type) // max(1, width * x.shape[1]))
-    for part, near, result in zip(*(torch.split(M, size) for M in (x, columns[:, :width], products)), strict=True):
+    for part, near, result in zip(
+        *(torch.split(M, size) for M in (x, columns[:, :width], products)), strict=True
+    ):
         result[:, :width] = torch.bmm(bank[near.clamp(min=0)], part[:, :, None])[:, :, 0]
     products[columns < 0] = -torch.inf
     return torch.empty_like(products).scatter_(1, order, products)

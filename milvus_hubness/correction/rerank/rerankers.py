@@ -42,7 +42,9 @@ class DynamicGate:
     k_targets: int | None = None
 
     def __post_init__(self) -> None:
-        convert_fields(self, whole_number, "k", *(["k_targets"] if self.k_targets is not None else []))
+        convert_fields(
+            self, whole_number, "k", *(["k_targets"] if self.k_targets is not None else [])
+        )
 
     def activated(
         self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike | None = None
@@ -65,7 +67,8 @@ def gate(
 ) -> list[Hits]:
     """Return for each query the corrected hits if its raw best item is activated, else the raw hits."""
     return [
-        after if best in activated else before for before, after, best in zip(raw, corrected, raw_best, strict=True)
+        after if best in activated else before
+        for before, after, best in zip(raw, corrected, raw_best, strict=True)
     ]
 
 
@@ -82,7 +85,9 @@ class GloballyCorrected:
     def __post_init__(self) -> None:
         convert_fields(self, whole_number, "candidates")
 
-    def order(self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    def order(
+        self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike
+    ) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.
 
         scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product. A bank query

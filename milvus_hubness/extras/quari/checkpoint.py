@@ -47,7 +47,9 @@ def weights_of(network: Quari) -> dict[str, torch.Tensor]:
     return {name: weight.detach().cpu().clone() for name, weight in network.state_dict().items()}
 
 
-def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensors:
+def training_state(
+    network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Tensors:
     """Return copies of what a training needs to continue: the last weights, AdamW's state of each parameter that has
     moved, and the states of torch's generators."""
     tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
@@ -60,13 +62,16 @@ def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: tor
     return tensors
 
 
-def restore_training(tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+def restore_training(
+    tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
+) -> None:
     """Restore the network, its optimizer and torch's generators from a `training_state`."""
     network.load_state_dict(_part(tensors, LAST))
     for name, parameter in network.named_parameters():
         if f"{OPTIMIZER[0]}.{name}" in tensors:
             optimizer.state[parameter] = {
-                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True) for part in OPTIMIZER
+                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True)
+                for part in OPTIMIZER
             }
     torch.set_rng_state(tensors[RNG])
     if CUDA_RNG in tensors and device.type == "cuda":
@@ -106,7 +111,9 @@ class Checkpoint:
         try:
             network.load_state_dict(dict(self.weights))
         except RuntimeError as error:
-            raise UnreadableFile(f"the weights are not those of a network of these sizes: {error}") from None
+            raise UnreadableFile(
+                f"the weights are not those of a network of these sizes: {error}"
+            ) from None
         return network.to(device).eval()
 
     def facts(self) -> dict[str, Any]:
@@ -123,7 +130,10 @@ class Checkpoint:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file; an earlier file stays until the new one is complete. Raises UnreadableFile."""
         weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
-        tensors = {name: tensor.contiguous() for name, tensor in {**weights, **(self.resumption or {})}.items()}
+        tensors = {
+            name: tensor.contiguous()
+            for name, tensor in {**weights, **(self.resumption or {})}.items()
+        }
         facts = self.facts()
         facts["digest"] = _digest(facts, tensors)
         temporary = Path(f"{os.fspath(path)}.partial")
@@ -140,9 +150,13 @@ class Checkpoint:
         try:
             facts = json.loads(header or "")
             if facts["format"] != FORMAT:
-                raise UnreadableFile(f"{path} has format {facts['format']}, this version reads {FORMAT}")
+                raise UnreadableFile(
+                    f"{path} has format {facts['format']}, this version reads {FORMAT}"
+                )
             if facts.pop("digest") != _digest(facts, tensors):
-                raise UnreadableFile(f"{path} is damaged: its content has changed since it was saved")
+                raise UnreadableFile(
+                    f"{path} is damaged: its content has changed since it was saved"
+                )
             checkpoint = cls(
                 QuariConfig(**facts["config"]),
                 TrainingSettings(**facts["settings"]),
@@ -151,15 +165,25 @@ class Checkpoint:
                 facts["pairs"],
                 tuple(Epoch(**epoch) for epoch in facts["history"]),
                 _part(tensors, WEIGHTS),
-                {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)} or None,
+                {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)}
+                or None,
             )
-        except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError, InvalidParameter) as error:
+        except (
+            json.JSONDecodeError,
+            RecursionError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            InvalidParameter,
+        ) as error:
             raise UnreadableFile(f"{path} is not a QuARI network: {error}") from None
         checkpoint.network()
         return checkpoint
 
     @classmethod
-    def load_published(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Checkpoint:
+    def load_published(
+        cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
+    ) -> Checkpoint:
         """Read weights of the authors' code: safetensors, or a file of torch, of which only tensors are loaded.
 
         options: NOT_IN_WEIGHTS, fields of QuariConfig that weights do not show, if they are not the authors'. Weights
@@ -167,16 +191,24 @@ class Checkpoint:
         """
         if unknown := options.keys() - set(NOT_IN_WEIGHTS):
             names = ", ".join(NOT_IN_WEIGHTS)
-            raise InvalidParameter(f"{min(unknown)}: unknown parameter; allowed parameters: {names}")
+            raise InvalidParameter(
+                f"{min(unknown)}: unknown parameter; allowed parameters: {names}"
+            )
         tensors = _read(path)[0] if Path(path).suffix == ".safetensors" else _read_torch(path)
         weights = _part(tensors, HYPERNETWORK) or dict(tensors)
         try:
             width, dim = weights["query_encoder.0.weight"].shape
             rank = len(weights["pos_emb"]) // 2
-            layers = len({name.split(".")[2] for name in weights if name.startswith("transformer.layers.")})
+            layers = len(
+                {name.split(".")[2] for name in weights if name.startswith("transformer.layers.")}
+            )
         except (KeyError, ValueError, TypeError) as error:
-            raise UnreadableFile(f"{path} does not have the weights of the authors' QuARI: {error}") from None
-        config = QuariConfig.published(dim, **{"rank": rank, "width": width, "layers": layers, **options})
+            raise UnreadableFile(
+                f"{path} does not have the weights of the authors' QuARI: {error}"
+            ) from None
+        config = QuariConfig.published(
+            dim, **{"rank": rank, "width": width, "layers": layers, **options}
+        )
         named = {f"{HYPERNETWORK}{name}": weight.float() for name, weight in weights.items()}
         checkpoint = cls(config, TrainingSettings(), encoder, IMPORTED, 0, weights=named)
         checkpoint.network()
@@ -215,16 +247,22 @@ def _read_torch(path: str | os.PathLike[str]) -> Tensors:
             _expect_torch_archive(path, file)
             content = torch.load(file, map_location="cpu", weights_only=True)
         content = content.get("state_dict", content)
-        tensors = {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+        tensors = {
+            name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)
+        }
     except UnreadableFile:
         raise
     except Exception as error:  # A file may raise anything in torch's reader.
         reason = str(error).partition("\n")[0]
-        raise UnreadableFile(f"{path} is not a file of weights that torch can read safely: {reason}") from None
+        raise UnreadableFile(
+            f"{path} is not a file of weights that torch can read safely: {reason}"
+        ) from None
     for name, tensor in tensors.items():
         # A tensor may repeat one number without end, and a copy of it would then take all memory.
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise UnreadableFile(f"{path}: {name!r} has the shape {tuple(tensor.shape)} and fewer numbers")
+            raise UnreadableFile(
+                f"{path}: {name!r} has the shape {tuple(tensor.shape)} and fewer numbers"
+            )
     return tensors
 
 
@@ -241,7 +279,11 @@ def _expect_torch_archive(path: str | os.PathLike[str], file: BinaryIO) -> None:
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _digest(facts: Mapping[str, Any], tensors: Tensors) -> str:

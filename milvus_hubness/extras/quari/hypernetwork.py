@@ -44,14 +44,25 @@ class Hypernetwork(nn.Module):
         self.register_buffer("pos_emb", sinusoids(2 * config.rank + 1, width))
         self.register_buffer("pos_scale", torch.ones(1))
         layer = nn.TransformerEncoderLayer(
-            width, config.heads, INSIDE * width, drop, activation="gelu", batch_first=True, norm_first=True
+            width,
+            config.heads,
+            INSIDE * width,
+            drop,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.transformer = nn.TransformerEncoder(layer, config.layers, enable_nested_tensor=False)
         self.query_decoder, self.dec_u_img, self.dec_v_img = (
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(drop), nn.Linear(width, dim)) for _ in range(3)
+            nn.Sequential(
+                nn.Linear(width, width), nn.GELU(), nn.Dropout(drop), nn.Linear(width, dim)
+            )
+            for _ in range(3)
         )
         by_step = sinusoids(config.steps, width)
-        self.register_buffer("steps", torch.cat([by_step[:, 1::2], by_step[:, ::2]], 1), persistent=False)
+        self.register_buffer(
+            "steps", torch.cat([by_step[:, 1::2], by_step[:, ::2]], 1), persistent=False
+        )
 
     def forward(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the decoded queries (m, d), and U and V (m, r, d), for queries (m, d)."""
@@ -73,5 +84,9 @@ class Hypernetwork(nn.Module):
 def sinusoids(count: int, width: int) -> torch.Tensor:
     """Return (count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is even."""
     places = torch.arange(count, dtype=torch.float32)[:, None]
-    rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
-    return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], 2).reshape(count, width)
+    rates = torch.exp(
+        torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width)
+    )
+    return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], 2).reshape(
+        count, width
+    )

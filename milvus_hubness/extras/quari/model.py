@@ -117,7 +117,9 @@ class Quari(nn.Module):
         """Fill the memory with queries (n, d) of length 1 and the errors of their answers, items (n, d)."""
         targets, mapped = items @ self.item_map.T, queries @ self.query_map.T
         self.memory.queries.copy_(queries)
-        self.memory.errors.copy_(functional.normalize(targets, dim=1) - functional.normalize(mapped, dim=1))
+        self.memory.errors.copy_(
+            functional.normalize(targets, dim=1) - functional.normalize(mapped, dim=1)
+        )
 
     def forward(self, queries: torch.Tensor) -> Adaptation:
         """Return the adaptation to the directions of queries (m, d). In training, the memory is not used."""
@@ -128,8 +130,12 @@ class Quari(nn.Module):
                 query = query + query.norm(dim=1, keepdim=True) * self.memory(unit)
             return Adaptation(query, none, none, self.static())
         decoded, U, V = self.hypernetwork(unit)
-        U, V = (rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V))
-        return Adaptation(weight * unit + (1 - weight) * decoded, self.config.map_scale * U, V, None)
+        U, V = (
+            rows / (torch.linalg.matrix_norm(rows)[:, None, None] + TINY_NORM) for rows in (U, V)
+        )
+        return Adaptation(
+            weight * unit + (1 - weight) * decoded, self.config.map_scale * U, V, None
+        )
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:
@@ -162,7 +168,9 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     """Return (m, d) Tᵀq', whose inner product with r is q'·T r."""
     query, U, V, static = adaptation
-    return torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0] + _seen(static, query)
+    return torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0] + _seen(
+        static, query
+    )
 
 
 def _seen(static: Static | None, rows: torch.Tensor) -> torch.Tensor:

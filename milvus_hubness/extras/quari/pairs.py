@@ -25,15 +25,22 @@ class Pairs:
     an answer is no item, or no pair is left.
     """
 
-    def __init__(self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None) -> None:
-        query_vectors, items = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
+    def __init__(
+        self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None
+    ) -> None:
+        query_vectors, items = (
+            as_vectors(queries, "the queries"),
+            as_vectors(gallery, "the gallery"),
+        )
         if query_vectors.shape[1] != items.shape[1]:
             raise DimensionMismatch(
                 f"the queries have dimension {query_vectors.shape[1]}, the gallery has {items.shape[1]}"
             )
         numbers = np.arange(len(items)) if answers is None else np.asarray(answers)
         if len(numbers) != len(query_vectors) or numbers.ndim != 1:
-            raise InvalidInput(f"{len(query_vectors)} queries have {len(numbers)} answers: give one for each")
+            raise InvalidInput(
+                f"{len(query_vectors)} queries have {len(numbers)} answers: give one for each"
+            )
         if numbers.dtype.kind not in "iu" or numbers.size == 0:
             raise InvalidInput("answers must be the numbers of gallery items, one for each query")
         if numbers.min() < 0 or numbers.max() >= len(items):
@@ -70,13 +77,17 @@ class Pairs:
         order = np.random.default_rng(seed).permutation(np.unique(self.answers))
         held_out = round(finite_number("share", share) * len(order))
         if held_out < 2 or len(order) - held_out < 2:
-            raise BankTooSmall(f"{len(order)} answered items are too few for a split at {share:g}: each side needs two")
+            raise BankTooSmall(
+                f"{len(order)} answered items are too few for a split at {share:g}: each side needs two"
+            )
         return self._without(order[:held_out]), self._without(order[held_out:])
 
     def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
         rest = np.setdiff1d(np.arange(len(self.gallery)), items)
         pairs = ~np.isin(self.answers, items)
-        return Pairs(self.queries[pairs], self.gallery[rest], np.searchsorted(rest, self.answers[pairs]))
+        return Pairs(
+            self.queries[pairs], self.gallery[rest], np.searchsorted(rest, self.answers[pairs])
+        )
 
 
 def unit(rows: Floats) -> Floats:
@@ -85,7 +96,9 @@ def unit(rows: Floats) -> Floats:
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
 
-def mine(gallery: Floats, settings: TrainingSettings, device: str = "auto") -> tuple[npt.NDArray[np.int64], Floats]:
+def mine(
+    gallery: Floats, settings: TrainingSettings, device: str = "auto"
+) -> tuple[npt.NDArray[np.int64], Floats]:
     """Return the semi-positives of every gallery item, as a possible right answer.
 
     gallery (n, d): unit rows. Returns numbers of items, best first, and their weights, (n, semi_positives) each: of a
@@ -103,8 +116,13 @@ def mine(gallery: Floats, settings: TrainingSettings, device: str = "auto") -> t
     near = min(settings.neighbors, count - 1)
     nearest = topk(gallery, gallery, near + 1, device=device)
     own = np.arange(count)[:, None] == nearest.indices
-    own[~own.any(1), -1] = True  # More than `near` items coincide with this one: drop any of them instead.
-    others, cosines = nearest.indices[~own].reshape(-1, near), nearest.values[~own].reshape(-1, near)
+    own[~own.any(1), -1] = (
+        True  # More than `near` items coincide with this one: drop any of them instead.
+    )
+    others, cosines = (
+        nearest.indices[~own].reshape(-1, near),
+        nearest.values[~own].reshape(-1, near),
+    )
     shares = np.exp((cosines - cosines[:, :1]) / settings.temperature)
     shares /= shares.sum(1, keepdims=True)
     return np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32)

@@ -17,7 +17,12 @@ from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.kernels.operands import as_tensor, full_precision
-from milvus_hubness.correction.kernels.primitives import convert_fields, finite_number, resolve_device, whole_number
+from milvus_hubness.correction.kernels.primitives import (
+    convert_fields,
+    finite_number,
+    resolve_device,
+    whole_number,
+)
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transformed_queries
@@ -26,7 +31,14 @@ from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from milvus_hubness.extras.quari.train import train
 from milvus_hubness.jobs.common.inputs import read_gallery, read_pairs
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
+from milvus_hubness.quality.measures import (
+    PositiveRanks,
+    hits,
+    nearest,
+    paired_difference,
+    ranks,
+    retrieval_summary,
+)
 
 if TYPE_CHECKING:
     from typing import Self  # Python 3.10 does not have it.
@@ -56,12 +68,18 @@ class QuariReranker:
         object.__setattr__(self, "network", self.network.to(resolve_device(self.device)).eval())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> Self:
+    def load(
+        cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
+    ) -> Self:
         """Return a re-ranker with the network of a file that `train` saved. options: the other fields, by name. Raises
         UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter."""
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
-            trained = repr(checkpoint.encoder) if checkpoint.encoder else "an encoder that it does not name"
+            trained = (
+                repr(checkpoint.encoder)
+                if checkpoint.encoder
+                else "an encoder that it does not name"
+            )
             raise EncoderMismatch(f"the network was trained for {trained}, not for {encoder!r}")
         return cls(checkpoint.network(), **options)
 
@@ -72,7 +90,9 @@ class QuariReranker:
     def expect_dim(self, dim: int) -> None:
         """Raise DimensionMismatch if the network is for vectors of another dimension."""
         if dim != self.dim:
-            raise DimensionMismatch(f"the network is for dimension {self.dim}, the vectors have {dim}")
+            raise DimensionMismatch(
+                f"the network is for dimension {self.dim}, the vectors have {dim}"
+            )
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
         """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,). One product
@@ -83,7 +103,9 @@ class QuariReranker:
         for part, adaptation in self._adaptations(queries):
             for number, own in enumerate(items[part]):
                 one = slice(number, number + 1)
-                alone = adaptation._replace(query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one])
+                alone = adaptation._replace(
+                    query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
+                )
                 candidates = as_tensor(own, torch.float32, adaptation.query.device)
                 results.append(cosines(alone, candidates)[0].cpu().numpy())
         return results
@@ -94,7 +116,9 @@ class QuariReranker:
         transformed = np.empty_like(queries)
         for part, adaptation in self._adaptations(queries):
             transformed[part] = transformed_queries(adaptation).cpu().numpy()
-        lengths, norms = (np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed))
+        lengths, norms = (
+            np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed)
+        )
         return np.asarray(transformed * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 
     def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
@@ -128,7 +152,10 @@ class LinearMaps(QuariReranker):
 
         memory: number of remembered pairs, at most. path: the file to write. encoder: its encoder. options: the other
         fields of the re-ranker, by name. Raises as `train` does."""
-        config, settings = QuariConfig(pairs.dim, memory=memory), settings or TrainingSettings.linear()
+        config, settings = (
+            QuariConfig(pairs.dim, memory=memory),
+            settings or TrainingSettings.linear(),
+        )
         return cls(train(pairs, config, settings, path=path, encoder=encoder).network(), **options)
 
 
@@ -181,7 +208,9 @@ class Labelled:
             is_answer = chosen == answers[part, None]
             own = np.where(is_answer, scores, -np.inf).max(1)
             better = ((scores >= own[:, None]) & ~is_answer).sum(1)
-            after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1))
+            after[part] = np.where(
+                is_answer.any(1), 1 + better, np.maximum(after[part], chosen.shape[1] + 1)
+            )
         return {**rankings, "reranked": before._replace(ranks=after)}, 1000 * seconds / len(answers)
 
     def evaluate(self, reranker: QuariReranker) -> dict[str, Any]:
@@ -195,12 +224,18 @@ class Labelled:
             "candidates": min(reranker.candidates, len(self.gallery)),
             "milliseconds": milliseconds,
             **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
-            "gain": {name: paired_difference(before, after)._asdict() for name, before in first.items()},
+            "gain": {
+                name: paired_difference(before, after)._asdict() for name, before in first.items()
+            },
         }
 
 
 def read_labelled(
-    path: str, collection: str | None, open_store: Callable[[], Store], field: str | None, progress: Progress
+    path: str,
+    collection: str | None,
+    open_store: Callable[[], Store],
+    field: str | None,
+    progress: Progress,
 ) -> Labelled:
     """Read the labelled pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vectors
     of the answers, or, with a collection, `key` (n,), the keys of the rows that answer. Equal items become one.
@@ -211,7 +246,9 @@ def read_labelled(
         queries = QueryBank.load(path, QUERY_COLUMN)
         items = QueryBank.load(path, ITEM_COLUMN)
         if len(queries) != len(items):
-            raise InvalidInput(f"{path} has {len(queries)} queries for {len(items)} items: give each query its item")
+            raise InvalidInput(
+                f"{path} has {len(queries)} queries for {len(items)} items: give each query its item"
+            )
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
     queries, keys = read_pairs(path)

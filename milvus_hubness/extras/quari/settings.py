@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS
-from milvus_hubness.correction.kernels.primitives import convert_fields, finite_number, positive_number, whole_number
+from milvus_hubness.correction.kernels.primitives import (
+    convert_fields,
+    finite_number,
+    positive_number,
+    whole_number,
+)
 from milvus_hubness.errors import InvalidParameter
 
 MOST_STEPS = 1_024
@@ -57,16 +62,22 @@ class QuariConfig:
         convert_fields(self, whole_number, "layers", "steps", at_most=MOST_STEPS)
         convert_fields(self, whole_number, "memory", at_least=0)
         if self.width % self.heads or self.width % 2:
-            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
+            raise InvalidParameter(
+                f"width must be even and a multiple of heads = {self.heads}: {self.width}"
+            )
         if not 0 <= finite_number("dropout", self.dropout) < 1:
             raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
         if self.form not in get_args(Form):
-            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+            raise InvalidParameter(
+                f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}"
+            )
         if self.memory and self.form != "linear":
             raise InvalidParameter(f"memory is for the form linear, not for {self.form}")
         convert_fields(self, finite_number, "map_scale", "query_weight")
         if not 0 <= self.query_weight < 1 or self.map_scale < 0:
-            raise InvalidParameter("query_weight must be from 0 to below 1, and map_scale not below 0")
+            raise InvalidParameter(
+                "query_weight must be from 0 to below 1, and map_scale not below 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,9 @@ class TrainingSettings:
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
         if self.least_rate > self.learning_rate:
-            raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
+            raise InvalidParameter(
+                f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}"
+            )
 
     def rate(self, step: int, steps_per_epoch: int) -> float:
         """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate."""

@@ -16,7 +16,13 @@ from torch.nn import functional
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.kernels.primitives import resolve_device
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.extras.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
+from milvus_hubness.extras.quari.checkpoint import (
+    Checkpoint,
+    Epoch,
+    restore_training,
+    training_state,
+    weights_of,
+)
 from milvus_hubness.extras.quari.model import STRENGTHS, TEMPERATURES, Quari, cosines
 from milvus_hubness.extras.quari.pairs import Pairs, mine
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
@@ -52,7 +58,9 @@ def contrastive_loss(
     return (forward + backward) / 2
 
 
-def published_loss(cosines: torch.Tensor, weights: torch.Tensor, temperature: float) -> torch.Tensor:
+def published_loss(
+    cosines: torch.Tensor, weights: torch.Tensor, temperature: float
+) -> torch.Tensor:
     """Return the loss of their network by the authors (the paper's equation 10), a scalar; arguments as in
     `contrastive_loss`.
 
@@ -65,7 +73,9 @@ def published_loss(cosines: torch.Tensor, weights: torch.Tensor, temperature: fl
     count = len(cosines)
     own = torch.arange(count, device=cosines.device)
     semi_positives = cosines[:, count:].view(count, count, weights.shape[1])[own, own]
-    shares = functional.log_softmax(torch.cat([cosines[:, :count], semi_positives], 1) / temperature, 1)
+    shares = functional.log_softmax(
+        torch.cat([cosines[:, :count], semi_positives], 1) / temperature, 1
+    )
     forward = -(shares[own, own] + (weights * shares[:, count:]).sum(1)).mean()
     return (forward + functional.cross_entropy(cosines[:, :count].T / temperature, own)) / 2
 
@@ -109,7 +119,9 @@ def train(
     config = replace(config, memory=min(config.memory, len(pairs)))
     for dim in (pairs.dim, validation.dim):
         if dim != config.dim:
-            raise DimensionMismatch(f"the pairs have dimension {dim}, the network is for {config.dim}")
+            raise DimensionMismatch(
+                f"the pairs have dimension {dim}, the network is for {config.dim}"
+            )
     fingerprint = f"{pairs.fingerprint}/{validation.fingerprint}"
     checkpoint = Checkpoint(config, settings, encoder, fingerprint, len(pairs))
     if resume:
@@ -152,13 +164,17 @@ def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
 class _Run:
     """A training in progress. checkpoint: its record, with the best weights so far."""
 
-    def __init__(self, checkpoint: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device
+    ) -> None:
         self.checkpoint, self.validation, self.device = checkpoint, validation, device
         self.settings = settings = checkpoint.settings
         self.queries = torch.from_numpy(pairs.queries)
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.answers)
-        self.semi_items, self.semi_weights = map(torch.from_numpy, mine(pairs.gallery, settings, str(device)))
+        self.semi_items, self.semi_weights = map(
+            torch.from_numpy, mine(pairs.gallery, settings, str(device))
+        )
         self.network = Quari(checkpoint.config).to(device)
         self.optimizer = torch.optim.AdamW(
             self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
@@ -215,17 +231,25 @@ class _Run:
         self.network.memory.tune(*recall)
 
     def _step(self, batch: torch.Tensor) -> float:
-        settings, device, is_published = self.settings, self.device, self.checkpoint.config.form == "published"
+        settings, device, is_published = (
+            self.settings,
+            self.device,
+            self.checkpoint.config.form == "published",
+        )
         queries = self.queries[batch]
         spread = settings.noise if is_published else settings.noise / math.sqrt(queries.shape[1])
-        queries = (queries + spread * torch.rand(len(batch), 1) * torch.randn(queries.shape)).to(device)
+        queries = (queries + spread * torch.rand(len(batch), 1) * torch.randn(queries.shape)).to(
+            device
+        )
         answers = self.answers[batch]
         items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
         weights = self.semi_weights[answers].to(device)
         columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             adaptation = self.network(queries)
-        full = adaptation._replace(query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float())
+        full = adaptation._replace(
+            query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
+        )
         scores = cosines(full, self.gallery[columns])
         if is_published:
             loss = published_loss(scores, weights, settings.temperature)
@@ -242,22 +266,33 @@ class _Run:
         """Evaluate the network, and save its weights if it is the best so far."""
         ranks = validate(self.network, self.validation)
         history = self.checkpoint.history
-        epoch = Epoch(len(history), loss, r1=float((ranks == 1).mean()), mrr=float((1 / ranks).mean()))
+        epoch = Epoch(
+            len(history), loss, r1=float((ranks == 1).mean()), mrr=float((1 / ranks).mean())
+        )
         self.checkpoint = replace(self.checkpoint, history=(*history, epoch))
         if self.checkpoint.best_epoch == epoch.epoch:
             self.checkpoint = replace(self.checkpoint, weights=weights_of(self.network))
         return epoch
 
     def resumable(self) -> Checkpoint:
-        return replace(self.checkpoint, resumption=training_state(self.network, self.optimizer, self.device))
+        return replace(
+            self.checkpoint, resumption=training_state(self.network, self.optimizer, self.device)
+        )
 
 
 def _expect_same(earlier: Checkpoint, now: Checkpoint) -> None:
     options, others = (
-        {"pairs": run.trained_on, "encoder": run.encoder, **asdict(run.config), **asdict(run.settings)}
+        {
+            "pairs": run.trained_on,
+            "encoder": run.encoder,
+            **asdict(run.config),
+            **asdict(run.settings),
+        }
         for run in (earlier, now)
     )
     if changed := [name for name in options if options[name] != others[name]]:
-        raise InvalidInput(f"the training was started with other {', '.join(changed)}: pass the same to resume it")
+        raise InvalidInput(
+            f"the training was started with other {', '.join(changed)}: pass the same to resume it"
+        )
     if earlier.resumption is None:
         raise InvalidInput("the file has only a finished network: train again without resume")

@@ -45,12 +45,18 @@ def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
     return items[np.linspace(0, len(items) - 1, min(most, len(items)), dtype=np.int64)]
 
 
-def shard_step(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> tuple[int, Doubles]:
+def shard_step(
+    shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str
+) -> tuple[int, Doubles]:
     """Return the number of a shard's items, and (m,) the shares of the bank under its potentials f (m,), as `AllScores`
     has them, or without f potentials of the bank that balance these items alone."""
     items = shard_items(shard, bank)
     steps, taus = AllScores(bank.vectors, items, device, "recomputed"), np.array([tau])
-    row = steps.from_items(np.zeros((1, len(items))), taus) if f is None else steps.from_bank(f[None], taus)[1]
+    row = (
+        steps.from_items(np.zeros((1, len(items))), taus)
+        if f is None
+        else steps.from_bank(f[None], taus)[1]
+    )
     return len(items), row[0].astype(np.float64)
 
 
@@ -63,7 +69,11 @@ def joined(potentials: Sequence[Doubles], tau: float) -> Doubles:
 
 
 def shard_biases(
-    shard: Shard, bank: QueryBank, estimator: Estimator, potentials: Vectors, targets: QueryBank | None
+    shard: Shard,
+    bank: QueryBank,
+    estimator: Estimator,
+    potentials: Vectors,
+    targets: QueryBank | None,
 ) -> Vectors:
     """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32 (n,)."""
     fitted = estimator.restore(bank, potentials, target_bank=targets)
@@ -107,7 +117,11 @@ class RayGallery:
         return fitted.with_agreement(self._sample(fitted.bank), target_bank)
 
     def _fit(
-        self, estimator: Estimator, bank: QueryBank, target_bank: BankLike | None, start: npt.ArrayLike | None
+        self,
+        estimator: Estimator,
+        bank: QueryBank,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
     ) -> FittedBias:
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)
@@ -130,12 +144,19 @@ class RayGallery:
         if isinstance(estimator, RelativeNNN):
             bank.require(at_least=estimator.k)
             run, remote_bank = self._remote(shard_largest), self._ray.put(bank)
-            parts = [run.remote(shard, remote_bank, estimator.finds, self._device) for shard in self._shards]
+            parts = [
+                run.remote(shard, remote_bank, estimator.finds, self._device)
+                for shard in self._shards
+            ]
             largest = -np.sort(-np.hstack(self._ray.get(parts)), axis=1)[:, : estimator.finds]
-            return estimator.with_finds(bank, largest.mean(1), score_spread(bank, self._sample(bank)))
+            return estimator.with_finds(
+                bank, largest.mean(1), score_spread(bank, self._sample(bank))
+            )
         return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
 
-    def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
+    def biases(
+        self, fitted: FittedBias, *, target_bank: QueryBank | None = None
+    ) -> Iterator[Vectors]:
         """Yield biases of the shards' items in order, float32 (n,). target_bank: that of the fit, if it is needed."""
         run, bank = self._remote(shard_biases), self._ray.put(fitted.bank)
         arguments = bank, fitted.estimator, fitted.potentials, target_bank
@@ -143,16 +164,24 @@ class RayGallery:
             yield self._ray.get(done)
 
     def _balanced(
-        self, estimator: Sinkhorn, bank: QueryBank, target_bank: BankLike | None, start: npt.ArrayLike | None
+        self,
+        estimator: Sinkhorn,
+        bank: QueryBank,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
     ) -> FittedBias:
         """Run the iteration of `estimators.sinkhorn`, with a round of tasks per step."""
         shards = list(self._shards)
         if estimator.needs_target_bank:
-            shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
+            shards.append(
+                self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__))
+            )
         remote_bank, tau, run = self._ray.put(bank), estimator.tau_of(), self._remote(shard_step)
 
         def on_shards(f: Vectors | None) -> list[Any]:
-            done = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
+            done = self._ray.get(
+                [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
+            )
             return list(zip(*done, strict=True))
 
         def step(f: Vectors, _: Doubles) -> tuple[Vectors, Doubles]:
@@ -160,7 +189,11 @@ class RayGallery:
 
         before = None if start is None else check_potentials(bank, start, 1)[:, 0]
         counts, rows = on_shards(before)
-        f = joined(rows, tau) if before is None else before - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
+        f = (
+            joined(rows, tau)
+            if before is None
+            else before - tau * np.log(np.maximum(np.sum(rows, axis=0), TINY))
+        )
         items, limits = sum(counts), (estimator.iterations, estimator.tol)
         [result] = iterate(step, f[None], np.array([tau]), items, *limits)
         fitted = replace(estimator, items=items).restore(bank, result.f[:, None])
@@ -170,7 +203,9 @@ class RayGallery:
     def _sample(self, bank: QueryBank) -> Vectors:
         run = self._remote(shard_sample)
         most = -(-ITEMS // len(self._shards))
-        return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
+        return np.concatenate(
+            self._ray.get([run.remote(shard, bank, most) for shard in self._shards])
+        )
 
     def _remote(self, function: Any) -> Any:
         return self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES)(function)

@@ -75,7 +75,9 @@ class BiasBackend:
         return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
 
     def count_pending(self) -> int:
-        return sum(len(page) for partition in self.info.partitions for page in self.pending(partition))
+        return sum(
+            len(page) for partition in self.info.partitions for page in self.pending(partition)
+        )
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         """Return the rows that still exist, in the order of `keys`."""
@@ -99,7 +101,11 @@ class BiasBackend:
         )
 
     def write(
-        self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> int:
         """Compute and write the biases of these slots for the rows that still exist; return how many were written.
         epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
@@ -109,11 +115,17 @@ class BiasBackend:
         return count
 
     def _compute(
-        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> int:
         from milvus_hubness.correction.fitted import row_biases
 
-        return self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
+        return self.put(
+            biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch)
+        )
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
         """Store the rows as read, with these biases; return how many the database acknowledged."""
@@ -137,7 +149,11 @@ class BiasBackend:
         return self.writer.rewrite(rows, changed, partition)
 
     def repair(
-        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         """After `put`, give fresh biases to rows whose vector a client has changed since the read. A writer of whole
         rows repairs them itself. Raises NotCaughtUp for rows that change faster than this."""
@@ -149,7 +165,9 @@ class BiasBackend:
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
             pairs = zip(current.batch.keys, current.vectors, strict=True)
-            moved = [not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs]
+            moved = [
+                not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs
+            ]
             biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
@@ -186,10 +204,14 @@ class BiasBackend:
         biases = np.full((len(keys), self.state.slots), np.nan, np.float32)
         biases[present] = entries.vectors
         new = np.zeros(len(keys), np.bool_)
-        new[present] = self.codec.are_new({self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]})
+        new[present] = self.codec.are_new(
+            {self.codec.epoch_field: [row.get(EPOCH_FIELD) for row in entries.rows]}
+        )
         return biases, new
 
-    def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> int:
+    def _update(
+        self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]
+    ) -> int:
         """Update the rows that still exist: the database refuses some fields of other rows."""
         try:
             return writer.rewrite(rows, changed, partition, in_place=True)

@@ -13,11 +13,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, write_to_textfile
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    write_to_textfile,
+)
 
 from milvus_hubness.basics.files.opening import MissingFile, read_bytes
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.jobs.common.progress import LIMITS, PHASES, Event, Events, Throttle, checked_limit, polling
+from milvus_hubness.jobs.common.progress import (
+    LIMITS,
+    PHASES,
+    Event,
+    Events,
+    Throttle,
+    checked_limit,
+    polling,
+)
 
 CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 COUNTERS = {
@@ -41,15 +56,24 @@ class MigrationMetrics:
     def __init__(self, source: str, target: str) -> None:
         labels = {"source": source, "target": target}
         self._registry = CollectorRegistry()
-        options: dict[str, Any] = {"namespace": "milvus_hubness_migration", "registry": self._registry}
+        options: dict[str, Any] = {
+            "namespace": "milvus_hubness_migration",
+            "registry": self._registry,
+        }
         self._counters = {
-            name: Counter(name, text, list(labels), **options).labels(**labels) for name, text in COUNTERS.items()
+            name: Counter(name, text, list(labels), **options).labels(**labels)
+            for name, text in COUNTERS.items()
         }
         self._gauges = {
-            name: Gauge(name, text, list(labels), **options).labels(**labels) for name, text in GAUGES.items()
+            name: Gauge(name, text, list(labels), **options).labels(**labels)
+            for name, text in GAUGES.items()
         }
         chunk_seconds = Histogram(
-            "chunk_seconds", "Seconds that a chunk of rows took.", list(labels), buckets=CHUNK_SECONDS, **options
+            "chunk_seconds",
+            "Seconds that a chunk of rows took.",
+            list(labels),
+            buckets=CHUNK_SECONDS,
+            **options,
         )
         self._chunk_seconds = chunk_seconds.labels(**labels)
         phases = Gauge("phase", "1 for the current phase.", [*labels, "phase"], **options)
@@ -78,7 +102,9 @@ class MigrationMetrics:
                 self._reach("rows_copied_total", facts["rows"])
                 self._counters["bytes_copied_total"].inc(facts["bytes"])
                 self._chunk_seconds.observe(facts["seconds"])
-                self._gauges["eta_seconds"].set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
+                self._gauges["eta_seconds"].set(
+                    math.nan if facts["eta_seconds"] is None else facts["eta_seconds"]
+                )
             elif name == "catching-up":
                 self._follow_pass(facts)
             elif name == "continuing":
@@ -118,7 +144,9 @@ class Controls:
     """The controls of one operator, `name`: a migration continues when every operator that paused it has resumed it.
     events: get the changes. release: set while the cutover may take place."""
 
-    def __init__(self, name: str, throttle: Throttle, release: threading.Event, events: Events) -> None:
+    def __init__(
+        self, name: str, throttle: Throttle, release: threading.Event, events: Events
+    ) -> None:
         self.name = name
         self._throttle, self._release, self._events = throttle, release, events
 
@@ -143,7 +171,10 @@ class Controls:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the throttle's snapshot, and cutover, "postponed" or "now"."""
-        return {**self._throttle.snapshot(), "cutover": "now" if self._release.is_set() else "postponed"}
+        return {
+            **self._throttle.snapshot(),
+            "cutover": "now" if self._release.is_set() else "postponed",
+        }
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -156,7 +187,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
                 raise InvalidParameter(f"paused must be true or false, not {value!r}")
         elif name == "cutover":
             if value not in CUTOVER:
-                raise InvalidParameter(f"cutover must be one of {', '.join(CUTOVER)}, not {value!r}")
+                raise InvalidParameter(
+                    f"cutover must be one of {', '.join(CUTOVER)}, not {value!r}"
+                )
         else:
             raise InvalidParameter(f"{name!r} is not one of {', '.join(SETTINGS)}")
 
@@ -178,7 +211,9 @@ def following_control_file(
             if content is None or content == former:
                 return
             settings = _parsed(path, content)
-            controls.apply({name: value for name, value in settings.items() if value != applied.get(name, ...)})
+            controls.apply(
+                {name: value for name, value in settings.items() if value != applied.get(name, ...)}
+            )
             former, applied, problem = content, settings, None
         except (InvalidParameter, UnreadableFile) as error:
             if str(error) != problem:
@@ -200,7 +235,9 @@ def postpone_cutover(path: Path) -> None:
             temporary.write_text(json.dumps({**settings, "cutover": "postponed"}))
             os.replace(temporary, path)
         except OSError as error:
-            raise UnreadableFile(f"cannot write the control file {path}: {error.strerror}") from None
+            raise UnreadableFile(
+                f"cannot write the control file {path}: {error.strerror}"
+            ) from None
 
 
 def _content(path: Path) -> bytes | None:

@@ -40,7 +40,9 @@ class RemoteEngine(Protocol):
     ) -> FittedBias:
         """Return the fitted estimator. Arguments as of `Estimator.fit`."""
 
-    def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None) -> Callable[[Floats], Biases]:
+    def biases(
+        self, fitted: FittedBias, *, target_bank: QueryBank | None
+    ) -> Callable[[Floats], Biases]:
         """Return a function from items (n, d) to their biases (n,)."""
 
 
@@ -66,7 +68,11 @@ def require_engine(engine: Engine, estimator: Estimator) -> None:
 
 
 def on_engine(
-    correction: Correction, engine: Engine, store: Store, bank: BankReference, targets: QueryBank | None = None
+    correction: Correction,
+    engine: Engine,
+    store: Store,
+    bank: BankReference,
+    targets: QueryBank | None = None,
 ) -> Correction:
     """Return the correction with its biases computed by this engine. targets: the stored target bank. Raises
     InvalidParameter unless the server, if chosen, can compute them: NNN and CSLS with k up to 16,384, its limit for
@@ -88,7 +94,11 @@ def on_engine(
         def compute(rows: Floats, are_new: bool) -> Biases:
             """Read the scores of bank queries from the bank's index, which is as exact as that index."""
             assert isinstance(fitted.estimator, NNN | CSLS)
-            scores = capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
+            scores = (
+                capability(store, BankSearch)
+                .bank_scores(bank, rows, fitted.estimator.k)
+                .astype(np.float64)
+            )
             none = np.empty(0)
             near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
             return fitted.estimator.from_nearest(near).biases
@@ -114,7 +124,9 @@ def load_correction(
     `load_bank` and `on_engine` do."""
     prefer_torch()
     bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
-    correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
+    correction = Correction.restore(
+        state.layout, from_dict(profile.estimator), bank, profile.mean_bias
+    )
     return on_engine(correction, engine, store, profile.bank, bank.targets)
 
 
@@ -134,7 +146,9 @@ def load_corrections(
         correction = load(profile, checked=name not in unchecked)
         corrections |= {profile.slot: correction, profile.standby: correction}
     if leaving := state.outgoing:
-        corrections[leaving.profile.slot] = load(leaving.profile, checked=leaving.name not in unchecked)
+        corrections[leaving.profile.slot] = load(
+            leaving.profile, checked=leaving.name not in unchecked
+        )
     if coming := state.incoming:
         corrections[coming.profile.slot] = load(coming.profile)
     return corrections
@@ -155,7 +169,9 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
     return state
 
 
-def _nearest(store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int) -> list[list[Key]]:
+def _nearest(
+    store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
+) -> list[list[Key]]:
     """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)

@@ -47,7 +47,9 @@ class RedactedResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return redacted(content if isinstance(content, str) else json.dumps(content) + "\n").encode()
+        return redacted(
+            content if isinstance(content, str) else json.dumps(content) + "\n"
+        ).encode()
 
 
 class Work:
@@ -61,7 +63,9 @@ class Work:
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return the result of `function`. Raises HTTPException if there are too many, and what it raises."""
         if self._count >= self._most:
-            raise HTTPException(503, "too many requests at once: try again", headers={"Retry-After": "1"})
+            raise HTTPException(
+                503, "too many requests at once: try again", headers={"Retry-After": "1"}
+            )
 
         self._count += 1
         try:
@@ -142,7 +146,9 @@ class HttpServer:
         app = Starlette(
             routes=routes,
             middleware=[*checks, *middleware],
-            exception_handlers=dict.fromkeys((HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond),
+            exception_handlers=dict.fromkeys(
+                (HTTPException, InvalidParameter, ClientDisconnect, Exception), _respond
+            ),
         )
         # A redirect would name whatever host the client named.
         app.router.redirect_slashes = False
@@ -165,7 +171,9 @@ class HttpServer:
             headers=[("Cache-Control", "no-store"), ("Connection", "close")],
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name=name, daemon=True
+        )
 
     def __enter__(self) -> HttpServer:
         self._thread.start()
@@ -203,14 +211,19 @@ class _ProgramsOnly:
         headers = Request(scope).headers
         site = headers.get("sec-fetch-site", "none")
         if "origin" in headers or site not in ("none", "same-origin"):
-            app = _error(403, "web pages may not use this server: use a program that sends no Origin header")
+            app = _error(
+                403, "web pages may not use this server: use a program that sends no Origin header"
+            )
         await app(scope, receive, send)
 
 
 async def _json_body(request: Request, seconds: float) -> Json:
     """Return the JSON object in the body, which arrives within so many seconds. Raises HTTPException, and
     InvalidParameter if the body is not JSON."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
         raise HTTPException(415, "the Content-Type must be application/json")
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
@@ -244,7 +257,9 @@ async def _respond(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     allow = ", ".join(sorted(headers.pop("Allow", "").split(", ")))
     if error.status_code == 404:
-        message = f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
+        message = (
+            f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
+        )
     elif error.status_code == 405:
         message = f"{request.url.path} takes {allow}"
     response = _error(error.status_code, message)
@@ -276,14 +291,20 @@ def is_loopback(address: str) -> bool:
 
 
 def control_server(
-    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics, limits: HttpLimits | None = None
+    address: str,
+    controls: Controls,
+    latest: LatestEvents,
+    metrics: MigrationMetrics,
+    limits: HttpLimits | None = None,
 ) -> HttpServer:
     """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
     the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
     """
     host, _ = parse_address(address)
     if not is_loopback(address):
-        raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
+        raise InvalidParameter(
+            f"the control server has no password: use a loopback address, not {host!r}"
+        )
 
     def status() -> RedactedResponse:
         return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
@@ -294,9 +315,14 @@ def control_server(
 
     routes = [
         get("/status", status),
-        get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
+        get(
+            "/metrics",
+            lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4"),
+        ),
         probe("/healthz", lambda: RedactedResponse({"status": "ok"})),
         post("/control", control),
     ]
     middleware = [Middleware(_ProgramsOnly)]
-    return HttpServer(address, routes, name="milvus-hubness-control", middleware=middleware, limits=limits)
+    return HttpServer(
+        address, routes, name="milvus-hubness-control", middleware=middleware, limits=limits
+    )

@@ -23,7 +23,14 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.codec.quantisation import with_bias_scale
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.errors import CannotMigrate, EmptyBank, EmptyCollection, InvalidInput, UnreadableFile, name_some
+from milvus_hubness.errors import (
+    CannotMigrate,
+    EmptyBank,
+    EmptyCollection,
+    InvalidInput,
+    UnreadableFile,
+    name_some,
+)
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.common.progress import key_chunks
 from milvus_hubness.jobs.store.protocols import Schemas, Store
@@ -40,14 +47,20 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     info = store.info(collection)
     if column is None and len(info.users_fields) != 1:
         names = ", ".join(map(repr, info.users_fields)) or "none"
-        raise InvalidInput(f"{collection!r} does not have one vector field to read: choose one of {names}")
+        raise InvalidInput(
+            f"{collection!r} does not have one vector field to read: choose one of {names}"
+        )
     field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
     if state is not None and not state.codec.leaves_vectors:
-        raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
+        raise InvalidInput(
+            f"{collection!r} is a corrected collection: its stored vectors are no queries"
+        )
     parts = key_chunks(store, info, "reading the bank", silent)
-    vectors = [store.get(info.name, part, field, partition=partition).vectors for partition, part in parts]
+    vectors = [
+        store.get(info.name, part, field, partition=partition).vectors for partition, part in parts
+    ]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
     return QueryBank(np.concatenate(vectors), source=spec)
@@ -74,9 +87,15 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
         parts = key_chunks(store, info, "reading the texts", silent)
         field = next(iter(info.vector_fields))
-        rows = [row for partition, part in parts for row in store.get(info.name, part, field, partition=partition).rows]
+        rows = [
+            row
+            for partition, part in parts
+            for row in store.get(info.name, part, field, partition=partition).rows
+        ]
         if any(column not in row for row in rows):
-            raise InvalidInput(f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}")
+            raise InvalidInput(
+                f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}"
+            )
         texts = [row[column] for row in rows]
     else:
         texts = _read_column(spec, column)
@@ -93,10 +112,14 @@ def _read_column(path: str, column: str) -> list[Any]:
             _expect_column(path, column, archive.names)
             shape = archive.header(column).shape
             if len(shape) != 1:
-                raise InvalidInput(f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}")
+                raise InvalidInput(
+                    f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}"
+                )
             return list(archive.read(column).tolist())
     if suffix not in TABLES:
-        raise UnreadableFile(f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file")
+        raise UnreadableFile(
+            f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file"
+        )
     with open_table(path) as table:
         _expect_column(path, column, table.schema.names)
         return list(table.column(column).to_pylist())
@@ -104,7 +127,9 @@ def _read_column(path: str, column: str) -> list[Any]:
 
 def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
     if column not in names:
-        raise InvalidInput(f"{Path(path).name} has no column {column!r}: add it, or name another one")
+        raise InvalidInput(
+            f"{Path(path).name} has no column {column!r}: add it, or name another one"
+        )
 
 
 @dataclass(frozen=True, eq=False)

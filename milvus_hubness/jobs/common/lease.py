@@ -29,7 +29,15 @@ from functools import cache
 from pydantic import TypeAdapter
 
 from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost
-from milvus_hubness.jobs.common.lease_records import LEASES, Entry, Fence, LeasePolicy, Owner, now, read_ledger
+from milvus_hubness.jobs.common.lease_records import (
+    LEASES,
+    Entry,
+    Fence,
+    LeasePolicy,
+    Owner,
+    now,
+    read_ledger,
+)
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
@@ -47,7 +55,13 @@ class Lease:
     names; they need not exist yet. fenced: False for a lease on something else. store: the store, with fenced writes.
     Raises LeaseHeld, which names the holder."""
 
-    def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *collections: str,
+        policy: LeasePolicy | None = None,
+        fenced: bool = True,
+    ) -> None:
         self.policy = policy or LeasePolicy.default()
         self._unfenced, self._names = store, tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
@@ -149,7 +163,9 @@ class Lease:
             if newer or all(entry.owner_id != mine.owner_id for entry in entries):
                 self._checked_at = -math.inf
                 holder = f"{newer[-1].owner} has it" if newer else "it is gone"
-                raise LeaseLost(f"the lease on {name!r} was lost, {holder}: this process changes nothing more")
+                raise LeaseLost(
+                    f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
+                )
         self._checked_at = began
 
     @contextmanager
@@ -169,7 +185,9 @@ class Lease:
     def _claim(self, names: Sequence[str]) -> None:
         for attempt in range(ATTEMPTS):
             former = {name: _records(self._unfenced, name) for name in names}
-            mine = {name: self._next_entry(name, _entries(records)) for name, records in former.items()}
+            mine = {
+                name: self._next_entry(name, _entries(records)) for name, records in former.items()
+            }
             planned = self._planned(mine.values())
             began = time.monotonic()
             try:
@@ -193,7 +211,9 @@ class Lease:
         self._entries |= mine
         if self._renewing is None:
             self._over.clear()
-            self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
+            self._renewing = threading.Thread(
+                target=self._renew, name="milvus-hubness-lease", daemon=True
+            )
             self._renewing.start()
 
     def _next_entry(self, name: str, entries: Sequence[Entry]) -> Entry:
@@ -212,7 +232,10 @@ class Lease:
         )
 
     def _wins(
-        self, former: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
+        self,
+        former: Mapping[str, Sequence[Entry | Fence]],
+        mine: Mapping[str, Entry],
+        planned: Sequence[Fence],
     ) -> bool:
         """Write this process's records and aliases; return whether it alone wrote the highest token of every one."""
         self._put([*mine.values(), *planned])
@@ -222,7 +245,11 @@ class Lease:
                 self._create(fence)
                 self._fences[fence.target] = fence
         for name, claim in mine.items():
-            top = [entry.owner_id for entry in read_entries(self._unfenced, name) if entry.token >= claim.token]
+            top = [
+                entry.owner_id
+                for entry in read_entries(self._unfenced, name)
+                if entry.token >= claim.token
+            ]
             if top != [self._owner_id]:
                 return False
         return True
@@ -234,7 +261,9 @@ class Lease:
             name, store = entry.collection, self._unfenced
             if store.exists(name) and store.alias_target(name) is None:
                 planned.append(_fence(entry, name))
-            ledger = self._fences.get(LEDGER) or next((fence for fence in planned if fence.target == LEDGER), None)
+            ledger = self._fences.get(LEDGER) or next(
+                (fence for fence in planned if fence.target == LEDGER), None
+            )
             planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
         return planned
 
@@ -275,7 +304,11 @@ class Lease:
         """Drop the aliases that former holders left, so that later reads include all their writes."""
         records = [record for group in former.values() for record in group]
         released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
-        left = {record.alias for record in records if isinstance(record, Fence) and record.owner_id not in released}
+        left = {
+            record.alias
+            for record in records
+            if isinstance(record, Fence) and record.owner_id not in released
+        }
         for alias in left:
             self._unfenced.unfence(alias)
         if left:
@@ -303,16 +336,24 @@ class Lease:
         return now() + timedelta(seconds=self.policy.seconds)
 
     def _put_expiry(self, moment: datetime | None) -> None:
-        self._put(entry.model_copy(update={"expires_at": moment}) for entry in list(self._entries.values()))
+        self._put(
+            entry.model_copy(update={"expires_at": moment})
+            for entry in list(self._entries.values())
+        )
 
     def _put(self, records: Iterable[Entry | Fence]) -> None:
-        rows = [Record(record.key, _group(record.collection), record.model_dump_json()) for record in records]
+        rows = [
+            Record(record.key, _group(record.collection), record.model_dump_json())
+            for record in records
+        ]
         if rows:
             self._unfenced.put_records(LEDGER, rows)
 
     def _forget(self, collection: str, records: Sequence[Entry | Fence]) -> None:
         if records:
-            self._unfenced.drop_records(LEDGER, _group(collection), [record.key for record in records])
+            self._unfenced.drop_records(
+                LEDGER, _group(collection), [record.key for record in records]
+            )
 
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
@@ -353,7 +394,9 @@ def _adapter() -> TypeAdapter[Entry | Fence]:
 
 
 def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
-    return sorted((record for record in records if isinstance(record, Entry)), key=lambda entry: entry.token)
+    return sorted(
+        (record for record in records if isinstance(record, Entry)), key=lambda entry: entry.token
+    )
 
 
 def _fence(entry: Entry, target: str, alias: str = "") -> Fence:

@@ -27,7 +27,9 @@ T = TypeVar("T")
 
 def read_ledger(validate: Callable[[str], T], record: Record) -> T:
     """Return `validate(body)` of a record of the ledger. Raises StateError, which names the record."""
-    return read_record(validate, record.body, described_record(record), f"delete it from {LEDGER!r}")
+    return read_record(
+        validate, record.body, described_record(record), f"delete it from {LEDGER!r}"
+    )
 
 
 def described_record(record: Record) -> str:
@@ -98,7 +100,9 @@ def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
     except ValueError:
         seconds = math.nan
     if not least <= seconds < math.inf:
-        raise InvalidParameter(f"${variable} must be a number of seconds, at least {least:g}, not {text!r}")
+        raise InvalidParameter(
+            f"${variable} must be a number of seconds, at least {least:g}, not {text!r}"
+        )
     return seconds
 
 

@@ -185,8 +185,12 @@ class Throttle:
         self._guard: Callable[[], object] = lambda: None
         self._paused_by: dict[str, None] = {}
         self._error: BaseException | None = None
-        self._rows = _Bucket(checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS)
-        self._bytes = _Bucket(checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS)
+        self._rows = _Bucket(
+            checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS
+        )
+        self._bytes = _Bucket(
+            checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS
+        )
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
         self._adapted_rows: float | None = None
         self._bytes_per_row = 0.0
@@ -256,8 +260,12 @@ class Throttle:
         debt. Raises InvalidParameter, and then changes nothing."""
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
-            self._rows = self._rows.at(limits.get("rows_per_second", self._rows.rate), self._clock())
-            self._bytes = self._bytes.at(limits.get("bytes_per_second", self._bytes.rate), self._clock())
+            self._rows = self._rows.at(
+                limits.get("rows_per_second", self._rows.rate), self._clock()
+            )
+            self._bytes = self._bytes.at(
+                limits.get("bytes_per_second", self._bytes.rate), self._clock()
+            )
             self._chunk_seconds = limits.get("chunk_seconds", self._chunk_seconds)
             self._changed.notify_all()
 
@@ -339,8 +347,14 @@ def checked_limit(name: str, value: object) -> float | None:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise InvalidParameter(f"{name} must be a positive number, or null for no limit, not {value!r}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 < value <= sys.float_info.max
+    ):
+        raise InvalidParameter(
+            f"{name} must be a positive number, or null for no limit, not {value!r}"
+        )
     return value
 
 
@@ -349,7 +363,13 @@ Pages: TypeAlias = "Callable[[str | None], Iterable[list[Key]]]"
 
 
 def key_pages(
-    store: Rows, name: str, partition: str | None = None, *, rows: int = 0, after: Key | None = None, pending: str = ""
+    store: Rows,
+    name: str,
+    partition: str | None = None,
+    *,
+    rows: int = 0,
+    after: Key | None = None,
+    pending: str = "",
 ) -> Iterator[list[Key]]:
     """Yield pages of keys in ascending order: all keys that exist at the start, and some of those that clients write
     meanwhile. after: the key before the first one. pending: as in Rows.scan_keys. rows: the expected number of keys;
@@ -358,7 +378,9 @@ def key_pages(
         store.count(name)  # Only a first page is strongly consistent, and what follows it.
     ceiling: Key | None = None
     seen = 0
-    while page := store.scan_keys(name, limit=KEYS_PER_PAGE, after=after, partition=partition, pending=pending):
+    while page := store.scan_keys(
+        name, limit=KEYS_PER_PAGE, after=after, partition=partition, pending=pending
+    ):
         after, seen = page[-1], seen + len(page)
         if ceiling is None and seen >= rows:
             ceiling = ceiling_of(store, name, after, partition, pending)
@@ -369,13 +391,19 @@ def key_pages(
         yield page
 
 
-def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None, pending: str = "") -> Key | None:
+def ceiling_of(
+    store: Rows, collection: str, key: Key, partition: str | None = None, pending: str = ""
+) -> Key | None:
     """Return a key that is at least the greatest current key, searched from `key` up; None if there is none. A reader
     that stops here ends even if clients write rising keys faster than it reads. A page with fewer rows than requested
     does not show the end: Milvus 2.3 returns some rows one by one."""
     options: Any = {"limit": 1, "partition": partition, "pending": pending}
     keys = (store.above(key, step) for step in count())
-    return next(above for above in keys if above is None or not store.scan_keys(collection, after=above, **options))
+    return next(
+        above
+        for above in keys
+        if above is None or not store.scan_keys(collection, after=above, **options)
+    )
 
 
 def absent(pages: Iterable[list[Key]], store: Rows, other: str) -> Iterator[list[Key]]:
@@ -394,7 +422,12 @@ def absent(pages: Iterable[list[Key]], store: Rows, other: str) -> Iterator[list
 
 
 def key_chunks(
-    store: Rows, info: CollectionInfo, doing: str, progress: Progress, pages: Pages | None = None, total: int = -1
+    store: Rows,
+    info: CollectionInfo,
+    doing: str,
+    progress: Progress,
+    pages: Pages | None = None,
+    total: int = -1,
 ) -> Iterator[tuple[str | None, list[Key]]]:
     """Yield partitions and chunks of their keys, of a suitable size for one read, and report each processed chunk.
     pages: of the keys of a partition, by default all. total: their expected number, by default that of all rows."""

@@ -36,7 +36,13 @@ from milvus_hubness.jobs.common.lease_records import read_ledger
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId
 from milvus_hubness.jobs.store.protocols import Ledger, Store, WholeRows, capability
-from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, CollectionInfo, Note, Record, WriteIntentLog
+from milvus_hubness.jobs.store.records import (
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    Note,
+    Record,
+    WriteIntentLog,
+)
 
 BATCHES = "batches"
 HAS_BIAS = ""
@@ -65,8 +71,15 @@ class RowContent(FrozenModel):
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
         """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
-        hidden = {name for other in (*info.states.values(), state) for name in other.codec.hidden_fields}
-        return cls(field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.codec.epoch_field)
+        hidden = {
+            name for other in (*info.states.values(), state) for name in other.codec.hidden_fields
+        }
+        return cls(
+            field=state.field,
+            dim=state.dim,
+            hidden=tuple(sorted(hidden)),
+            epoch=state.codec.epoch_field,
+        )
 
     def digests(self, batch: Batch) -> list[Digest]:
         digests = []
@@ -100,7 +113,11 @@ class BatchRecord(FrozenModel):
 
     def digests(self) -> Rows:
         def digest(text: str) -> Digest:
-            return Digest((name, value) for name, value in zip(self.fields, text.split(","), strict=False) if value)
+            return Digest(
+                (name, value)
+                for name, value in zip(self.fields, text.split(","), strict=False)
+                if value
+            )
 
         return {key: set(map(digest, texts)) for key, texts in self.rows}
 
@@ -110,7 +127,11 @@ class RowWriter:
     repaired: the number of rows repaired so far."""
 
     def __init__(
-        self, lease: Lease, info: CollectionInfo, state: CollectionState, intent_log: WriteIntentLog | None
+        self,
+        lease: Lease,
+        info: CollectionInfo,
+        state: CollectionState,
+        intent_log: WriteIntentLog | None,
     ) -> None:
         self._lease, self._info, self._intent_log = lease, info, intent_log
         self._content = RowContent.of(info, state)
@@ -141,14 +162,18 @@ class RowWriter:
             are_noted = repair.wait_applied(keys, partition, self._lease.policy.visible)
         return rows() if are_noted else reading.result()
 
-    def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False) -> int:
+    def rewrite(
+        self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False
+    ) -> int:
         """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as Store.update does.
         Return how many the database acknowledged. Raises LeaseLost, and NotCaughtUp for rows that change faster than
         the writer can repair them."""
         if not len(batch):
             return 0
         store = self._lease.store
-        digests = self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
+        digests = (
+            self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
+        )
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
         write = store.update if in_place else store.rewrite
@@ -157,7 +182,10 @@ class RowWriter:
             return count
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
-        if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= self._lease.policy.compact:
+        if (
+            isinstance(store, WholeRows)
+            and time.monotonic() - self._compacted_at >= self._lease.policy.compact
+        ):
             # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
@@ -169,13 +197,21 @@ class RowWriter:
     def _record(self, rows: Rows, partition: str | None) -> None:
         if self._intent_log is None:
             return
-        fields = sorted({name for digests in rows.values() for digest in digests for name, _ in digest})
+        fields = sorted(
+            {name for digests in rows.values() for digest in digests for name, _ in digest}
+        )
         records = []
         for part, texts in enumerate(_in_parts(rows, fields)):
             record = BatchRecord(
-                token=self._lease.token, partition=partition, content=self._content, fields=fields, rows=texts
+                token=self._lease.token,
+                partition=partition,
+                content=self._content,
+                fields=fields,
+                rows=texts,
             )
-            records.append(Record(self._key(part), _group(self._info.name), record.model_dump_json()))
+            records.append(
+                Record(self._key(part), _group(self._info.name), record.model_dump_json())
+            )
         self._lease.store.put_records(LEDGER, records)
         self._parts = max(self._parts, len(records))
         self._drop_parts(len(records))
@@ -238,7 +274,10 @@ class _Repair:
             shown = [
                 note
                 for note in notes
-                if is_over or _shows(rows.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT))
+                if is_over
+                or _shows(
+                    rows.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT)
+                )
             ]
             self.applied.update(shown)
             if len(shown) == len(notes):
@@ -303,7 +342,9 @@ class _Repair:
         field, keys = self.content.field, [note.key for note in notes]
         batch = self.store.get(self.collection, keys, field, partition=partition)
         current = dict(zip(batch.keys, self.content.digests(batch), strict=True))
-        names, batch = capability(self.store, WholeRows).noted(self.collection, self.intent_log, keys, field)
+        names, batch = capability(self.store, WholeRows).noted(
+            self.collection, self.intent_log, keys, field
+        )
         noted: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self.content.digests(batch), strict=True):
             noted.setdefault(key, {})[name] = digest
@@ -387,7 +428,9 @@ def rewriting(
     store.end_intent_log(info.name, intent_log)
 
 
-def _repair_left(store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None) -> int:
+def _repair_left(
+    store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None
+) -> int:
     """Repair the batches that killed jobs left, and remove their records. Return the number of repaired rows.
     store: of the lease, which has fenced the former holders. intent_log: None for that of `info`."""
     intent_log = intent_log or info.intent_log

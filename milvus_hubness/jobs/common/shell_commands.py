@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from milvus_hubness.basics.logs import log
-from milvus_hubness.errors import SECRET_VARIABLES, CriticalLoad, HookFailed, InvalidParameter, all_secrets, redacted
+from milvus_hubness.errors import (
+    SECRET_VARIABLES,
+    CriticalLoad,
+    HookFailed,
+    InvalidParameter,
+    all_secrets,
+    redacted,
+)
 from milvus_hubness.jobs.common.progress import EVENT_NAMES, Event, Events, Throttle, polling
 
 POLL_SECONDS = 0.1
@@ -71,7 +78,9 @@ def run_command(
         return Outcome(exit_code, _last_line(complained) or _last_line(printed))
 
 
-def _wait(process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None) -> int | None:
+def _wait(
+    process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None
+) -> int | None:
     ends_at = None if timeout is None else time.monotonic() + timeout
     while True:
         left = POLL_SECONDS if ends_at is None else min(POLL_SECONDS, ends_at - time.monotonic())
@@ -93,17 +102,23 @@ class Hooks:
     fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON. It is killed, and has failed, when `cancelled`
     is set. Raises InvalidParameter for unknown events."""
 
-    def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None
+    ) -> None:
         if unknown := sorted(commands.keys() - set(EVENT_NAMES)):
             names = ", ".join(EVENT_NAMES)
-            raise InvalidParameter(f"unknown event {', '.join(map(repr, unknown))}: use one of {names}")
+            raise InvalidParameter(
+                f"unknown event {', '.join(map(repr, unknown))}: use one of {names}"
+            )
         self._commands = {name: tuple(listed) for name, listed in commands.items()}
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
         """Run the commands of the event. Raises HookFailed for a before-* event; other failures are logged."""
         for command in self._commands.get(event.name, ()):
-            outcome = run_command(command, variables=self._variables(event), cancelled=self._cancelled)
+            outcome = run_command(
+                command, variables=self._variables(event), cancelled=self._cancelled
+            )
             if outcome.exit_code == 0:
                 continue
             failed = f"{event.name} hook {redacted(command)!r} failed, {outcome.complaint}"
@@ -114,7 +129,8 @@ class Hooks:
     def _variables(self, event: Event) -> dict[str, str]:
         facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
         return {
-            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact)) for name, fact in facts.items()
+            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact))
+            for name, fact in facts.items()
         }
 
 

@@ -71,7 +71,9 @@ class Enabled:
         return asdict(self)
 
 
-def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent) -> Enabled:
+def enable(
+    store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
+) -> Enabled:
     """Write the biases outside the user's vectors, write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a server added. With a
@@ -85,7 +87,11 @@ def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, p
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
         info = lease.store.info(name)
-        suffix = plan.suffix if plan.field in info.states else suffix_for(plan.field, info.states.values())
+        suffix = (
+            plan.suffix
+            if plan.field in info.states
+            else suffix_for(plan.field, info.states.values())
+        )
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
                 f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was "
@@ -110,14 +116,18 @@ def _undone() -> Iterator[ExitStack]:
         raise
 
 
-def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> dict[str, Any]:
+def _enable_reranking(
+    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
+) -> dict[str, Any]:
     store, name = lease.store, plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
         if plan.side:
             sides = capability(store, SideCollections)
             if not sides.can_hold_side(plan.source, plan.side):
-                raise CollectionExists(f"collection {plan.side!r} was created since this plan was made: plan again")
+                raise CollectionExists(
+                    f"collection {plan.side!r} was created since this plan was made: plan again"
+                )
             if store.exists(plan.side):
                 lease.drop(plan.side)  # An unfinished `enable` left it.
             sides.create_side(plan.source, plan.side)
@@ -125,7 +135,9 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
             lease.fence(plan.side)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
-        with rewriting(lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl) as writer:
+        with rewriting(
+            lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl
+        ) as writer:
             backend = BiasBackend(store, plan.source, state, writer)
             _fill(backend, plan.correction, "writing biases", progress)
             if plan.side:
@@ -140,7 +152,9 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
 
 
-def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> dict[str, Any]:
+def _fill_second_vector(
+    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
+) -> dict[str, Any]:
     """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search it."""
     store, name = lease.store, plan.source.name
     second_vectors, state = capability(store, SecondVectors), plan.unfinished
@@ -210,7 +224,9 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
     )
 
 
-def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
+def _fill(
+    backend: BiasBackend, correction: Correction, doing: str, progress: Progress
+) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
     Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients
@@ -231,7 +247,9 @@ def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Pr
     return rows, wrong
 
 
-def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
+def _find_themselves(
+    store: Store, info: CollectionInfo, state: CollectionState
+) -> tuple[int, int, int]:
     """Return the number of rows searched for, and of those that each field returns; changed rows do not count."""
     counts = np.zeros(3, np.int64)
     every, seen = max(1, -(-info.rows // SAMPLED_ROWS)), 0
@@ -268,7 +286,9 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         if state is None:
             raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
         if not state.codec.leaves_vectors:
-            raise NotCorrected(f"{info.name!r} has its biases in its vectors: undo that with migrate rollback")
+            raise NotCorrected(
+                f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
+            )
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:

@@ -18,14 +18,31 @@ from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.state import CandidateReranking, CollectionState, slots_for, suffix_for
+from milvus_hubness.correction.state import (
+    CandidateReranking,
+    CollectionState,
+    slots_for,
+    suffix_for,
+)
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.jobs.common.corrections import load_correction
-from milvus_hubness.jobs.common.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
+from milvus_hubness.jobs.common.inputs import (
+    Gallery,
+    fit_measured,
+    fit_with_mean,
+    only_field,
+    read_gallery,
+)
 from milvus_hubness.jobs.migration.plan import bank_facts, checked_gates, chosen, verdict_remarks
 from milvus_hubness.jobs.migration.survey import resolved
 from milvus_hubness.jobs.store.ownership import bank_name, side_name
-from milvus_hubness.jobs.store.protocols import SecondVectors, SideCollections, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import (
+    SecondVectors,
+    SideCollections,
+    Store,
+    capability,
+    expect_store,
+)
 from milvus_hubness.jobs.store.records import CollectionInfo
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
@@ -69,12 +86,18 @@ class EnablePlan:
 
     def to_dict(self) -> dict[str, Any]:
         reranking, carries_on = self.reranking, self.unfinished is not None
-        location: dict[str, Any] = {"second_vector": self.second_vector, "width": self.width, "carries_on": carries_on}
+        location: dict[str, Any] = {
+            "second_vector": self.second_vector,
+            "width": self.width,
+            "carries_on": carries_on,
+        }
         if reranking:
             location = {
                 "side": reranking.side,
                 "candidates": reranking.candidates,
-                "missed": {str(candidates): share for candidates, share in (self.missed or {}).items()},
+                "missed": {
+                    str(candidates): share for candidates, share in (self.missed or {}).items()
+                },
                 "measured_queries": reranking.queries,
             }
         return {
@@ -123,7 +146,11 @@ def plan_enable(
     """
     expect_store(store)
     expect_estimator(estimator)
-    bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
+    bank, target_bank, queries = (
+        QueryBank.of(bank),
+        optional_bank(target_bank),
+        optional_bank(queries),
+    )
     gates = (gate, gate_targets)
     checked_gates(*gates, target_bank)
     if not 0 < max_miss_rate < 1:
@@ -135,14 +162,18 @@ def plan_enable(
     info.require_correctable(field)
     unfinished = info.states.get(field)
     if unfinished is not None and (where != "vectors" or unfinished.serves):
-        raise AlreadyCorrected(f"field {field!r} of {info.name!r} is corrected already: refresh it instead")
+        raise AlreadyCorrected(
+            f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
+        )
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
     dtype, presence = info.vector_fields[field].dtype, "none"
     layout: Layout | None = None
     if where == "vectors":
         vector = info.vector_fields[field]
         if not vector.metric:
-            raise CannotMigrate(f"field {field!r} has no index, so its metric is unknown: create an index first")
+            raise CannotMigrate(
+                f"field {field!r} has no index, so its metric is unknown: create an index first"
+            )
         new = Layout(
             vector.dim,
             as_metric(vector.metric),
@@ -152,7 +183,9 @@ def plan_enable(
         )
         layout = unfinished.layout if unfinished else new
         second_vectors = capability(store, SecondVectors)
-        presence = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
+        presence = second_vectors.second_vector_field(
+            info, field, suffix, form_of(layout, dtype).width
+        )
         remarks = second_vectors.second_vector_remarks(info, suffix)
     else:
         presence = store.bias_fields(info, suffix)
@@ -177,7 +210,9 @@ def plan_enable(
         bank.expect_dim(gallery.layout.dim, "the field")
         resolved(gallery.layout, gallery.vectors, bank, field, dtype)
         remarks += verdict_remarks(info, field, bank, is_followed=estimator is None)
-        estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
+        estimator, strength, gate, gate_targets = chosen(
+            info, field, bank, target_bank, estimator, gates, force=force
+        )
         banks = (estimator, bank, target_bank)
         if layout is not None:
             correction = fit_measured(store, info, field, layout, gallery.vectors, *banks, strength)
@@ -185,7 +220,9 @@ def plan_enable(
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
             side = _free_side(store, info, suffix) if where == "side" else None
             most = store.most_candidates(info)
-            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, side, most)
+            reranking, missed = measure(
+                gallery, correction, queries or bank, strength, max_miss_rate, side, most
+            )
             if reranking.missed > max_miss_rate and most < LADDER[-1]:
                 raise CannotMigrate(
                     f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows (max_query_limit), and "
@@ -264,7 +301,11 @@ def measure(
     missed = {candidates: missed_share(places, candidates) for candidates in allowed}
     candidates = enough_candidates(places, max_miss_rate, allowed)
     reranking = CandidateReranking(
-        side=side, candidates=candidates, missed=missed[candidates], allowed=max_miss_rate, queries=len(query_vectors)
+        side=side,
+        candidates=candidates,
+        missed=missed[candidates],
+        allowed=max_miss_rate,
+        queries=len(query_vectors),
     )
     return reranking, missed
 

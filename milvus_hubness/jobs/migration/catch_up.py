@@ -29,7 +29,9 @@ REPAIR_ROUNDS = 20
 WARMING_SEARCHES = 100
 
 
-def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False) -> Pair:
+def pair_of(
+    store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False
+) -> Pair:
     """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is the origin.
     Raises as `load_corrections` does."""
     state, before = migration.corrected(), migration.rebuilds
@@ -57,7 +59,10 @@ class Sample:
     def add(self, partition: str | None, keys: Sequence[Key]) -> None:
         numbers = self._rng.random(len(keys))
         limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
-        drawn = [(float(numbers[i]), partition, keys[i]) for i in np.flatnonzero(numbers < limit).tolist()]
+        drawn = [
+            (float(numbers[i]), partition, keys[i])
+            for i in np.flatnonzero(numbers < limit).tolist()
+        ]
         self._drawn = sorted([*self._drawn, *drawn], key=lambda draw: draw[0])[: self._size]
 
     def by_partition(self) -> dict[str | None, list[Key]]:
@@ -83,7 +88,12 @@ class Pass:
 
 
 def run_pass(
-    pair: Pair, partitions: Sequence[str | None], migration: Migration, options: MigrationOptions, *, number: int
+    pair: Pair,
+    partitions: Sequence[str | None],
+    migration: Migration,
+    options: MigrationOptions,
+    *,
+    number: int,
 ) -> Pass:
     """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing. Raises NotCaughtUp for
     a row that changes faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows."""
@@ -114,12 +124,19 @@ def run_pass(
             sample.add(partition, page.keys)
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
-            facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
+            facts = {
+                "rows": rows,
+                "rows_total": rows_total,
+                "differing": differing,
+                "repaired": differing,
+            }
             options.events.report("catching-up", **{"pass": number}, **facts)
     return Pass(rows, fields, differing, sample, tuple(defects), example)
 
 
-def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
+def _still_differing(
+    pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]
+) -> dict[Key, str]:
     broken: dict[Key, str] = {}
     for seconds in delays:
         time.sleep(seconds)
@@ -183,7 +200,9 @@ class Verification:
     in_copy: int
 
 
-def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
+def verified(
+    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
+) -> Verification:
     """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those that the bank gives
     now, and that searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
     if not chunks:
@@ -238,7 +257,11 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         counted = store.count(copy)
         if counted == rows:
             return
-        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition, rows=counted))
+        keys = sum(
+            len(page)
+            for partition in partitions
+            for page in key_pages(store, copy, partition, rows=counted)
+        )
         if counted <= keys or store.count(copy) != counted:
             return
     raise VerificationFailed(

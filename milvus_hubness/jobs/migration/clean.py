@@ -6,7 +6,13 @@ from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidI
 from milvus_hubness.jobs.common.lease import Lease, forget_leases
 from milvus_hubness.jobs.common.row_writer import drop_log
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.presence import is_copy, is_source, renamed_copy, renamed_source, require_copy
+from milvus_hubness.jobs.migration.presence import (
+    is_copy,
+    is_source,
+    renamed_copy,
+    renamed_source,
+    require_copy,
+)
 from milvus_hubness.jobs.store.ownership import CollectionId
 from milvus_hubness.jobs.store.protocols import Collections, Rows, Store, expect_store
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY, identity_in
@@ -40,7 +46,13 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
     going = {}
     if store.exists(drop):
         is_former = drop != migration.target and migration.rebuilds is not None
-        what = "the copy" if drop == migration.target else "the former copy" if is_former else "the source"
+        what = (
+            "the copy"
+            if drop == migration.target
+            else "the former copy"
+            if is_former
+            else "the source"
+        )
         going[what] = f"{drop}, {_rows(store, drop)}"
     if drop == migration.target and migration.made_bank != "nothing":
         bank, whole = migration.bank_collection, migration.made_bank == "collection"
@@ -91,7 +103,9 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     """Remove everything that the migration created; the source is then as before. Only a copy with the
     migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
     store, target, state = lease.store, migration.target, migration.state
-    is_others = store.exists(target) and not is_copy(store.info(target, counted=False, checked=False), migration)
+    is_others = store.exists(target) and not is_copy(
+        store.info(target, counted=False, checked=False), migration
+    )
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
     if store.exists(migration.source_now):
@@ -137,17 +151,23 @@ def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migr
 
 def _validate(store: Store, migration: Migration, drop: str) -> None:
     if drop == migration.target:
-        still_exists = store.exists(drop) and is_copy(store.info(drop, counted=False, checked=False), migration)
+        still_exists = store.exists(drop) and is_copy(
+            store.info(drop, counted=False, checked=False), migration
+        )
         if still_exists:
             migration.require(
                 "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
             )  # fmt: skip
             _refuse_aliases(store, drop)
         elif renamed := renamed_copy(store, migration):
-            raise CollectionNotFound(f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
+            raise CollectionNotFound(
+                f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first"
+            )
         return
     if drop != migration.source_now:
-        raise InvalidInput(f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}")
+        raise InvalidInput(
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+        )
     migration.require("switched", "finished", step="dropping the source")
     require_copy(store, migration)  # Else the last of the rows would be dropped.
     if store.exists(drop):
@@ -157,7 +177,9 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
                 f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
             )
     elif migration.phase != "finished" and (renamed := renamed_source(store, migration)):
-        raise CollectionNotFound(f"the source {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first")
+        raise CollectionNotFound(
+            f"the source {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first"
+        )
 
 
 def drop_collection(lease: Lease, collection: str) -> None:
@@ -185,4 +207,6 @@ def _rows(store: Rows, collection: str) -> str:
 
 def _refuse_aliases(store: Collections, collection: str) -> None:
     if aliases := store.info(collection, counted=False).aliases:
-        raise StoreError(f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped")
+        raise StoreError(
+            f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"
+        )

@@ -46,15 +46,24 @@ class Endpoint:
         if self.codec is None:
             return stored
         hidden = set(self.codec.hidden_fields)
-        rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
-        return Batch(stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows)
+        rows = [
+            {name: value for name, value in row.items() if name not in hidden}
+            for row in stored.rows
+        ]
+        return Batch(
+            stored.keys,
+            self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)),
+            rows,
+        )
 
     def encode_rows(self, rows: Batch) -> Batch:
         """Return stored rows of this collection. Raises CannotMigrate for a row that could not be read back exactly."""
         if self.codec is None or self.state is None:
             return rows
         if problem := self.state.unreadable(rows.vectors, rows.keys):
-            raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
+            raise CannotMigrate(
+                f"row {problem}: correct {self.state.source!r} by enable in place of a copy"
+            )
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
@@ -102,9 +111,13 @@ class Pair:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy first: clients write
         to the origin first, so every row of the copy is in the origin."""
         copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
-        return self.store.get(self.origin.collection, keys, self.state.field, partition=partition), copied
+        return self.store.get(
+            self.origin.collection, keys, self.state.field, partition=partition
+        ), copied
 
-    def send(self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
+    def send(
+        self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False
+    ) -> int:
         """Write rows to the copy as the throttle admits; return the bytes. are_new: the copy never had their keys."""
         write = self.store.insert if are_new else self.store.upsert
         per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
@@ -129,8 +142,16 @@ class Pair:
         with ThreadPoolExecutor(2, "reading") as pool:
 
             def read(after: Key | None) -> list[Future[Batch]]:
-                options: dict[str, Any] = {"after": after, "upto": last, "limit": rows, "partition": partition}
-                return [pool.submit(self.store.scan, name, self.state.field, **options) for name in names]
+                options: dict[str, Any] = {
+                    "after": after,
+                    "upto": last,
+                    "limit": rows,
+                    "partition": partition,
+                }
+                return [
+                    pool.submit(self.store.scan, name, self.state.field, **options)
+                    for name in names
+                ]
 
             reading = read(None)
             while True:
@@ -139,11 +160,14 @@ class Pair:
                 if not ends:
                     return
                 if last is None and all(len(page) < rows for page in pages):
-                    ceilings = [ceiling_of(self.store, name, max(ends), partition) for name in names]
+                    ceilings = [
+                        ceiling_of(self.store, name, max(ends), partition) for name in names
+                    ]
                     last = None if None in ceilings else max(cast("list[Any]", ceilings))
                 reading = read(min(ends))
                 page, copied = (
-                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends)))) for page in pages
+                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends))))
+                    for page in pages
                 )
                 yield page, copied
 
@@ -152,7 +176,9 @@ class Pair:
         copies = {key: i for i, key in enumerate(copied.keys)}
         places = {key: i for i, key in enumerate(page.keys)}
         defects: dict[Key, str] = {key: "missing" for key in page.keys if key not in copies}
-        defects |= {key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in places}
+        defects |= {
+            key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in places
+        }
         common = [key for key in page.keys if key in copies]
         if not common:
             return defects
@@ -163,7 +189,11 @@ class Pair:
         valid = self.copy.valid(copied)
         for i, key in enumerate(common):
             row, copy = before.rows[i], after.rows[i]
-            differing = [name for name in sorted(row.keys() | copy.keys()) if not _same(row.get(name), copy.get(name))]
+            differing = [
+                name
+                for name in sorted(row.keys() | copy.keys())
+                if not _same(row.get(name), copy.get(name))
+            ]
             if not vectors[i]:
                 differing.append(self.state.field)
             if differing:
@@ -188,7 +218,9 @@ class Pair:
             actual = unit_directions(copied)
 
         norms = self.state.layout.norms(expected)
-        allowed_units = np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
+        allowed_units = (
+            np.full(len(norms), units_moved) if units_moved else np.where(norms != 1, 1, 0)
+        )
         unit = SPACING[self.state.dtype] * np.abs(expected)
         smallest_unit = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
         tolerance = allowed_units[:, None] * np.maximum(unit, smallest_unit)

@@ -28,7 +28,11 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
         return former
-    interrupted = former.model_dump(include={"id", "made_bank"}) if former and former.phase == "preparing" else {}
+    interrupted = (
+        former.model_dump(include={"id", "made_bank"})
+        if former and former.phase == "preparing"
+        else {}
+    )
     return Migration(
         **interrupted,
         source=plan.source.name,
@@ -81,7 +85,11 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
     """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
     source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
-        pages = (page for chunk in plan.survey.chunks for page, _ in chunk_pages(store, source, field, chunk, size))
+        pages = (
+            page
+            for chunk in plan.survey.chunks
+            for page, _ in chunk_pages(store, source, field, chunk, size)
+        )
     else:
         pages = (
             store.get(source, keys[start : start + size], field, partition=partition)
@@ -139,7 +147,9 @@ class Recorder:
 def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
     invalid = pair.state.layout.invalid(pair.origin.decode_rows(rows).vectors)
     keys = (*chunk.invalid_keys, *(rows.keys[i] for i in np.flatnonzero(invalid)))
-    return chunk.model_copy(update={"invalid": chunk.invalid + int(invalid.sum()), "invalid_keys": keys[:KEYS_NAMED]})
+    return chunk.model_copy(
+        update={"invalid": chunk.invalid + int(invalid.sum()), "invalid_keys": keys[:KEYS_NAMED]}
+    )
 
 
 def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
@@ -161,7 +171,9 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
     store, source, field = pair.store, pair.origin.collection, pair.state.field
     size = store.chunk_rows(store.info(source, counted=False))
     todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
-    pages = ((chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size))
+    pages = (
+        (chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size)
+    )
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
     perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 

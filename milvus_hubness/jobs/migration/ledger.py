@@ -10,7 +10,15 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from milvus_hubness.basics.bounds import MOST_ROWS, CollectionName, Count, Moment, Name, Seconds, read_value
+from milvus_hubness.basics.bounds import (
+    MOST_ROWS,
+    CollectionName,
+    Count,
+    Moment,
+    Name,
+    Seconds,
+    read_value,
+)
 from milvus_hubness.basics.logs import log
 from milvus_hubness.basics.texts import describe
 from milvus_hubness.correction.banks.stored import Key
@@ -97,7 +105,9 @@ class Migration(FrozenModel):
         if missing := sorted(names - self.arguments.keys()):
             raise InvalidParameter(f"arguments has no {missing[0]!r}")
         index = self.arguments.get("index")
-        if index is not None and (not isinstance(index, dict) or set(index) != {"index_type", "index_params"}):
+        if index is not None and (
+            not isinstance(index, dict) or set(index) != {"index_type", "index_params"}
+        ):
             raise InvalidParameter("arguments.index is not an index type with its parameters")
         return self
 
@@ -114,7 +124,9 @@ class Migration(FrozenModel):
     def corrected(self) -> CollectionState:
         """Return the state of the copy. Raises WrongPhase if there is none yet."""
         if self.state is None:
-            raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
+            raise WrongPhase(
+                f"the migration of {self.source!r} to {self.target!r} is still being prepared"
+            )
         return self.state
 
     def indexed(self, source: CollectionInfo) -> CollectionInfo:
@@ -133,9 +145,14 @@ class Migration(FrozenModel):
         changes = [_change(name, then, now) for name, then, now in pairs if then != now]
         if not changes:
             return ""
-        what = "an unfinished copy" if self.phase != "rolled back" else "a copy, from before a rollback,"
+        what = (
+            "an unfinished copy"
+            if self.phase != "rolled back"
+            else "a copy, from before a rollback,"
+        )
         return (
-            f"{self.target!r} is {what} of {self.source!r} that was started with other options ({'; '.join(changes)})"
+            f"{self.target!r} is {what} of {self.source!r} that was started with other options "
+            f"({'; '.join(changes)})"
         )
 
     def require(self, *phases: Phase, step: str) -> None:
@@ -197,7 +214,11 @@ MOST_SIMILAR = 3
 def _similar(name: str, migrations: Iterable[Migration]) -> str:
     """Return a question with the migrations whose names are near to a mistyped one; empty without any.
     The others are no concern of the one who asks, and there may be many."""
-    names = {name: migration for migration in migrations for name in (*_names_of(migration), migration.alias or "")}
+    names = {
+        name: migration
+        for migration in migrations
+        for name in (*_names_of(migration), migration.alias or "")
+    }
     near = get_close_matches(name, names, MOST_SIMILAR)
     meant = dict.fromkeys(f"{names[one].source} -> {names[one].target}" for one in near)
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
@@ -223,7 +244,9 @@ class Ledger:
         """Whether a migration other than the one to the copy `but` may use this bank collection: entries that cannot be
         read count as such."""
         migrations, unreadable = self._entries()
-        used = any(other.bank_collection == bank_collection for other in migrations if other.target != but)
+        used = any(
+            other.bank_collection == bank_collection for other in migrations if other.target != but
+        )
         return used or any(entry.target != but for entry in unreadable)
 
     def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
@@ -238,7 +261,9 @@ class Ledger:
     def of_target(self, target: str) -> Migration | None:
         """Return the migration to this collection, with the current state of the copy. Raises StateError if its entry
         cannot be read."""
-        migration = next((migration for migration in self.migrations(target) if migration.target == target), None)
+        migration = next(
+            (migration for migration in self.migrations(target) if migration.target == target), None
+        )
         return self._up_to_date(migration) if migration else None
 
     def related(self, name: str) -> list[Migration]:
@@ -247,7 +272,9 @@ class Ledger:
         migrations = self.migrations(name)
         names = {name, self._store.alias_target(name) or name}
         related: list[Migration] = []
-        while more := [m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))]:
+        while more := [
+            m for m in migrations if m not in related and not names.isdisjoint(_names_of(m))
+        ]:
             related += more
             names.update(*map(_names_of, more))
         return sorted(related, key=lambda migration: migration.begun_at)
@@ -256,7 +283,9 @@ class Ledger:
         """Read a migration again under its lease. Raises NoMigration."""
         migration = self.of_target(former.target)
         if migration is None or migration.id != former.id:
-            raise NoMigration(f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command")
+            raise NoMigration(
+                f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command"
+            )
         return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
@@ -265,12 +294,16 @@ class Ledger:
         migrations = self.migrations(name)
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
-        matching = matching or [m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}]
+        matching = matching or [
+            m for m in migrations if name in {m.source, m.target, m.source_now, m.alias}
+        ]
         if target is not None:
             matching = [m for m in matching if m.target == target]
         if not matching:
             to = "" if target is None else f" to {target!r}"
-            raise NoMigration(f"no migration of {name!r}{to} in this database{_similar(name, migrations)}")
+            raise NoMigration(
+                f"no migration of {name!r}{to} in this database{_similar(name, migrations)}"
+            )
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching
@@ -293,7 +326,9 @@ class Ledger:
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
-        self._store.put_records(LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
+        self._store.put_records(
+            LEDGER, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())]
+        )
         return renewed
 
     def write_state(self, migration: Migration) -> None:
@@ -309,7 +344,10 @@ class Ledger:
 
     def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
         key = f"{migration.id}/{{:010}}"
-        records = [Record(key.format(chunk.number), migration.id, chunk.model_dump_json()) for chunk in chunks]
+        records = [
+            Record(key.format(chunk.number), migration.id, chunk.model_dump_json())
+            for chunk in chunks
+        ]
         self._store.put_records(LEDGER, records)
 
     def forget_chunks(self, migration: Migration) -> None:
@@ -324,13 +362,19 @@ RENAMED = "{}__before_hubness"
 """The new name of a source whose own name moves to the copy."""
 
 
-def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
+def chosen_switch(
+    store: Store, source: str, target: str, alias: str | None, rename: bool
+) -> Switch:
     """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an alias of
     target. Raises InvalidInput, and CollectionExists if the new name of the source is in use."""
     if (alias is None) == (not rename):
-        raise InvalidInput("one name moves: pass either the alias that the application uses, or rename")
+        raise InvalidInput(
+            "one name moves: pass either the alias that the application uses, or rename"
+        )
     if rename and not isinstance(store, Renaming):
-        raise InvalidInput(f"this database cannot rename collections: let applications read {source!r} by an alias")
+        raise InvalidInput(
+            f"this database cannot rename collections: let applications read {source!r} by an alias"
+        )
     if alias is None:
         renamed = RENAMED.format(source)
         if store.exists(renamed):

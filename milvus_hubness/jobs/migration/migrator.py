@@ -16,14 +16,31 @@ from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import now
 from milvus_hubness.jobs.common.progress import as_events
 from milvus_hubness.jobs.common.row_writer import repair_rows
-from milvus_hubness.jobs.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
+from milvus_hubness.jobs.migration.catch_up import (
+    Pass,
+    pair_of,
+    run_pass,
+    validate_index,
+    verified,
+    warm,
+)
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.compare import Pair
 from milvus_hubness.jobs.migration.copy import KEYS_NAMED, Recorder, begun, copy_chunks, prepared
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.jobs.migration.plan import MigrationOptions, MigrationPlan
-from milvus_hubness.jobs.migration.presence import identified, require_collections, require_copy, require_source
-from milvus_hubness.jobs.store.helpers import complete_rename, list_bank, list_helpers, prepare_rename
+from milvus_hubness.jobs.migration.presence import (
+    identified,
+    require_collections,
+    require_copy,
+    require_source,
+)
+from milvus_hubness.jobs.store.helpers import (
+    complete_rename,
+    list_bank,
+    list_helpers,
+    prepare_rename,
+)
 from milvus_hubness.jobs.store.protocols import Renaming, Store, capability, expect_store
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
@@ -65,7 +82,12 @@ def migrate(
 
 
 def resume(
-    store: Store, name: str, options: MigrationOptions | None = None, *, alias: str | None = None, rename: bool = False
+    store: Store,
+    name: str,
+    options: MigrationOptions | None = None,
+    *,
+    alias: str | None = None,
+    rename: bool = False,
 ) -> Migration:
     """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
     in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
@@ -79,7 +101,12 @@ def resume(
 
 
 def cutover(
-    store: Store, name: str, *, alias: str | None = None, rename: bool = False, options: MigrationOptions | None = None
+    store: Store,
+    name: str,
+    *,
+    alias: str | None = None,
+    rename: bool = False,
+    options: MigrationOptions | None = None,
 ) -> Migration:
     """Let the application read the copy: catch up once more, then move the name that the application uses.
 
@@ -124,7 +151,9 @@ def opened(
     store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Migrator]:
     """Yield the migrator of a migration, under `lease` or a new one. Raises LeaseHeld, NoMigration."""
-    with _leased(store, (migration.source_now, migration.target, migration.source), options, lease) as held:
+    with _leased(
+        store, (migration.source_now, migration.target, migration.source), options, lease
+    ) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
 
@@ -134,7 +163,10 @@ def _leased(
 ) -> Iterator[Lease]:
     """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the lease."""
     try:
-        with nullcontext(lease) if lease else Lease(store, *names) as held, options.throttle.guarded(held.check):
+        with (
+            nullcontext(lease) if lease else Lease(store, *names) as held,
+            options.throttle.guarded(held.check),
+        ):
             held.include(*names)
             yield held
     except Exception as error:
@@ -153,7 +185,9 @@ class Migrator:
         self._lease, self._options = lease, options
         self._store, self._ledger = lease.store, Ledger(lease.store)
 
-    def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
+    def run(
+        self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
+    ) -> Migration:
         """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
         migration = self.migration
         self._require_collections()
@@ -198,7 +232,9 @@ class Migrator:
         if migration.phase == "preparing":
             return
         require_source(store, migration)
-        if migration.phase == "copying" and not any(chunk.seconds for chunk in self._ledger.chunks(migration)):
+        if migration.phase == "copying" and not any(
+            chunk.seconds for chunk in self._ledger.chunks(migration)
+        ):
             return  # The copy may not exist yet.
         require_copy(store, migration)
 
@@ -206,14 +242,18 @@ class Migrator:
         self.migration = self._ledger.write(self.migration, **changes)
 
     def _report(self, event: str, **facts: Any) -> None:
-        self._options.events.report(event, source=self.migration.source, target=self.migration.target, **facts)
+        self._options.events.report(
+            event, source=self.migration.source, target=self.migration.target, **facts
+        )
 
     # -- plan, prepare, copy ------------------------------------------------------------------------------
 
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
-            raise ResumeRefused(f"the schema of {source.name!r} has changed since the migration began: use --restart")
+            raise ResumeRefused(
+                f"the schema of {source.name!r} has changed since the migration began: use --restart"
+            )
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
@@ -232,7 +272,9 @@ class Migrator:
         copy = self._store.info(migration.target, counted=False)
         list_bank(self._store, copy.collection_id, migration.bank_collection)
         # The copy has the states of the source's other fields, with their banks.
-        list_helpers(self._store, [], source.states.values(), source.collection_id, copy.collection_id)
+        list_helpers(
+            self._store, [], source.states.values(), source.collection_id, copy.collection_id
+        )
         self._lease.fence(migration.target)
 
     def _copy(self, source: CollectionInfo) -> None:
@@ -266,7 +308,9 @@ class Migrator:
         announced_at = self.migration.announced_at
         if announced_at is not None and not self._options.no_writers:
             seconds = self._options.client_ttl - (now() - announced_at).total_seconds()
-            wait_seconds(f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds))
+            wait_seconds(
+                f"all clients to read the new state of {self.migration.source!r}", max(0.0, seconds)
+            )
 
     def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
         number = self.migration.passes + 1
@@ -318,7 +362,9 @@ class Migrator:
         pair = pair_of(self._store, self.migration, self._options.engine)
         equal, _ = self._until_equal(pair, source.partitions)
         self._report("before-verify", rows_total=self.migration.rows)
-        result = asdict(verified(pair, source.partitions, self._ledger.chunks(self.migration), equal))
+        result = asdict(
+            verified(pair, source.partitions, self._ledger.chunks(self.migration), equal)
+        )
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
@@ -387,7 +433,9 @@ class Migrator:
         store.write_property(source, DUAL_WRITE_PROPERTY, None)
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
-        self._options.events.report("after-cutover", source=source, target=target, alias=done.name, window=done.window)
+        self._options.events.report(
+            "after-cutover", source=source, target=target, alias=done.name, window=done.window
+        )
 
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""
@@ -431,4 +479,6 @@ class Migrator:
     def _confirm(self, alias: str, collection: str) -> None:
         behind = self._store.alias_target(alias)
         if behind != collection:
-            raise StoreError(f"alias {alias!r} leads to {behind!r}, not to {collection!r}: repeat the command")
+            raise StoreError(
+                f"alias {alias!r} leads to {behind!r}, not to {collection!r}: repeat the command"
+            )

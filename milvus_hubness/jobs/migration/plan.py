@@ -126,7 +126,9 @@ class MigrationPlan(Fitting):
                 f"hubness_{name}{self.suffix}"
                 for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
             ],
-            "vector_bytes": {name: BYTES[vector.dtype] * width * self.rows for name, width in self.widths.items()},
+            "vector_bytes": {
+                name: BYTES[vector.dtype] * width * self.rows for name, width in self.widths.items()
+            },
             "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             **{name: arguments[name] for name in ("estimator", "strength", "gate", "gate_targets")},
             "alias": self.alias,
@@ -137,7 +139,9 @@ class MigrationPlan(Fitting):
             "estimated_seconds": round(self.seconds + self.waits, 1),
             "waiting_seconds": round(self.waits, 1),
             "resolution": asdict(self.resolution) if self.resolution else None,
-            "recall": {**self.recall.to_dict(), "said": recall_words(self.recall)} if self.recall else None,
+            "recall": {**self.recall.to_dict(), "said": recall_words(self.recall)}
+            if self.recall
+            else None,
         }
 
 
@@ -222,21 +226,35 @@ def plan_migration(
     )
     bank.expect_dim(layout.dim, "the field")
     names_method = estimator is not None
-    estimator, strength, gate, gate_targets = chosen(info, field, bank, target_bank, estimator, gates, force=force)
+    estimator, strength, gate, gate_targets = chosen(
+        info, field, bank, target_bank, estimator, gates, force=force
+    )
     target = target or f"{info.name}_hubness"
     unfinished = _unfinished(store, info, target, restart=restart)
     if alias or rename:
         chosen_switch(store, info.name, target, alias, rename)
-    fitting = Fitting(info, field, survey(store, info, store.chunk_rows(info)), layout, estimator, bank, target_bank)
+    fitting = Fitting(
+        info,
+        field,
+        survey(store, info, store.chunk_rows(info)),
+        layout,
+        estimator,
+        bank,
+        target_bank,
+    )
     distinct = fitting.survey.rows
     other_aliases = tuple(name for name in info.aliases if name != alias)
     remarks = store.remarks(replace(info, aliases=other_aliases), field)
     remarks += verdict_remarks(info, field, bank, is_followed=not names_method)
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
-        remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
+        remarks.append(
+            f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"
+        )
     if index is not None:
-        remarks.append(f"the source's index is {former.index_type} {former.index_params or ''}".rstrip())
+        remarks.append(
+            f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
+        )
     # Clients may have inserted and deleted rows while the keys were read.
     if distinct < info.rows and distinct < (counted := store.count(info.name)):
         rows = min(info.rows, counted)
@@ -291,26 +309,36 @@ def checked_gates(
     if not gate:
         raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
     if gate_targets is not None and target_bank is None:
-        raise InvalidInput("gate_targets counts the nearest rows of target items: give a target bank")
+        raise InvalidInput(
+            "gate_targets counts the nearest rows of target items: give a target bank"
+        )
     try:
         valid = DynamicGate(gate, gate_targets)
     except InvalidParameter as error:
-        raise InvalidParameter(f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}") from None
+        raise InvalidParameter(
+            f"{'gate' if gate_targets is None else 'gate, gate_targets'}: {error}"
+        ) from None
     return valid.k, valid.k_targets
 
 
-def verdict_remarks(info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool) -> list[str]:
+def verdict_remarks(
+    info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool
+) -> list[str]:
     """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no method is named."""
     verdict = info.verdicts.of(field, bank.fingerprint)
     if verdict is not None:
         method = describe(verdict.choice) if verdict.choice else "no method"
         at = f"{verdict.tuned_at:%Y-%m-%d %H:%M} UTC"
-        return [f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength {verdict.strength:g}"]
+        return [
+            f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength {verdict.strength:g}"
+        ]
     if not is_followed:
         return []
     others = len(info.verdicts.records)
     elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
-    return [f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"]
+    return [
+        f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"
+    ]
 
 
 def chosen(
@@ -338,7 +366,9 @@ def chosen(
     return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
 
 
-def _unfinished(store: Store, info: CollectionInfo, target: str, *, restart: bool) -> Migration | None:
+def _unfinished(
+    store: Store, info: CollectionInfo, target: str, *, restart: bool
+) -> Migration | None:
     """Return the unfinished migration that a run would continue. Raises CollectionExists, AlreadyCorrected."""
     migration = Ledger(store).of_target(target)
     if restart and migration is not None and not store.exists(target):
@@ -351,5 +381,7 @@ def _unfinished(store: Store, info: CollectionInfo, target: str, *, restart: boo
         if migration.state is not None and migration.phase != "finished":
             return migration
     if store.exists(target):
-        raise CollectionExists(f"{target!r} exists already as another collection: choose another target")
+        raise CollectionExists(
+            f"{target!r} exists already as another collection: choose another target"
+        )
     return None

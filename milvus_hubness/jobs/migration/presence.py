@@ -55,7 +55,13 @@ def require_copy(store: Store, migration: Migration) -> None:
     if store.exists(name) and is_copy(store.info(name, counted=False, checked=False), migration):
         return
     renamed = renamed_copy(store, migration)
-    raise _gone(store, f"the copy {name!r} of {migration.source!r}", name, renamed, _remedy(store, migration))
+    raise _gone(
+        store,
+        f"the copy {name!r} of {migration.source!r}",
+        name,
+        renamed,
+        _remedy(store, migration),
+    )
 
 
 def require_source(store: Store, migration: Migration) -> None:
@@ -69,7 +75,13 @@ def require_source(store: Store, migration: Migration) -> None:
                 return
     name = migration.source_now
     renamed = renamed_source(store, migration)
-    raise _gone(store, f"the source {name!r} of {migration.target!r}", name, renamed, _remedy(store, migration))
+    raise _gone(
+        store,
+        f"the source {name!r} of {migration.target!r}",
+        name,
+        renamed,
+        _remedy(store, migration),
+    )
 
 
 def problem_of(store: Store, migration: Migration) -> str:
@@ -112,9 +124,13 @@ def _remedy(store: Store, migration: Migration) -> str:
 
 def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str) -> StoreError:
     if renamed is not None:
-        return CollectionNotFound(f"{thing} was renamed to {renamed!r}: rename it to {name!r} again, or {remedy}")
+        return CollectionNotFound(
+            f"{thing} was renamed to {renamed!r}: rename it to {name!r} again, or {remedy}"
+        )
     if store.exists(name):
-        return CollectionExists(f"{thing} is gone, and another collection has its name and stays untouched: {remedy}")
+        return CollectionExists(
+            f"{thing} is gone, and another collection has its name and stays untouched: {remedy}"
+        )
     return CollectionNotFound(f"{thing} is gone: {remedy}")
 
 

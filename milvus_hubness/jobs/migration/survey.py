@@ -13,7 +13,14 @@ import numpy.typing as npt
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import BYTES, Dtype, Floats, StorageFormat, decode, rounded
+from milvus_hubness.correction.codec.arrays import (
+    BYTES,
+    Dtype,
+    Floats,
+    StorageFormat,
+    decode,
+    rounded,
+)
 from milvus_hubness.correction.codec.base import form_of
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
@@ -32,10 +39,19 @@ SAMPLE_ROWS = MOST_CHUNKS = 4_096
 
 def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: int) -> Batch:
     """Return the first `limit` rows of a chunk."""
-    return store.scan(collection, field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition)
+    return store.scan(
+        collection,
+        field,
+        after=chunk.after,
+        upto=chunk.upto,
+        limit=limit,
+        partition=chunk.partition,
+    )
 
 
-def chunk_pages(store: Rows, collection: str, field: str, chunk: Chunk, size: int) -> Iterator[tuple[Batch, bool]]:
+def chunk_pages(
+    store: Rows, collection: str, field: str, chunk: Chunk, size: int
+) -> Iterator[tuple[Batch, bool]]:
     """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the last."""
     is_last = False
     while not is_last:
@@ -58,7 +74,9 @@ class Survey:
         return sum(chunk.rows for chunk in self.chunks)
 
 
-def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress: Progress = silent) -> Survey:
+def survey(
+    store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress: Progress = silent
+) -> Survey:
     """Page through the keys once, with one page in memory at a time.
 
     A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at most. The sample
@@ -74,7 +92,9 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
         nonlocal seen
         sample[partition] = []
         for page in key_pages(store, info.name, partition, rows=info.rows):
-            sample[partition] += [page[i] for i in evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)]
+            sample[partition] += [
+                page[i] for i in evenly_spread(seen, len(page), info.rows, SAMPLE_ROWS)
+            ]
             seen += len(page)
             progress("reading the keys", seen, info.rows)
             yield page
@@ -82,7 +102,9 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
     for partition in info.partitions:
         after: Key | None = None
         for last, rows in _chunk_ends(read_and_sampled(partition), chunk_rows):
-            chunks.append(Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows))
+            chunks.append(
+                Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows)
+            )
             after = last
     return Survey(chunks, sample)
 
@@ -155,13 +177,20 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     began = time.perf_counter()
     batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
     reading = time.perf_counter() - began
-    fit_with_mean(fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank)
+    fit_with_mean(
+        fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank
+    )
     correcting = time.perf_counter() - began - reading
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
     vector, rows = fitting.vector, fitting.survey.rows
     has_graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
-    per_row = others + (2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0)
-    memory = {name: int(rows * (per_row + BYTES[vector.dtype] * width)) for name, width in fitting.widths.items()}
+    per_row = others + (
+        2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0
+    )
+    memory = {
+        name: int(rows * (per_row + BYTES[vector.dtype] * width))
+        for name, width in fitting.widths.items()
+    }
     return (4 * reading + correcting) * rows / max(1, len(batch)), memory
 
 
@@ -222,7 +251,9 @@ class Resolution:
     def remark(self, dtype: Dtype) -> list[str]:
         if self.in_order >= REMARKED:
             return []
-        reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
+        reason = (
+            "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
+        )
         return [
             f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
             f"nearest among {self.rows:,} rows{reason}"
@@ -238,13 +269,17 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
-    products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
+    products = (
+        decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
+    )
     scores = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
     exact = _exact(layout, rows, query_vectors)
     order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
     nearest = np.take_along_axis(exact, order, 1)
     ranked = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
-    same = np.isclose(np.take_along_axis(exact, ranked, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0)
+    same = np.isclose(
+        np.take_along_axis(exact, ranked, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0
+    )
     gaps = -np.diff(nearest, axis=1)
     errors = np.abs(np.take_along_axis(scores, order, 1) - nearest)
     return Resolution(
@@ -262,7 +297,9 @@ def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.floa
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
     if layout.metric == "COSINE":
-        wide, query_vectors = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors))
+        wide, query_vectors = (
+            part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors)
+        )
     return np.asarray(query_vectors @ wide.T)
 
 
@@ -270,7 +307,9 @@ def _some(rows: Floats, count: int) -> Floats:
     return rows[:: max(1, -(-len(rows) // count))]
 
 
-def resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype) -> Resolution | None:
+def resolved(
+    layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype
+) -> Resolution | None:
     """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not distinguish them."""
     measured = resolution(layout, vectors, bank.vectors, dtype)
     if measured is not None and layout.metric == "L2":

@@ -31,7 +31,13 @@ from milvus_hubness.jobs.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
-from milvus_hubness.quality.measures import Interval, assess, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.measures import (
+    Interval,
+    assess,
+    k_occurrence,
+    paired_difference,
+    skewness,
+)
 from milvus_hubness.quality.trials import activated_by
 
 HELD_OUT = 0.2
@@ -64,33 +70,49 @@ class RefreshEvaluation:
 
 
 def judge(
-    layout: Layout, sample: Floats, old: RefreshPlan, new: RefreshPlan, labelled: Labelled | None = None
+    layout: Layout,
+    sample: Floats,
+    old: RefreshPlan,
+    new: RefreshPlan,
+    labelled: Labelled | None = None,
 ) -> RefreshEvaluation | None:
     """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new bank, fit both without
     it, and use it as queries. Labels decide if given, else the skewness decides. Return None if there is too little
     data: under 50 held-out queries, or under 200 items."""
     rng = np.random.default_rng(0)
     queries = new.bank.queries.vectors
-    held_out = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
+    held_out = queries[
+        rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]
+    ]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
     items = layout.reduce_items(sample)
-    fits = [fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))]
+    fits = [
+        fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))
+    ]
     if len(fits) < 2:
         return None
-    biases, gates = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)], [fit[1] for fit in fits]
+    biases, gates = (
+        [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)],
+        [fit[1] for fit in fits],
+    )
     outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
         for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
     }
-    shares = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)]
+    shares = [
+        len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)
+    ]
     r1, gains = {}, {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
         hits = outcome.gated(gates).hits
         r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
-        gains = {"raw": paired_difference(hits[0], hits[2]), "old": paired_difference(hits[1], hits[2])}
+        gains = {
+            "raw": paired_difference(hits[0], hits[2]),
+            "old": paired_difference(hits[1], hits[2]),
+        }
     return RefreshEvaluation(
         items=len(sample),
         queries=len(held_out),
@@ -149,7 +171,10 @@ class Sample(NamedTuple):
     def labelled(self, labels: Labels) -> Labelled | None:
         """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
         places = {key: i for i, key in enumerate(self.keys)}
-        answers = [np.array([places[key] for key in keys if key in places], np.int64) for keys in labels.keys]
+        answers = [
+            np.array([places[key] for key in keys if key in places], np.int64)
+            for keys in labels.keys
+        ]
         rows = [i for i, positions in enumerate(answers) if len(positions)]
         if len(rows) < 2:
             return None
@@ -157,7 +182,11 @@ class Sample(NamedTuple):
 
 
 def sampled(
-    store: Store, info: CollectionInfo, state: CollectionState, labels: Labels | None, progress: Progress
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    labels: Labels | None,
+    progress: Progress,
 ) -> Sample:
     """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
     rng, share = np.random.default_rng(0), MOST_ROWS / max(1, info.rows)
@@ -172,7 +201,9 @@ def sampled(
             draws = zip(page, rng.random(len(page)), strict=True)
             yield [key for key, draw in draws if draw < share or key in named]
 
-    for partition, part in key_chunks(store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)):
+    for partition, part in key_chunks(
+        store, info, "reading a sample", progress, chosen, min(info.rows, MOST_ROWS)
+    ):
         rows = backend.read(part, partition)
         valid = ~state.layout.invalid(rows.vectors)
         keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
@@ -187,12 +218,24 @@ def evaluate(
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    old = RefreshPlan(from_dict(profile.estimator), bank, profile.strength, "", (profile.gate, profile.gate_targets))
-    return judge(state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None)
+    old = RefreshPlan(
+        from_dict(profile.estimator),
+        bank,
+        profile.strength,
+        "",
+        (profile.gate, profile.gate_targets),
+    )
+    return judge(
+        state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None
+    )
 
 
 def fit(
-    store: Store, info: CollectionInfo, state: CollectionState, plan: RefreshPlan, options: RefreshOptions
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    plan: RefreshPlan,
+    options: RefreshOptions,
 ) -> Correction:
     """Fit the estimator on the bank, and on the gallery if it needs that, from the stored potentials if the estimator
     is unchanged. If the plan names a stored bank, restore its fit."""
@@ -254,10 +297,14 @@ class Renewal:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
         number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
         backend, doing, count = self.backend, "computing missing biases", 0
-        parts = key_chunks(backend.store, backend.info, doing, self.options.progress, backend.pending, waiting)
+        parts = key_chunks(
+            backend.store, backend.info, doing, self.options.progress, backend.pending, waiting
+        )
         for partition, part in parts:
             self._admit(len(part))
-            count += backend.write(part, partition, self._for_new_rows, epoch_of_new_rows(backend.state))
+            count += backend.write(
+                part, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
+            )
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
@@ -287,13 +334,17 @@ class Renewal:
         backend, corrections = self.backend, self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
-        differ = (np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance) & ~rows.pending
+        differ = (
+            np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance
+        ) & ~rows.pending
         count = 0
         if differ.any():
             changed = rows.only(differ)
             self._admit(len(changed.batch))
             epoch = incoming.epoch if self.names_epoch else None
-            count += backend.put(changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch))
+            count += backend.put(
+                changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch)
+            )
             backend.repair(changed, partition, corrections, epoch)
         pending = rows.only(rows.pending).batch.keys
         if pending:
@@ -307,13 +358,18 @@ class Renewal:
         incoming = self.backend.state.incoming
         fitted = incoming.profile.slot if incoming else None
         as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
-        return {slot: fit if slot == fitted else as_new[id(fit)] for slot, fit in self._corrections.items()}
+        return {
+            slot: fit if slot == fitted else as_new[id(fit)]
+            for slot, fit in self._corrections.items()
+        }
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
         store, state = self.backend.store, self.backend.state
-        return load_corrections(store, state, self.options.engine, self.banks, unchecked=[state.active])
+        return load_corrections(
+            store, state, self.options.engine, self.banks, unchecked=[state.active]
+        )
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:
@@ -326,7 +382,9 @@ class Renewal:
                 f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
             )
         if rows:
-            self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width)
+            self.options.throttle.admit(
+                rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width
+            )
 
     def _reached(self, incoming: Profile) -> _Reached:
         """Return the progress of an earlier run of this refresh."""
@@ -335,7 +393,10 @@ class Renewal:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
             reached = None
-        if reached and (reached.bank.generation, reached.slot) == (incoming.bank.generation, incoming.slot):
+        if reached and (reached.bank.generation, reached.slot) == (
+            incoming.bank.generation,
+            incoming.slot,
+        ):
             return reached
         return _Reached(bank=incoming.bank, slot=incoming.slot)
 

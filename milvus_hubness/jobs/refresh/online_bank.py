@@ -15,7 +15,13 @@ from milvus_hubness.correction.state import CollectionState, require_state
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.common.lease import leasing
 from milvus_hubness.jobs.store.ownership import samples_name
-from milvus_hubness.jobs.store.protocols import Collections, QuerySampling, Store, capability, expect_store
+from milvus_hubness.jobs.store.protocols import (
+    Collections,
+    QuerySampling,
+    Store,
+    capability,
+    expect_store,
+)
 from milvus_hubness.jobs.store.records import (
     ONLINE_BANKS_PROPERTY,
     CollectionInfo,
@@ -25,7 +31,12 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 
-DEFAULT_SETTINGS = {"rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99}
+DEFAULT_SETTINGS = {
+    "rate": 0.01,
+    "seed_share": 0.25,
+    "half_life_seconds": 7 * 86_400.0,
+    "duplicate_cosine": 0.99,
+}
 
 
 @dataclass(frozen=True)
@@ -55,11 +66,18 @@ class Absorbed(Merged):
 
     @property
     def counts(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("seed", "live", "taken", "duplicates", "dropped")}
+        return {
+            name: getattr(self, name) for name in ("seed", "live", "taken", "duplicates", "dropped")
+        }
 
 
 def start_online_bank(
-    store: Store, collection: str, *, field: str | None = None, profile: str | None = None, **settings: float
+    store: Store,
+    collection: str,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+    **settings: float,
 ) -> OnlineBankStatus:
     """Have clients sample the profile's queries for its bank, or change the settings of an online bank.
 
@@ -127,7 +145,9 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
     ]
 
 
-def absorbed(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Absorbed | None:
+def absorbed(
+    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
+) -> Absorbed | None:
     """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online. This
     writes nothing and may be repeated: pass `bank` to a refresh, and then the result to `drop_processed`. Raises
     NotCorrected, InvalidInput, DimensionMismatch."""
@@ -146,7 +166,11 @@ def absorbed(store: Store, collection: str, *, field: str | None = None, profile
     seeds = int(origins.are_seeds.sum())
     numbers, live = tuple(samples.origins.numbers.tolist()), len(origins) - seeds
     return Absorbed(
-        **vars(merged), samples_collection=online_bank.samples_collection, samples=numbers, seed=seeds, live=live
+        **vars(merged),
+        samples_collection=online_bank.samples_collection,
+        samples=numbers,
+        seed=seeds,
+        live=live,
     )
 
 
@@ -189,7 +213,9 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
 MOST_COMPARED = 2 * AT_MOST
 
 
-def drift(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Drift:
+def drift(
+    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
+) -> Drift:
     """Compare the waiting samples with the profile's bank, as the field's metric sees them; see `drift_between`.
 
     Equal samples count once, as in the bank. Only those queries of the bank count whose places samples may take: a bank
@@ -212,5 +238,6 @@ def drift(store: Store, collection: str, *, field: str | None = None, profile: s
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(
-        state.layout.reduce_queries(bank)[:, : state.dim], state.layout.reduce_queries(recent)[:, : state.dim]
+        state.layout.reduce_queries(bank)[:, : state.dim],
+        state.layout.reduce_queries(recent)[:, : state.dim],
     )

@@ -18,7 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import TypeAdapter
 
-from milvus_hubness.basics.defaults import DEFAULT_TOLERANCE, REBUILD_ROWS, REBUILD_SHARE, WHERE_FROM, Engine, Live
+from milvus_hubness.basics.defaults import (
+    DEFAULT_TOLERANCE,
+    REBUILD_ROWS,
+    REBUILD_SHARE,
+    WHERE_FROM,
+    Engine,
+    Live,
+)
 from milvus_hubness.basics.progress import Progress, silent
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
@@ -29,7 +36,13 @@ from milvus_hubness.correction.codec.quantisation import with_bias_scale, with_s
 from milvus_hubness.correction.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import expect_estimator, is_same
 from milvus_hubness.correction.fitted import Correction
-from milvus_hubness.correction.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
+from milvus_hubness.correction.state import (
+    SLOTS_PER_PROFILE,
+    BankReference,
+    CollectionState,
+    Profile,
+    require_state,
+)
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
@@ -115,7 +128,9 @@ class RefreshOptions:
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
         if self.revert and (self.names_biases or self.refit):
-            raise InvalidParameter("revert returns to the former biases: leave out bank, estimator and refit")
+            raise InvalidParameter(
+                "revert returns to the former biases: leave out bank, estimator and refit"
+            )
 
     @property
     def names_biases(self) -> bool:
@@ -164,7 +179,9 @@ class SpareBanks:
         if not noted:
             return
         named = {bank.rows for bank in state.banks} if state else set()
-        undecided = self._store.drop_bank_generations([bank for bank in noted if bank.rows not in named])
+        undecided = self._store.drop_bank_generations(
+            [bank for bank in noted if bank.rows not in named]
+        )
         if undecided:  # A later refresh drops them, once the states of all collections can be read.
             self._put(undecided)
         else:
@@ -208,7 +225,11 @@ def plan_refresh(
             from_dict(former.estimator), store.load_bank(former.bank), former.strength,
             "the last refresh is taken back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
         )  # fmt: skip
-    bank, target_bank, estimator = optional_bank(options.bank), optional_bank(options.target_bank), options.estimator
+    bank, target_bank, estimator = (
+        optional_bank(options.bank),
+        optional_bank(options.target_bank),
+        options.estimator,
+    )
     profile, incoming = state.profile, state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
@@ -247,19 +268,27 @@ def plan_refresh(
     if options.force and not changes:
         # The only way to repair biases that something else has damaged: nobody can see that they are wrong.
         changes.append("it was forced")
-    return RefreshPlan(estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates)
+    return RefreshPlan(
+        estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates
+    )
 
 
 def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = "filled only in part: enable it again" if state.codec.leaves_vectors else f"a copy of {state.source!r}"
+        what = (
+            "filled only in part: enable it again"
+            if state.codec.leaves_vectors
+            else f"a copy of {state.source!r}"
+        )
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
 
 
-def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> tuple[CollectionState, bool]:
+def with_profile(
+    state: CollectionState, name: str, options: RefreshOptions
+) -> tuple[CollectionState, bool]:
     """Return the state with this profile as the active one, and whether the profile is new. A new profile gets two
     spare columns of the stored vectors, without biases yet: those of locality hints first, and last that of the graph
     hint. Raises InvalidParameter, InvalidInput, NoSpareColumns."""
@@ -267,14 +296,19 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
         begun = state.incoming.profile
-        draft = begun.model_copy(update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1})
+        draft = begun.model_copy(
+            update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
+        )
         return state.with_profile(draft, name).model_copy(update={"active": name}), True
     if not name:
         raise InvalidParameter("a profile needs a name")
     if options.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
-    fits = wider.layout.width == state.layout.width and wider.codec.form.width == state.codec.form.width
+    fits = (
+        wider.layout.width == state.layout.width
+        and wider.codec.form.width == state.codec.form.width
+    )
     if state.codec.needs_candidates or not fits:
         raise NoSpareColumns(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
@@ -296,7 +330,9 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
     layout = state.layout
-    bare = replace(layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0)
+    bare = replace(
+        layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0
+    )
     count = min(layout.locality_hint_count, bare.spare - bool(layout.anchor))
     hints = foremost(layout.locality_hints, layout.dim, count)
     wider = replace(
@@ -315,7 +351,9 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
     return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
 
 
-def _newly_tuned(info: CollectionInfo, state: CollectionState, bank: StoredBank) -> TuningRecord | None:
+def _newly_tuned(
+    info: CollectionInfo, state: CollectionState, bank: StoredBank
+) -> TuningRecord | None:
     """Return the choice of tuning for this bank, which the biases do not follow yet; None if there is none.
 
     A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it was made.
@@ -337,7 +375,11 @@ def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionSta
 
 
 def choose_rebuild(
-    info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
+    info: CollectionInfo,
+    requested: str,
+    state: CollectionState,
+    share: float,
+    options: RefreshOptions,
 ) -> tuple[bool, str]:
     """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write. If
     most rows do, a copy that takes over the alias costs no more, and spares the live collection upserts, which starve
@@ -366,7 +408,9 @@ def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionStat
     return ""
 
 
-def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
+def begin(
+    store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress
+) -> Migration:
     """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     surveyed = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger = Ledger(store)
@@ -390,7 +434,9 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
 
-def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
+def _copy_layout(
+    store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
+) -> Layout:
     """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
     bank and, in `some` chunks, on the vectors."""
     layout = state.layout
@@ -419,7 +465,9 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
         )
     if spread > 1:
         profile = state.profile
-        correction = Correction.restore(layout, from_dict(profile.estimator), bank, profile.mean_bias)
+        correction = Correction.restore(
+            layout, from_dict(profile.estimator), bank, profile.mean_bias
+        )
         layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
     return layout
 
@@ -427,19 +475,29 @@ def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, som
 def rebuildings(store: Store, collection: str) -> list[Migration]:
     """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the entry of a
     migration from or to this collection cannot be read."""
-    return [migration for migration in Ledger(store).migrations(collection) if migration.rebuilds is not None]
+    return [
+        migration
+        for migration in Ledger(store).migrations(collection)
+        if migration.rebuilds is not None
+    ]
 
 
 def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration | None:
     """Return the unfinished rebuild of this collection, if any."""
     over = {"switched", "rolled back", "finished"}
-    own = (rebuild for rebuild in reversed(rebuilds) if rebuild.source == info.name and is_source(info, rebuild))
+    own = (
+        rebuild
+        for rebuild in reversed(rebuilds)
+        if rebuild.source == info.name and is_source(info, rebuild)
+    )
     return next((rebuild for rebuild in own if rebuild.phase not in over), None)
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
     """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
-    made = (rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild))
+    made = (
+        rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)
+    )
     own = (rebuild for rebuild in made if rebuild.phase == "switching")
     return next((rebuild for rebuild in own if rebuild.arguments["alias"] in copy.aliases), None)
 

@@ -32,7 +32,14 @@ from milvus_hubness.jobs.enable.plan import measure
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.plan import MigrationOptions
-from milvus_hubness.jobs.refresh.biases import RefreshEvaluation, Renewal, evaluate, fit, sampled, steady_mean
+from milvus_hubness.jobs.refresh.biases import (
+    RefreshEvaluation,
+    Renewal,
+    evaluate,
+    fit,
+    sampled,
+    steady_mean,
+)
 from milvus_hubness.jobs.refresh.online_bank import absorbed, drift, drop_processed
 from milvus_hubness.jobs.refresh.plan import (
     RefreshOptions,
@@ -110,7 +117,9 @@ class RefreshResult:
         return {**as_plain(self), "skipped": self.skipped}
 
 
-def refresh(store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any) -> RefreshResult:
+def refresh(
+    store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
+) -> RefreshResult:
     """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
 
     A full refresh evaluates the new biases against the old ones and against none, on held-out queries and on labelled
@@ -147,7 +156,9 @@ def refresh(store: Store, collection: str, options: RefreshOptions | None = None
         if samples and result.action != "refused" and not options.plan:
             drop_processed(lease.store, samples)
     seconds = round(time.perf_counter() - began, 2)
-    return replace(result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {})
+    return replace(
+        result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {}
+    )
 
 
 def _refreshed(
@@ -232,7 +243,9 @@ class Refreshing:
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
         action: Action = "pending" if count else "none"
-        return self._result(action, "bank and parameters are unchanged", scanned=count, written=count)
+        return self._result(
+            action, "bank and parameters are unchanged", scanned=count, written=count
+        )
 
     def _fill(self, plan: RefreshPlan) -> int:
         backend = BiasBackend(self.store, self.info, self.state)
@@ -262,7 +275,9 @@ class Refreshing:
         expires = self.info.time_to_live and self.state.codec.writes_rows
         return bool(expires) and not self.options.restart_ttl
 
-    def without_restart(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
+    def without_restart(
+        self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]
+    ) -> RefreshResult:
         """Fill rows without a bias, which are new, and leave the others as they are."""
         reason = (
             f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last "
@@ -271,7 +286,9 @@ class Refreshing:
         )
         return self.with_former_biases(plan, load_bank, reason)
 
-    def with_former_biases(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str) -> RefreshResult:
+    def with_former_biases(
+        self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str
+    ) -> RefreshResult:
         """Refuse the new biases for this reason, but fill rows that have none yet with the present ones."""
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
@@ -322,7 +339,9 @@ class Refreshing:
             return self._continued(plan)
         options = self.options
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
-        judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
+        judged = (
+            None if self.is_new else evaluate(self.store, self.state, plan, sample, options.labels)
+        )
         # Who takes a refresh back has decided already.
         if judged and judged.objection and not (options.force or options.revert):
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
@@ -366,7 +385,13 @@ class Refreshing:
         return self._rebuilt(plan, plan.rebuilding) if plan.rebuilding else self._write(plan)
 
     def _result(
-        self, action: Action, reason: str, *, scanned: int | None = None, written: int = 0, **more: Any
+        self,
+        action: Action,
+        reason: str,
+        *,
+        scanned: int | None = None,
+        written: int = 0,
+        **more: Any,
     ) -> RefreshResult:
         facts: dict[str, Any] = {
             "collection": self.info.name,
@@ -374,11 +399,15 @@ class Refreshing:
             "epoch": self.state.profile.epoch,
             "planned": self.options.plan,
         }
-        return RefreshResult(**(facts | {"action": action, "reason": reason, "written": written} | more))
+        return RefreshResult(
+            **(facts | {"action": action, "reason": reason, "written": written} | more)
+        )
 
     def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         options = MigrationOptions(
-            client_ttl=self.options.client_ttl, throttle=self.options.throttle, events=as_events(self.options.progress)
+            client_ttl=self.options.client_ttl,
+            throttle=self.options.throttle,
+            events=as_events(self.options.progress),
         )
         done = carry_out(migration, options, self.lease)
         rows = (done.verified or {}).get("rows", 0)
@@ -437,7 +466,9 @@ class Refreshing:
             scanned, written = renewal.run(incoming.profile)
             renewal.backend.wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
-            leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
+            leaving = (
+                None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
+            )
             moved = {"incoming": None, "outgoing": leaving}
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
             state = self._with_miss_rate(state, plan)
@@ -447,7 +478,9 @@ class Refreshing:
         state = self._without_outgoing(state)
         self._spare.drop(self._spare.noted(), state)
         Renewal.forget(self.store, self.info.name)
-        return self._result("full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch)
+        return self._result(
+            "full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch
+        )
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
         """Wait until all clients have read the new state, then write and return a state without the former biases."""
@@ -472,7 +505,15 @@ class Refreshing:
         correction = load_correction(self.store, state, state.profile)
         queries, side = plan.bank.queries, state.codec.side_collection
         most = self.store.most_candidates(self.info)
-        measured, _ = measure(gallery, correction, queries, state.profile.strength, state.allowed_miss_rate, side, most)
+        measured, _ = measure(
+            gallery,
+            correction,
+            queries,
+            state.profile.strength,
+            state.allowed_miss_rate,
+            side,
+            most,
+        )
         return state.model_copy(update={"reranking": measured})
 
     # -- helpers ------------------------------------------------------------------------------------------
@@ -481,7 +522,10 @@ class Refreshing:
     def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:
         """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
         ttl, stop = self.options.client_ttl, self.options.stop
-        with rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer, self.lease.explained():
+        with (
+            rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer,
+            self.lease.explained(),
+        ):
             backend = BiasBackend(self.store, self.info, self._searchable(self.state), writer)
             yield Renewal(backend, self.state.active == self.active, self.options, banks)
 

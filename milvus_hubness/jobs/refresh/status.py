@@ -79,7 +79,9 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         left = {"write_intents": count, "open_batches": len(batches)}
     left["verdicts"] = _verdicts(info)
     if state is None:
-        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
+        return Status(
+            info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left
+        )
     profile = state.profile
     codec, backend = state.codec, BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
@@ -122,7 +124,10 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
     for record in info.verdicts.records:
         state = info.states.get(record.field)
         # The fingerprint of a bank with targets goes on after that of its queries.
-        in_use = state is not None and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
+        in_use = (
+            state is not None
+            and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
+        )
         verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
     return tuple(verdicts)
 

@@ -17,7 +17,12 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.jobs.common.lease import Lease, forget_leases, holder_of, read_entries
 from milvus_hubness.jobs.common.row_writer import drop_log
-from milvus_hubness.jobs.migration.clean import drop_collection, drop_copy, replaced_by, without_source
+from milvus_hubness.jobs.migration.clean import (
+    drop_collection,
+    drop_copy,
+    replaced_by,
+    without_source,
+)
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.presence import is_copy
 from milvus_hubness.jobs.refresh.plan import SpareBanks
@@ -65,7 +70,10 @@ class Leftovers:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the leftovers as plain data."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
 
 
 def leftovers(store: Store, collection: str) -> Leftovers:
@@ -116,7 +124,9 @@ class _Search:
         self._name = store.alias_target(name) or name
         self._staying: dict[str, str] = {}
         if not (self._migrations or store.exists(name)):
-            raise CollectionNotFound(f"no collection or alias {name!r}, and the ledger has no record of one")
+            raise CollectionNotFound(
+                f"no collection or alias {name!r}, and the ledger has no record of one"
+            )
 
     def leftovers(self) -> Leftovers:
         store = self._store
@@ -124,7 +134,11 @@ class _Search:
         records = self._records(copies)
         info = store.info(self._name, checked=False) if store.exists(self._name) else None
         has_history = bool(self._migrations) or (info is not None and bool(info.states))
-        if not has_history and read_entries(store, self._name) and holder_of(store, self._name) is None:
+        if (
+            not has_history
+            and read_entries(store, self._name)
+            and holder_of(store, self._name) is None
+        ):
             records = (*records, self._name)
         keys: dict[str, int] = {}
         properties: tuple[str, ...] = ()
@@ -133,7 +147,9 @@ class _Search:
             if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
                 keys = store.left_keys(info.name)
         banks = self.unused(self._banks(), {*copies, *records})
-        return Leftovers(self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying)
+        return Leftovers(
+            self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying
+        )
 
     def _is_left(self, migration: Migration) -> bool:
         """Whether nobody needs the copy of a migration any more. Notes why one stays."""
@@ -146,20 +162,32 @@ class _Search:
             self._staying[target] = "another client has created it"
         elif info.aliases:
             self._staying[target] = f"{', '.join(map(repr, info.aliases))} leads to it"
-        elif migration.phase == "rolled back" or (rebuild is not None and store.exists(rebuild.target)):
+        elif migration.phase == "rolled back" or (
+            rebuild is not None and store.exists(rebuild.target)
+        ):
             return True
         elif migration.phase in UNFINISHED:
-            self._staying[target] = f"its migration is {migration.phase!r}: complete it, or drop the copy with clean"
+            self._staying[target] = (
+                f"its migration is {migration.phase!r}: complete it, or drop the copy with clean"
+            )
         else:
             self._staying[target] = "the application was switched to it"
         return False
 
     def _records(self, copies: Iterable[str]) -> tuple[str, ...]:
         """Return the names of copies that are gone, and of which the ledger still has a migration."""
-        gone = [m for m in self._migrations if m.target not in copies and not self._store.exists(m.target)]
+        gone = [
+            m
+            for m in self._migrations
+            if m.target not in copies and not self._store.exists(m.target)
+        ]
         # A migration that was interrupted before its copy existed goes on when it is run again.
         is_begun = {"preparing", "copying"}
-        return tuple(m.target for m in gone if m.phase not in is_begun or not self._store.exists(m.source_now))
+        return tuple(
+            m.target
+            for m in gone
+            if m.phase not in is_begun or not self._store.exists(m.source_now)
+        )
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
         """Return the properties of the collection that serve nobody anything any more. ending: the copies
@@ -173,8 +201,14 @@ class _Search:
 
     def _banks(self) -> set[str]:
         """Return the bank collections of this family, used or not."""
-        owners = {self._name, *(m.source for m in self._migrations), *(m.target for m in self._migrations)}
-        derived = re.compile("|".join(f"{re.escape(bank_name(owner))}(_.+)?" for owner in sorted(owners)))
+        owners = {
+            self._name,
+            *(m.source for m in self._migrations),
+            *(m.target for m in self._migrations),
+        }
+        derived = re.compile(
+            "|".join(f"{re.escape(bank_name(owner))}(_.+)?" for owner in sorted(owners))
+        )
         names = set(self._store.collection_names())
         banks = {name for name in names if derived.fullmatch(name)}
         banks |= {m.bank_collection for m in self._migrations} & names

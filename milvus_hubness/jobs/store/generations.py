@@ -24,7 +24,14 @@ from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.codec.base import with_columns
 from milvus_hubness.correction.state import BankReference, read_states
-from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, HubnessError, StateError, StoreError
+from milvus_hubness.errors import (
+    CollectionExists,
+    DimensionMismatch,
+    EmptyBank,
+    HubnessError,
+    StateError,
+    StoreError,
+)
 
 Row = dict[str, Any]
 Made = Literal["collection", "generation", "nothing"]
@@ -45,7 +52,9 @@ class Batch:
     def take(self, places: Sequence[int]) -> Batch:
         if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
             return self
-        return Batch([self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places])
+        return Batch(
+            [self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places]
+        )
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
         return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
@@ -64,20 +73,27 @@ def generation_of(bank: StoredBank) -> str:
     if bank.targets is not None:
         parts.append(bank.targets.vectors)
     origins = bank.queries.origins
-    if origins is not None and not np.array_equal(origins.numbers, Origins.seeds(len(origins), 0).numbers):
+    if origins is not None and not np.array_equal(
+        origins.numbers, Origins.seeds(len(origins), 0).numbers
+    ):
         parts += [origins.numbers, origins.at]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
         # 0 is added because not every database stores the sign of -0.0.
-        digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
+        digest.update(
+            np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes()
+        )
     return digest.hexdigest()[:32]
 
 
 def reference_to(collection: str, bank: StoredBank) -> BankReference:
     """Return the reference that `save_bank` would return."""
     return BankReference(
-        collection=collection, generation=generation_of(bank), fingerprint=bank.fingerprint, count=len(bank.queries)
+        collection=collection,
+        generation=generation_of(bank),
+        fingerprint=bank.fingerprint,
+        count=len(bank.queries),
     )
 
 
@@ -100,7 +116,9 @@ def parts_of(reference: BankReference) -> list[str]:
     return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
 
 
-def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+def fitted_bank(
+    reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
+) -> StoredBank:
     """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries, and
     StateError for rows that are none of a bank."""
     try:
@@ -114,9 +132,13 @@ def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: 
         ) from None
 
 
-def _bank_of_rows(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+def _bank_of_rows(
+    reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
+) -> StoredBank:
     ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
-    of_part = {part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)}
+    of_part = {
+        part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)
+    }
     queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
     if not queries:
         raise EmptyBank(
@@ -126,8 +148,12 @@ def _bank_of_rows(reference: BankReference, database: str, vectors: Floats, rows
     potentials = [row.get("potentials", []) for row in queries]
     are_whole = len({len(own) for own in potentials}) == 1
     source = f"{database}:{reference.collection}"
-    numbers = [row.get("sample", -1 - i) for i, row in enumerate(queries)]  # Rows of users have no `sample`.
-    origins = Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64))
+    numbers = [
+        row.get("sample", -1 - i) for i, row in enumerate(queries)
+    ]  # Rows of users have no `sample`.
+    origins = Origins(
+        np.array(numbers, np.int64), np.array([row["added_at"] for row in queries], np.int64)
+    )
     return StoredBank(
         QueryBank(vectors[of_part[QUERIES]], source=source, origins=origins),
         _finite_matrix(potentials if are_whole else [[]] * len(queries)),
@@ -198,12 +224,16 @@ class BankGenerations(ABC):
     def _all_properties(self) -> Iterable[tuple[str, Mapping[str, str]]]:
         """Yield the name and the properties of each collection."""
 
-    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+    def save_bank(
+        self, collection: str, bank: StoredBank, metric: Metric
+    ) -> tuple[BankReference, Made]:
         created = self._ensure_bank(collection, bank.queries.dim, metric)
         reference = reference_to(collection, bank)
         writes = 0
         try:
-            while not self._is_whole(reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])):
+            while not self._is_whole(
+                reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])
+            ):
                 if writes == MOST_WRITES:
                     raise StateError(
                         f"bank {collection!r} loses rows while they are written: another process changes them; "
@@ -231,12 +261,18 @@ class BankGenerations(ABC):
         part = second if reference.nearest == first else first
         dim, _ = self._describe_bank(reference.collection)
         self._delete_bank_rows(reference, part)
-        rows = [{"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest]
+        rows = [
+            {"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest
+        ]
         self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
         return reference.model_copy(update={"nearest": part})
 
     def drop_bank_generations(self, references: Sequence[BankReference]) -> list[BankReference]:
-        collections = {collection for collection in {bank.collection for bank in references} if self.exists(collection)}
+        collections = {
+            collection
+            for collection in {bank.collection for bank in references}
+            if self.exists(collection)
+        }
         for collection in collections:
             self._expect_bank(collection)
         existing = [bank for bank in references if bank.collection in collections]
@@ -276,15 +312,21 @@ class BankGenerations(ABC):
                 f"collection {collection!r} exists and is not a query bank: choose another name with --bank-name"
             )
         if dim is not None and width != dim:
-            raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
+            raise DimensionMismatch(
+                f"bank {collection!r} has {width} dimensions, the queries have {dim}"
+            )
 
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
         try:
-            return holds(reference, fitted_bank(reference, self.database, stored.vectors, stored.rows))
+            return holds(
+                reference, fitted_bank(reference, self.database, stored.vectors, stored.rows)
+            )
         except EmptyBank:
             return False
 
-    def _unused(self, references: list[BankReference]) -> tuple[list[BankReference], list[BankReference]]:
+    def _unused(
+        self, references: list[BankReference]
+    ) -> tuple[list[BankReference], list[BankReference]]:
         """Return the references to generations that no collection state names, and those that a state which cannot be
         read may name. The search describes each collection."""
         if not references:
@@ -293,16 +335,25 @@ class BankGenerations(ABC):
         is_certain = True
         for name, properties in self._all_properties():
             try:
-                used.update(bank.rows for state in read_states(properties, name).values() for bank in state.banks)
+                used.update(
+                    bank.rows
+                    for state in read_states(properties, name).values()
+                    for bank in state.banks
+                )
             except StateError as error:
                 is_certain = False
                 if str(error) not in self._warned:
                     self._warned.add(str(error))
-                    log.warning("no bank generation is dropped, as a collection may use any of them: %s", error)
+                    log.warning(
+                        "no bank generation is dropped, as a collection may use any of them: %s",
+                        error,
+                    )
         others = [bank for bank in references if bank.rows not in used]
         return (others, []) if is_certain else ([], others)
 
-    def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
+    def _write_generation(
+        self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]
+    ) -> None:
         """Write the queries and targets, and delete the other `stored` rows."""
         now = int(time.time())
         keys: set[Key] = set()
@@ -313,17 +364,32 @@ class BankGenerations(ABC):
             origins = own.origins or Origins.seeds(len(own), now)
             potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
             rows = [
-                {"source": source, "added_at": at, "sample": sample, **({"potentials": p} if p else {})}
-                for sample, at, p in zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
+                {
+                    "source": source,
+                    "added_at": at,
+                    "sample": sample,
+                    **({"potentials": p} if p else {}),
+                }
+                for sample, at, p in zip(
+                    origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True
+                )
             ]
             keys.update(self._write_part(reference, part, own.vectors, rows))
         if excess := [key for key in stored if key not in keys]:
             self.delete(reference.collection, excess)
 
-    def _write_part(self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]) -> list[Key]:
+    def _write_part(
+        self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]
+    ) -> list[Key]:
         ids = [f"{reference.generation}/{part}/{number:010}" for number in range(len(fields))]
         rows = [
-            {**row, "generation": reference.generation, "part": part, "id": row_id, "number": number}
+            {
+                **row,
+                "generation": reference.generation,
+                "part": part,
+                "id": row_id,
+                "number": number,
+            }
             for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
         ]
         keys = [self._bank_key(row_id) for row_id in ids]

@@ -104,7 +104,9 @@ def complete_rename(store: Store, former: str, name: str) -> None:
     store.forget_helpers(former)
 
 
-def own_banks(store: HelperReads, states: Iterable[CollectionState], owner: CollectionId) -> list[str]:
+def own_banks(
+    store: HelperReads, states: Iterable[CollectionState], owner: CollectionId
+) -> list[str]:
     """Return the bank collections of these states into which jobs on `owner` may write.
 
     Collections may share a bank, so a bank points back to nobody: its name is derived from that of its owner, or the
@@ -146,12 +148,16 @@ class HelperLists:
 
     def listed_helpers(self, owner: CollectionId) -> frozenset[str]:
         """Return the helpers that the ledger lists for this collection."""
-        return listed_in((record.body for record in self.records(LEDGER, helpers_group(owner.name))), owner)
+        return listed_in(
+            (record.body for record in self.records(LEDGER, helpers_group(owner.name))), owner
+        )
 
     def list_helpers(self, owner: CollectionId, helpers: Iterable[str]) -> None:
         """List these helpers for a collection from whose name theirs are not derived."""
         group = helpers_group(owner.name)
-        bodies = {helper: HelperRecord(owner=owner, helper=helper).model_dump_json() for helper in helpers}
+        bodies = {
+            helper: HelperRecord(owner=owner, helper=helper).model_dump_json() for helper in helpers
+        }
         records = [Record(f"{group}/{helper}", group, body) for helper, body in bodies.items()]
         if records:
             self.put_records(LEDGER, records)

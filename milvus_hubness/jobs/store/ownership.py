@@ -131,13 +131,17 @@ def side_helper(state: CollectionState) -> Helper | None:
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:
     """Return a collection of query samples as a helper. property_name: the property that names it."""
-    return Helper(samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?")
+    return Helper(
+        samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?"
+    )
 
 
 def log_helpers(log_collections: Iterable[str], property_name: str) -> list[Helper]:
     """Return the collections of a write-intent log as helpers."""
     ending = r"__write_intents_[0-9a-f]{8}(_rows)?"
-    return [Helper(name, property_name, WRITE_INTENTS_OF_PROPERTY, ending) for name in log_collections]
+    return [
+        Helper(name, property_name, WRITE_INTENTS_OF_PROPERTY, ending) for name in log_collections
+    ]
 
 
 def owner_in(properties: Mapping[str, Any], marker: str) -> CollectionId | None:

@@ -36,7 +36,9 @@ class Collections(Protocol):
 
     def server_version(self) -> str: ...
 
-    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+    def info(
+        self, collection: str, *, counted: bool = True, checked: bool = True
+    ) -> CollectionInfo:
         """Describe a collection. counted: if false, `rows` is 0, which costs less. checked: raise StateError if its
         properties name collections that are not its helpers; see `stores.ownership`. Raises CollectionNotFound."""
 
@@ -112,7 +114,9 @@ class Schemas(Protocol):
         """Create an empty `target` like `source`, for augmented vectors, as far as an interrupted call has not. Raises
         CollectionExists if `target` is not an unfilled copy of `source`."""
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
+    def bias_fields(
+        self, source: CollectionInfo, suffix: str
+    ) -> Literal["present", "can be added", "none"]:
         """Whether fields of the collection can hold biases."""
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
@@ -146,7 +150,13 @@ class Rows(Protocol):
         """Return the first `limit` rows with after < key ≤ upto in key order; all written before the last `count`."""
 
     def scan_keys(
-        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
+        self,
+        collection: str,
+        *,
+        limit: int,
+        after: Key | None = None,
+        partition: str | None = None,
+        pending: str = "",
     ) -> list[Key]:
         """Return the first keys, at most `limit`, as `scan` does for rows; if `pending` names an epoch field, of rows
         without a bias. Without `after`, the read is strongly consistent, and later ones show what it has seen."""
@@ -154,22 +164,40 @@ class Rows(Protocol):
     def above(self, key: Key, step: int) -> Key | None:
         """Return a key to page on from: `key` at step 0, then farther and farther ones; None if no key is greater."""
 
-    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
+    def get(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
         """Return the rows that exist, in the order of `keys`."""
 
-    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         """Insert rows whose keys the collection has never had, for less than an `upsert` costs."""
 
-    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         """Insert or replace rows, acknowledged on return."""
 
     def update(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         """Replace the fields named `changed` of existing rows, or the whole rows; return how many were acknowledged."""
 
     def rewrite(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         """Write rows that were read, with other biases; return how many were acknowledged. With `WholeRows` it is
         `upsert`; else only the fields `changed` of rows that still exist change, and the others do not count."""
@@ -186,7 +214,9 @@ class Rows(Protocol):
     def wait_visible(self, collection: str) -> None:
         """Wait until every search sees all written rows."""
 
-    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+    def nearest(
+        self, collection: str, field: str, query_vectors: Floats, k: int
+    ) -> list[list[Key]]:
         """Return for each query (m, width) the keys of the k rows that the database's search finds."""
 
 
@@ -205,13 +235,17 @@ class WriteIntents(Protocol):
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
         """Drop a log that no other job can take any more, unless `check` raises. Raises CollectionExists, LeaseLost."""
 
-    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
+    def notes(
+        self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None
+    ) -> list[Note]:
         """Return the last notes of these keys in that partition."""
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         """Return how many rows the write-intent log holds in memory."""
 
-    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
+    def replay(
+        self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
+    ) -> list[Note]:
         """Replay notes whose writes the collection does not have and no note replaces meanwhile, and return them."""
 
 
@@ -243,7 +277,9 @@ class Ledger(Protocol):
 class Banks(Protocol):
     """Query banks; `banks.generations.BankGenerations` implements this for any database."""
 
-    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+    def save_bank(
+        self, collection: str, bank: StoredBank, metric: Metric
+    ) -> tuple[BankReference, Made]:
         """Save `bank` as a generation, read it back, and return its reference and what was created. Raises
         CollectionExists, DimensionMismatch, and StateError if another process keeps changing the rows."""
 
@@ -270,7 +306,9 @@ def expect_store(store: object) -> None:
     """Raise InvalidInput, which says how to make a store, for a client or an address of a database."""
     if isinstance(store, str | PathLike):
         address = redacted(repr(str(store)))
-        raise InvalidInput(f"a store is needed, not the address {address}: pass MilvusStore(connect({address}))")
+        raise InvalidInput(
+            f"a store is needed, not the address {address}: pass MilvusStore(connect({address}))"
+        )
 
     # By their names: this module imports no client.
     names = {base.__name__ for base in type(store).__mro__}
@@ -282,9 +320,13 @@ def expect_store(store: object) -> None:
     }
     for name, remedy in remedies.items():
         if name in names:
-            raise InvalidInput(f"a store is needed, not the client {type(store).__name__}: pass {remedy}")
+            raise InvalidInput(
+                f"a store is needed, not the client {type(store).__name__}: pass {remedy}"
+            )
     if not hasattr(store, "info"):
-        raise InvalidInput(f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))")
+        raise InvalidInput(
+            f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))"
+        )
 
 
 @runtime_checkable
@@ -316,7 +358,9 @@ class SecondVectors(Protocol):
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
 
-    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+    def add_second_vector(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> None:
         """Add the second vector field and its hidden fields, as far as they are missing."""
 
     def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:

@@ -10,7 +10,16 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from milvus_hubness.basics.bounds import CollectionName, Depth, Fingerprint, Moment, Name, Strength, Text, shown
+from milvus_hubness.basics.bounds import (
+    CollectionName,
+    Depth,
+    Fingerprint,
+    Moment,
+    Name,
+    Strength,
+    Text,
+    shown,
+)
 from milvus_hubness.correction.banks.bank import Origins
 from milvus_hubness.correction.banks.online import Terms
 from milvus_hubness.correction.banks.stored import Key
@@ -96,7 +105,9 @@ class Verdicts(PropertyModel):
     def with_record(self, record: TuningRecord) -> Verdicts:
         """Return the verdicts with a new one in place of a former one on the same bank, or of the oldest."""
         replaced = (record.field, record.bank_fingerprint)
-        others = [other for other in self.records if (other.field, other.bank_fingerprint) != replaced]
+        others = [
+            other for other in self.records if (other.field, other.bank_fingerprint) != replaced
+        ]
         return Verdicts(records=(record, *others)[:MOST_VERDICTS])
 
 
@@ -273,14 +284,20 @@ class CollectionInfo:
     @property
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""
-        return {name: own for name, own in self.vector_fields.items() if not name.startswith(SECOND_VECTOR_FIELD)}
+        return {
+            name: own
+            for name, own in self.vector_fields.items()
+            if not name.startswith(SECOND_VECTOR_FIELD)
+        }
 
     @property
     def state(self) -> CollectionState | None:
         """The state of the corrected field; None if there is none. Raises InvalidInput for several."""
         return self.state_of(None)
 
-    def with_index(self, field: str, index_type: str, index_params: dict[str, Any]) -> CollectionInfo:
+    def with_index(
+        self, field: str, index_type: str, index_params: dict[str, Any]
+    ) -> CollectionInfo:
         """Return this description with another index on a vector field."""
         other = replace(self.vector_fields[field], index_type=index_type, index_params=index_params)
         return replace(self, vector_fields={**self.vector_fields, field: other})
@@ -289,7 +306,9 @@ class CollectionInfo:
         """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
         if field not in self.vector_fields:
             fields = ", ".join(self.vector_fields) or "none"
-            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
+            raise InvalidInput(
+                f"{self.name!r} has no float vector field {field!r}: choose one of {fields}"
+            )
 
     def require_correctable(self, field: str) -> None:
         """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
@@ -305,12 +324,17 @@ class CollectionInfo:
             return self.states.get(field)
         if len(self.states) > 1:
             fields = ", ".join(self.states)
-            raise InvalidInput(f"{self.name!r} has several corrected fields: choose one with --field: {fields}")
+            raise InvalidInput(
+                f"{self.name!r} has several corrected fields: choose one with --field: {fields}"
+            )
         return next(iter(self.states.values()), None)
 
     def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
         """Return the online bank of this profile; None if it has none."""
-        return next((bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)), None)
+        return next(
+            (bank for bank in self.online_banks if (bank.field, bank.profile) == (field, profile)),
+            None,
+        )
 
 
 def taken_keys(counts: Mapping[str, int]) -> list[str]:
@@ -318,7 +342,9 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
     without such rows. counts: the number of rows with each key."""
     if not counts:
         return []
-    keys = ", ".join(f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items())
+    keys = ", ".join(
+        f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items()
+    )
     return [
         f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
         "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"

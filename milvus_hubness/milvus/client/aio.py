@@ -13,7 +13,14 @@ from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.milvus.client.collection_methods import CollectionMethods
 from milvus_hubness.milvus.client.methods import Methods, drive_async
-from milvus_hubness.milvus.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
+from milvus_hubness.milvus.client.steps import (
+    Effect,
+    InStore,
+    LearnSchema,
+    LoadBank,
+    Pause,
+    refusing,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.stored import StoredBank
@@ -83,10 +90,17 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         """
         from milvus_hubness.milvus.client.operations import AsyncQueryIterator
 
-        arguments = {"filter": filter, "partition_names": partition_names, "timeout": timeout, **kwargs}
+        arguments = {
+            "filter": filter,
+            "partition_names": partition_names,
+            "timeout": timeout,
+            **kwargs,
+        }
         with refusing():
             pages = self._operations.pages
-            return AsyncQueryIterator(pages, self._run, collection_name, batch_size, limit, output_fields, arguments)
+            return AsyncQueryIterator(
+                pages, self._run, collection_name, batch_size, limit, output_fields, arguments
+            )
 
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
         """Switch the database as AsyncMilvusClient.use_database does."""
@@ -112,14 +126,18 @@ def _coroutine(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, 
     return call
 
 
-def _without(name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _without(
+    name: str, method: Callable[..., Coroutine[Any, Any, Any]]
+) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the method without one parameter, which AsyncMilvusClient does not have."""
     signature = inspect.signature(method)
     place = list(signature.parameters).index(name)
 
     @functools.wraps(method)
     async def call(*args: Any, **kwargs: Any) -> Any:
-        return await method(*args[:place], *([None] if args[place:] else []), *args[place:], **kwargs)
+        return await method(
+            *args[:place], *([None] if args[place:] else []), *args[place:], **kwargs
+        )
 
     left = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     call.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]

@@ -13,7 +13,13 @@ from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import PENDING, RowBiases
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
-from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
+from milvus_hubness.errors import (
+    BankTooLarge,
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+    StateError,
+)
 from milvus_hubness.jobs.store.generations import QUERIES, TARGETS
 from milvus_hubness.milvus.client.messages import Bias
 from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank, Name, StateCache
@@ -52,7 +58,8 @@ class _ServerBank:
         while max(needs.queries, needs.targets) <= window:
             yield needs
             wider = needs._replace(
-                queries=min(needs.queries * WIDENING, window), targets=min(needs.targets * WIDENING, window)
+                queries=min(needs.queries * WIDENING, window),
+                targets=min(needs.targets * WIDENING, window),
             )
             if wider == needs:
                 break
@@ -60,7 +67,9 @@ class _ServerBank:
         if max(queries, targets) <= self.policy.whole:
             yield needs._replace(queries=queries if needs.queries else 0, targets=targets)
 
-    def nearest(self, needs: Needs, summary: BankSummary, vectors: Floats) -> Operation[tuple[Nearest, Nearest | None]]:
+    def nearest(
+        self, needs: Needs, summary: BankSummary, vectors: Floats
+    ) -> Operation[tuple[Nearest, Nearest | None]]:
         """Return the nearest queries of vectors (m, d) and, if needed, their nearest targets."""
         from milvus_hubness.correction.estimators.nearest import Nearest
 
@@ -70,10 +79,14 @@ class _ServerBank:
         if summary.mean is not None:
             means = self.state.layout.reduce_items(vectors) @ summary.mean
         if needs.queries:
-            scores, potentials = yield from self._search(QUERIES, count, needs.queries, vectors, columns)
+            scores, potentials = yield from self._search(
+                QUERIES, count, needs.queries, vectors, columns
+            )
         queries = Nearest(scores, max(count - needs.queries, 0), means, potentials, summary.masses)
         if needs.targets:
-            scores, no_potentials = yield from self._search(TARGETS, summary.targets, needs.targets, vectors, 0)
+            scores, no_potentials = yield from self._search(
+                TARGETS, summary.targets, needs.targets, vectors, 0
+            )
             rest = max(summary.targets - needs.targets, 0)
             targets = Nearest(scores, rest, np.empty(0), no_potentials, np.empty(0))
         return queries, targets
@@ -95,7 +108,9 @@ class _ServerBank:
         }
         for start in range(0, count, size):
             where = bank_rows(self.reference, [part], start, start + size)
-            answers = yield Ask("search", (self.reference.collection,), {**request, "filter": where})
+            answers = yield Ask(
+                "search", (self.reference.collection,), {**request, "filter": where}
+            )
             distances.append([[hit["distance"] for hit in hits] for hits in answers])
             block = np.empty((len(vectors), len(answers[0]), columns))
             if columns:
@@ -149,7 +164,9 @@ class _ServerBank:
     def _potentials(self, page: Sequence[Mapping[str, Any]], columns: int) -> Doubles:
         potentials = [row.get("potentials", []) for row in page]
         if any(len(row) != columns for row in potentials):
-            raise InvalidInput(f"{self.reference.collection!r} must keep {columns} potentials with every query")
+            raise InvalidInput(
+                f"{self.reference.collection!r} must keep {columns} potentials with every query"
+            )
         return np.array(potentials, np.float64)
 
     def _empty(self, part: str) -> EmptyBank:
@@ -172,11 +189,15 @@ class Biases:
         self._banks = BankCache(bank_budget)
         self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
-    def bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
+    def bank(
+        self, collection: str, state: CollectionState, profile: Profile
+    ) -> Operation[StoredBank]:
         """Return the bank of a profile, from the cache or the database."""
         return (yield from self._cached(collection, state, profile)).bank
 
-    def _cached(self, collection: str, state: CollectionState, profile: Profile) -> Operation[CachedBank]:
+    def _cached(
+        self, collection: str, state: CollectionState, profile: Profile
+    ) -> Operation[CachedBank]:
         name = (collection, state.field, profile.slot)
         cached = self._banks.get(name, profile)
         return cached or self._banks.keep(name, profile, (yield LoadBank(profile.bank)))
@@ -205,7 +226,8 @@ class Biases:
             return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
         budget, are_last = self._banks.budget, are_new and state.phase == "ready"
         work: list[tuple[Profile, tuple[int, ...], int, bool]] = [
-            (profile, (profile.slot, profile.standby), budget, are_last) for profile in state.profiles.values()
+            (profile, (profile.slot, profile.standby), budget, are_last)
+            for profile in state.profiles.values()
         ]
         for moving in (state.outgoing, state.incoming):
             if moving is None:
@@ -217,7 +239,9 @@ class Biases:
         biases: dict[int, Floats] = {}
         for profile, slots, room, new in work:
             if _size(state, profile) > room:
-                column = yield from self._by_search(collection, state, profile, vectors, timeout, are_new=new)
+                column = yield from self._by_search(
+                    collection, state, profile, vectors, timeout, are_new=new
+                )
             else:
                 cached = yield from self._cached(collection, state, profile)
                 correction: Correction = yield Compute(partial(cached.correction, state.layout))
@@ -249,7 +273,10 @@ class Biases:
         estimator = from_dict(profile.estimator)
         yield from self._states.ensure_loaded(profile.bank.collection, timeout)
         tolerance, name = estimator.needs.tolerance, (collection, state.field, profile.slot)
-        bank, window = _ServerBank(state, profile.bank, self._states.policy, timeout), self._states.policy.window
+        bank, window = (
+            _ServerBank(state, profile.bank, self._states.policy, timeout),
+            self._states.policy.window,
+        )
         summarised, summary = self._summaries.get(name, (None, None))
         if summary is None or summarised != profile:
             summary = yield from bank.summary(estimator.needs)
@@ -261,7 +288,9 @@ class Biases:
         open_rows = np.flatnonzero(~state.layout.invalid(vectors))
         for needs in rounds:
             uncertain = [open_rows[:0]]
-            at_once = max(1, min(VECTORS_PER_REQUEST, window // max(needs.queries, needs.targets, 1)))
+            at_once = max(
+                1, min(VECTORS_PER_REQUEST, window // max(needs.queries, needs.targets, 1))
+            )
             for start in range(0, len(open_rows), at_once):
                 rows = open_rows[start : start + at_once]
                 queries, targets = yield from bank.nearest(needs, summary, vectors[rows])
@@ -277,7 +306,9 @@ class Biases:
             open_rows = np.concatenate(uncertain)
         centred = (biases - profile.mean_bias).astype(np.float32)
         if not np.isfinite(centred).all():
-            raise InvalidInput(f"{estimator!r} gives biases that are not finite in float32: refresh with another one")
+            raise InvalidInput(
+                f"{estimator!r} gives biases that are not finite in float32: refresh with another one"
+            )
         return centred
 
     def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:

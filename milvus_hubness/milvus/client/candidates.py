@@ -68,7 +68,9 @@ class CandidateRewrite(Rewrite):
             for hits, query in zip(results, queries, strict=True):
                 is_corrected = not gated or (bool(hits) and hits[0].id in question.activated)
                 weight = strength if is_corrected else 0.0
-                self._rank(hits, query, _biases(hits, biases, slot, slot_field), weight, bounds, question)
+                self._rank(
+                    hits, query, _biases(hits, biases, slot, slot_field), weight, bounds, question
+                )
             return self.reading.hits_out(results, fields)
 
         requested = fields.requested
@@ -88,7 +90,12 @@ class CandidateRewrite(Rewrite):
         return SearchRequest(data, *page, params, fields.requested, answer, _rounding(question))
 
     def _chained(
-        self, question: Question, data: list[Any], slot_field: str, params: dict[str, Any], fields: FieldRequest
+        self,
+        question: Question,
+        data: list[Any],
+        slot_field: str,
+        params: dict[str, Any],
+        fields: FieldRequest,
     ) -> SearchRequest:
         weights = [1.0, self.codec.bias_factor * self.strength(question)]
         corrected = fn.num_combine(col("$score"), col(slot_field), mode="weighted", weights=weights)
@@ -100,7 +107,9 @@ class CandidateRewrite(Rewrite):
         )
         options = {"function_chains": chain, **_rounding(question)}
         answer = partial(self.reading.hits_out, fields=fields)
-        return SearchRequest(data, self._candidates(question), 0, params, fields.requested, answer, options)
+        return SearchRequest(
+            data, self._candidates(question), 0, params, fields.requested, answer, options
+        )
 
     def _candidates(self, question: Question) -> int:
         """Return the number of candidates: that measured for ten results, scaled to the requested results."""
@@ -108,13 +117,21 @@ class CandidateRewrite(Rewrite):
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
 
     def _rank(
-        self, hits: Any, query: Floats, biases: list[float], weight: float, bounds: dict[str, float], question: Question
+        self,
+        hits: Any,
+        query: Floats,
+        biases: list[float],
+        weight: float,
+        bounds: dict[str, float],
+        question: Question,
     ) -> None:
         """Correct the scores of one query's raw candidates, sort them and cut them to the page, in place."""
         raw = np.array([hit["distance"] for hit in hits], np.float64)
         scores = self.codec.decode_scores(raw, query[None, :], weight, biases)
         order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
-        best = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)][question.page]
+        best = [i for i in order.tolist() if _within(scores[i], bounds, self.state.metric)][
+            question.page
+        ]
         keep(hits, [hits[i] for i in best])
         rescore(hits, scores[best], question.round_decimal)
         if question.with_raw_score:
@@ -128,7 +145,9 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
     return Rewrite(state, reading)
 
 
-def _biases(hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None) -> list[float]:
+def _biases(
+    hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None
+) -> list[float]:
     """Return the bias of each hit, by key from the side collection if there is one; 0 is the mean bias."""
     if slot_field is not None:
         return [hit["entity"].get(slot_field) or 0.0 for hit in hits]

@@ -72,13 +72,17 @@ class Reads:
 
         return self._states.retrying(collection, timeout, call)
 
-    def hubness_state(self, collection: str, anns_field: str | None) -> Operation[CollectionState | None]:
+    def hubness_state(
+        self, collection: str, anns_field: str | None
+    ) -> Operation[CollectionState | None]:
         return (yield from self._states.read_again(collection)).state_of(anns_field)
 
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
-        description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
+        description: dict[str, Any] = yield Ask(
+            "describe_collection", (collection, timeout), dict(options)
+        )
         states = read_states(description.get("properties", {}), collection)
         return description_out(states.values(), description) if states else description
 
@@ -89,18 +93,28 @@ class Reads:
         cached = yield from self._states.cached_state(collection, timeout)
         return index_out(cached.states.values(), index)
 
-    def list_indexes(self, collection: str, field_name: str | None, options: Mapping[str, Any]) -> Operation[list[str]]:
+    def list_indexes(
+        self, collection: str, field_name: str | None, options: Mapping[str, Any]
+    ) -> Operation[list[str]]:
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self._states.cached_state(collection)
         for state in cached.states.values():
             if state.searched_field != state.field and not field_name:
-                hidden = yield Ask("list_indexes", (collection, state.searched_field), dict(options))
+                hidden = yield Ask(
+                    "list_indexes", (collection, state.searched_field), dict(options)
+                )
                 names = [name for name in names if name not in hidden]
         return names
 
 
 HELPER_PROPERTIES = frozenset(
-    {BANK_PROPERTY, SIDE_PROPERTY, WRITE_INTENTS_OF_PROPERTY, LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY}
+    {
+        BANK_PROPERTY,
+        SIDE_PROPERTY,
+        WRITE_INTENTS_OF_PROPERTY,
+        LEDGER_PROPERTY,
+        QUERY_SAMPLES_PROPERTY,
+    }
 )
 
 
@@ -163,7 +177,9 @@ class Catalog:
             return answer
         return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
 
-    def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+    def drop_collection(
+        self, collection: str, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
         """Drop a collection, then the helper collections that serve no other one."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes(but_notes=True)
@@ -175,7 +191,9 @@ class Catalog:
         self._states.forget()
         return outcome
 
-    def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+    def truncate_collection(
+        self, collection: str, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
         """Truncate a collection and its side collections."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
@@ -184,14 +202,21 @@ class Catalog:
             yield Ask("truncate_collection", (side, timeout))
         return outcome
 
-    def drop_partition(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+    def drop_partition(
+        self, collection: str, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
         """Drop a partition. The next refresh removes the biases of its rows from a side collection."""
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
         return (yield call)
 
     def rename_collection(
-        self, collection: str, new_name: str, database: str | None, call: Ask, timeout: float | None = None
+        self,
+        collection: str,
+        new_name: str,
+        database: str | None,
+        call: Ask,
+        timeout: float | None = None,
     ) -> Operation[Any]:
         """Rename a collection. Its helper collections keep their names, and the ledger lists them for the new name."""
         whole = yield from self._whole(collection, timeout)
@@ -211,7 +236,12 @@ class Catalog:
         return outcome
 
     def restore_snapshot(
-        self, source: str, target: str, database: str | None, call: Ask, timeout: float | None = None
+        self,
+        source: str,
+        target: str,
+        database: str | None,
+        call: Ask,
+        timeout: float | None = None,
     ) -> Operation[Any]:
         """Restore a snapshot as a collection `target` that shares the bank of its source."""
         whole = yield from self._whole(source, timeout)
@@ -291,7 +321,9 @@ def _is_copied_to(origin: CollectionId, copy: str, store: MilvusStore) -> bool:
     return True
 
 
-def _own_helpers(helpers: Iterable[Helper], owner: CollectionId, store: MilvusStore) -> tuple[Helper, ...]:
+def _own_helpers(
+    helpers: Iterable[Helper], owner: CollectionId, store: MilvusStore
+) -> tuple[Helper, ...]:
     """Return those that belong to `owner`, and log each other one: whatever is done to `owner` spares it."""
     own = []
     for helper in helpers:
@@ -371,7 +403,9 @@ def is_ours(property: str) -> bool:
     return property in _OURS or property.startswith(f"{PROPERTY}.")
 
 
-def description_out(states: Collection[CollectionState], description: dict[str, Any]) -> dict[str, Any]:
+def description_out(
+    states: Collection[CollectionState], description: dict[str, Any]
+) -> dict[str, Any]:
     """Convert the result of describe_collection to the collection that the user created."""
     ours = {name for state in states for name in state.codec.hidden_fields}
     dims = {state.field: state.dim for state in states}
@@ -379,14 +413,18 @@ def description_out(states: Collection[CollectionState], description: dict[str, 
     for entry in fields:
         if entry["name"] in dims:
             entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
-    properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
+    properties = {
+        name: value for name, value in description["properties"].items() if not is_ours(name)
+    }
     shown = {**description, "fields": fields, "properties": properties}
     if "aliases" in description:
         shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
     return shown
 
 
-def index_out(states: Collection[CollectionState], index: dict[str, Any] | None) -> dict[str, Any] | None:
+def index_out(
+    states: Collection[CollectionState], index: dict[str, Any] | None
+) -> dict[str, Any] | None:
     """Convert the result of describe_index to the user's metric."""
     metrics = {state.field: state.metric for state in states}
     if index and index.get("field_name") in metrics:

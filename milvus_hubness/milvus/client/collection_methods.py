@@ -32,20 +32,33 @@ class CollectionMethods(EscapedKeys):
         """
         return self._run(self._operations.reads.hubness_state(collection_name, anns_field))
 
-    def describe_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def describe_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Describe the collection as pymilvus does, as the user created it."""
-        return self._run(self._operations.reads.describe_collection(collection_name, timeout, kwargs))
+        return self._run(
+            self._operations.reads.describe_collection(collection_name, timeout, kwargs)
+        )
 
-    def describe_index(self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def describe_index(
+        self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Describe an index as pymilvus does, with the user's metric."""
-        return self._run(self._operations.reads.describe_index(collection_name, index_name, timeout, kwargs))
+        return self._run(
+            self._operations.reads.describe_index(collection_name, index_name, timeout, kwargs)
+        )
 
     def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> Any:
         """List indexes as pymilvus does, without that of a hidden vector field."""
         return self._run(self._operations.reads.list_indexes(collection_name, field_name, kwargs))
 
     def list_aliases(
-        self, collection_name: str = "", timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
+        self,
+        collection_name: str = "",
+        timeout: float | None = None,
+        *,
+        include_internal: bool = False,
+        **kwargs: Any,
     ) -> Any:
         """List aliases as pymilvus does; include_internal lists the aliases that jobs write through, too."""
         call = Ask("list_aliases", (collection_name, timeout), kwargs)
@@ -74,30 +87,53 @@ class CollectionMethods(EscapedKeys):
         hubness: fields to correct from their first row on. Raises InvalidInput, InvalidParameter,
         DimensionMismatch and BankTooSmall; none of these leaves a collection behind.
         """
-        quick_form = (dimension, primary_field_name, id_type, vector_field_name, metric_type, auto_id)
+        quick_form = (
+            dimension,
+            primary_field_name,
+            id_type,
+            vector_field_name,
+            metric_type,
+            auto_id,
+        )
         arguments = dict(zip(QUICK_FORM, quick_form, strict=True))
         arguments |= {"timeout": timeout, "schema": schema, "index_params": index_params, **kwargs}
-        return self._run(self._operations.writes.create_collection(collection_name, arguments, hubness))
+        return self._run(
+            self._operations.writes.create_collection(collection_name, arguments, hubness)
+        )
 
     def create_index(
-        self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
+        self,
+        collection_name: str,
+        index_params: IndexParams,
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Create an index as pymilvus does. Raises InvalidParameter if a corrected field gets another metric."""
-        return self._run(self._operations.writes.create_index(collection_name, index_params, timeout, kwargs))
+        return self._run(
+            self._operations.writes.create_index(collection_name, index_params, timeout, kwargs)
+        )
 
-    def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def load_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Load a collection as pymilvus does; load_fields need not name the hidden fields."""
         call = Ask("load_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.load(call, timeout))
 
     def load_partitions(
-        self, collection_name: str, partition_names: str | list[str], timeout: float | None = None, **kwargs: Any
+        self,
+        collection_name: str,
+        partition_names: str | list[str],
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Load partitions as pymilvus does; load_fields need not name the hidden fields."""
         call = Ask("load_partitions", (collection_name, partition_names, timeout), kwargs)
         return self._run(self._operations.catalog.load(call, timeout))
 
-    def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def drop_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Drop a collection as pymilvus does.
 
         Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it, and
@@ -106,13 +142,17 @@ class CollectionMethods(EscapedKeys):
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.drop_collection(collection_name, call, timeout))
 
-    def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def truncate_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Truncate a collection as pymilvus does, with its biases.
 
         Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the rows.
         """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
-        return self._run(self._operations.catalog.truncate_collection(collection_name, call, timeout))
+        return self._run(
+            self._operations.catalog.truncate_collection(collection_name, call, timeout)
+        )
 
     def drop_partition(
         self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
@@ -122,14 +162,21 @@ class CollectionMethods(EscapedKeys):
         return self._run(self._operations.catalog.drop_partition(collection_name, call, timeout))
 
     def rename_collection(
-        self, old_name: str, new_name: str, target_db: str | None = "", timeout: float | None = None, **kwargs: Any
+        self,
+        old_name: str,
+        new_name: str,
+        target_db: str | None = "",
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Rename a collection as pymilvus does.
 
         Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
-        return self._run(self._operations.catalog.rename_collection(old_name, new_name, target_db, call, timeout))
+        return self._run(
+            self._operations.catalog.rename_collection(old_name, new_name, target_db, call, timeout)
+        )
 
     def restore_snapshot(
         self,
@@ -150,13 +197,19 @@ class CollectionMethods(EscapedKeys):
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
         source, target = source_collection_name, target_collection_name
-        return self._run(self._operations.catalog.restore_snapshot(source, target, database, call, timeout))
+        return self._run(
+            self._operations.catalog.restore_snapshot(source, target, database, call, timeout)
+        )
 
-    def alter_alias(self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
+    def alter_alias(
+        self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Alter an alias as pymilvus does."""
         call = Ask("alter_alias", (collection_name, alias, timeout), kwargs)
         return self._run(self._operations.states.forgetting(call))
 
     def drop_alias(self, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Drop an alias as pymilvus does."""
-        return self._run(self._operations.states.forgetting(Ask("drop_alias", (alias, timeout), kwargs)))
+        return self._run(
+            self._operations.states.forgetting(Ask("drop_alias", (alias, timeout), kwargs))
+        )

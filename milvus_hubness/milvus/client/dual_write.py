@@ -38,7 +38,9 @@ class DualWrites:
     logged; afterwards they raise DualWriteFailed.
     """
 
-    def __init__(self, states: StateCache, reads: Reads, writes: Writes, intents: WriteIntents) -> None:
+    def __init__(
+        self, states: StateCache, reads: Reads, writes: Writes, intents: WriteIntents
+    ) -> None:
         self._states = states
         self._reads = reads
         self._writes = writes
@@ -60,7 +62,9 @@ class DualWrites:
 
         def in_full(dual_write: DualWrite) -> Operation[None]:
             # An upsert accepts a key once; for an auto_id collection only the answer has the keys.
-            last = {key: {**row, cached.key_field: key} for key, row in zip(keys, rows, strict=True)}
+            last = {
+                key: {**row, cached.key_field: key} for key, row in zip(keys, rows, strict=True)
+            }
             yield from self._upsert(dual_write, replace(write, data=list(last.values())))
 
         def in_part(dual_write: DualWrite) -> Operation[None]:
@@ -88,7 +92,9 @@ class DualWrites:
                 matched = yield from self._intents.matching(cached.key_field, deletion)
             return (yield from self._writes.delete(deletion, cached)), matched
 
-        (answer, matched), _, cached = yield from self._intents.noted(collection, timeout, call, call)
+        (answer, matched), _, cached = yield from self._intents.noted(
+            collection, timeout, call, call
+        )
         dual_write = cached.dual_write
         if dual_write is None:
             return answer
@@ -114,10 +120,14 @@ class DualWrites:
                 by_key = replace(deletion, ids=part, filter=None, options={})
                 yield from self._delete(dual_write, by_key)
 
-        yield from self._reach(dual_write, lost if by_filter else likewise, collection, cached, timeout)
+        yield from self._reach(
+            dual_write, lost if by_filter else likewise, collection, cached, timeout
+        )
         return answer
 
-    def _still_has(self, dual_write: DualWrite, collection: str, timeout: float | None) -> Operation[bool]:
+    def _still_has(
+        self, dual_write: DualWrite, collection: str, timeout: float | None
+    ) -> Operation[bool]:
         now = yield from self._states.read_again(collection, timeout)
         return now.dual_write is not None and now.dual_write.collection == dual_write.collection
 
@@ -171,7 +181,11 @@ class DualWrites:
         yield from self._intents.noted(on_copy.collection, on_copy.timeout, delete, delete)
 
     def _rows(
-        self, key_field: str, keys: Iterable[Key], request: Write | Deletion, output_fields: Sequence[str] = ("*",)
+        self,
+        key_field: str,
+        keys: Iterable[Key],
+        request: Write | Deletion,
+        output_fields: Sequence[str] = ("*",),
     ) -> Operation[list[Row]]:
         """Return the existing rows of these keys in the user's form."""
         partitions = [request.partition_name] if request.partition_name else None

@@ -20,7 +20,13 @@ from milvus_hubness.correction.banks.bank import BankLike, QueryBank
 from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode, encode
 from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.estimators.matching import Pairs, balanced, moments, one_to_one, spread_of
+from milvus_hubness.correction.estimators.matching import (
+    Pairs,
+    balanced,
+    moments,
+    one_to_one,
+    spread_of,
+)
 from milvus_hubness.correction.kernels.primitives import topk, whole_number
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile
 from milvus_hubness.milvus.client.messages import Question
@@ -96,9 +102,13 @@ class Candidates:
                 with open_archive(path) as archive:
                     self._take(archive.read_all())
         except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-            raise UnreadableFile(f"cannot use the parts in {folder} ({error}): remove the folder") from None
+            raise UnreadableFile(
+                f"cannot use the parts in {folder} ({error}): remove the folder"
+            ) from None
         if of_parts != inputs:
-            raise InvalidInput(f"{folder} has parts of another match: repeat its options, or remove the folder")
+            raise InvalidInput(
+                f"{folder} has parts of another match: repeat its options, or remove the folder"
+            )
 
     def add(self, queries: Array, keys: Sequence[Key], scores: Array, **further: Any) -> None:
         """Add pairs: numbers of queries and scores (p,), and a key for each pair or for as many pairs as another key.
@@ -114,12 +124,16 @@ class Candidates:
                     np.savez(file, **part)
                 os.replace(path.with_suffix(".unfinished"), path)
             except OSError as error:
-                raise UnreadableFile(f"cannot write parts to {self._folder}: {error.strerror}") from None
+                raise UnreadableFile(
+                    f"cannot write parts to {self._folder}: {error.strerror}"
+                ) from None
         self._take(part)
 
     def _take(self, part: Mapping[str, Any]) -> None:
         keys, queries = part["keys"].tolist(), part["queries"].astype(np.int32)
-        items = np.array([self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32)
+        items = np.array(
+            [self._numbers.setdefault(key, len(self._numbers)) for key in keys], np.int32
+        )
         items = np.repeat(items, len(queries) // max(1, len(keys)))
         self._parts.append(Pairs(queries, items, part["scores"].astype(np.float32)))
         if "searched" in part:
@@ -139,7 +153,10 @@ class Candidates:
         ranks, raw_ranks = pairs.ranks(matched), pairs.ranks(pairs.scores)
         chosen = np.flatnonzero(one_to_one(pairs, matched, items) if assign else ranks <= limit)
         chosen = chosen[np.lexsort((ranks[chosen], pairs.queries[chosen]))]
-        keys = np.array(list(self._numbers), np.int64 if all(type(key) is int for key in self._numbers) else object)
+        keys = np.array(
+            list(self._numbers),
+            np.int64 if all(type(key) is int for key in self._numbers) else object,
+        )
         sign = np.float32(-2 if metric == "L2" else 1)
         columns = {
             "query": pairs.queries[chosen],
@@ -174,7 +191,9 @@ def match(
     candidates = whole_number("candidates", candidates, at_most=MOST_CANDIDATES)
     limit = whole_number("limit", limit)
     if limit > candidates:
-        raise InvalidParameter(f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates")
+        raise InvalidParameter(
+            f"each query has {candidates} candidates, fewer than limit={limit}: raise candidates"
+        )
     report, search = progress or silent, dict(search)
     params, partitions = search.pop("search_params"), search["partition_names"]
     bank = QueryBank.of(queries)
@@ -186,9 +205,13 @@ def match(
     bank.expect_dim(layout.dim, "the field")
     if with_bank:
         if state is None:
-            raise InvalidInput(f"{info.name!r} is not corrected and has no bank: leave out --with-bank")
+            raise InvalidInput(
+                f"{info.name!r} is not corrected and has no bank: leave out --with-bank"
+            )
         stored = yield from operations.biases.bank(info.name, state, state.profile)
-        bank = replace(bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None)
+        bank = replace(
+            bank, vectors=np.concatenate([bank.vectors, stored.queries.vectors]), origins=None
+        )
     inputs = {
         "collection": info.name,
         "field": field,
@@ -203,32 +226,47 @@ def match(
         report("searching the queries", pool.searched, len(bank))
         part = bank.vectors[pool.searched :][: max(1, HITS_PER_REQUEST // candidates)]
         vectors, fields = encode(part, vector.dtype), [info.key_field]
-        question = Question(vectors, candidates, search_params=params, output_fields=fields, strength=0.0)
+        question = Question(
+            vectors, candidates, search_params=params, output_fields=fields, strength=0.0
+        )
         answers = yield from searches.search(info.name, question, filter, search)
         numbers = pool.searched + np.repeat(np.arange(len(part)), [len(hits) for hits in answers])
-        scores = np.concatenate([hits.distances for hits in answers]) * (-0.5 if layout.metric == "L2" else 1.0)
+        scores = np.concatenate([hits.distances for hits in answers]) * (
+            -0.5 if layout.metric == "L2" else 1.0
+        )
         pool.add(numbers, [key for hits in answers for key in hits.ids], scores, searched=len(part))
     reduced, pages = layout.reduce_queries(bank.vectors), operations.pages
     options = {"filter": filter, "partition_names": partitions, "timeout": search["timeout"]}
     rows, key_field = yield from pages.begin(Ask("query", (info.name,), options))
-    while page := (yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])):
+    while page := (
+        yield from pages.page(rows, key_field, pool.last, ROWS_PER_PAGE, [key_field, field])
+    ):
         report("searching the rows", pool.scanned, info.rows)
         keys, vectors = [row[key_field] for row in page], [row[field] for row in page]
         yield Compute(partial(_scan, pool, keys, vectors, vector, layout, reduced))
     report("balancing", 0, 1)
-    matches: Matches = yield Compute(lambda: pool.matches(count, limit, layout.metric, assign=one_to_one))
+    matches: Matches = yield Compute(
+        lambda: pool.matches(count, limit, layout.metric, assign=one_to_one)
+    )
     return matches
 
 
 def _scan(
-    pool: Candidates, keys: Sequence[Key], vectors: Sequence[Any], field: VectorField, layout: Layout, queries: Floats
+    pool: Candidates,
+    keys: Sequence[Key],
+    vectors: Sequence[Any],
+    field: VectorField,
+    layout: Layout,
+    queries: Floats,
 ) -> None:
     """Add the nearest queries of a page of rows; rows without a valid vector have none."""
     items = decode(vectors, field.dtype)
     valid = np.flatnonzero(~layout.invalid(items)).tolist()
     items = layout.reduce_items(items[valid])
     near = topk(items, queries, min(QUERIES_PER_ITEM, len(queries)))
-    sample = queries[np.linspace(0, len(queries) - 1, min(SAMPLED_QUERIES, len(queries)), dtype=np.int64)]
+    sample = queries[
+        np.linspace(0, len(queries) - 1, min(SAMPLED_QUERIES, len(queries)), dtype=np.int64)
+    ]
     pool.add(
         near.indices.ravel(),
         [keys[i] for i in valid],

@@ -28,7 +28,14 @@ ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
 IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
-QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
+QUICK_FORM = (
+    "dimension",
+    "primary_field_name",
+    "id_type",
+    "vector_field_name",
+    "metric_type",
+    "auto_id",
+)
 """Arguments of MilvusClient.create_collection that define a collection without a schema."""
 
 Bias = Literal["compute", "pending"]
@@ -56,7 +63,9 @@ def expect_arguments(options: Collection[str], names: Sequence[str]) -> None:
             raise InvalidParameter(f"unknown argument {name!r}: did you mean {near[0]!r}?")
 
 
-def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:
+def expect_question(
+    data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]
+) -> None:
     """Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers."""
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
@@ -77,12 +86,16 @@ def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any,
                 raise InvalidParameter(f"{name} must be a number, got {place[name]!r}") from None
 
 
-def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
+def expect_whole_hits(
+    output_fields: Any, fields: Collection[str], options: Mapping[str, Any]
+) -> None:
     """Raises UnsupportedOperation for answers that the client cannot decode. fields: the corrected fields."""
     if fields and (name := first_set(options, IN_BACKGROUND)):
         raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
     if fields and first_set(options, ("namespace",)):
-        raise UnsupportedOperation("namespace on a corrected collection, which has none: leave it out")
+        raise UnsupportedOperation(
+            "namespace on a corrected collection, which has none: leave it out"
+        )
     named = output_fields if isinstance(output_fields, list) else []
     vectors = [name for name in named if name in fields or (fields and name == "*")]
     if vectors and first_set(options, ("search_aggregation",)):
@@ -115,7 +128,9 @@ def expect_state_ttl(seconds: Any) -> None:
     """Check a TTL: a number of at least 0. Raises InvalidParameter."""
     number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
     if not (number and seconds >= 0):
-        raise InvalidParameter(f"state_ttl must be a number of seconds of at least 0, not {seconds!r}")
+        raise InvalidParameter(
+            f"state_ttl must be a number of seconds of at least 0, not {seconds!r}"
+        )
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
@@ -125,7 +140,9 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
         raise InvalidParameter("candidates needs a re-ranker: pass one as rerank")
     if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
-        raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
+        raise InvalidParameter(
+            f"candidates must be a whole number of at least 1, not {candidates!r}"
+        )
 
 
 @dataclass(slots=True)

@@ -49,7 +49,9 @@ def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
         raise as_milvus(error) from error
 
 
-def with_checked(options: Mapping[str, Any], names: Sequence[str], operation: Operation[T]) -> Operation[T]:
+def with_checked(
+    options: Mapping[str, Any], names: Sequence[str], operation: Operation[T]
+) -> Operation[T]:
     """Run an operation of a call with these further arguments. Raises as `expect_arguments` does."""
     expect_arguments(options, names)
     return (yield from operation)
@@ -126,10 +128,14 @@ class Methods(CollectionMethods):
                     f"sample_queries must be true or false, not {sample_queries!r}: the bank has a rate"
                 )
             self._sampler = Sampler(self._put_samples) if sample_queries else None
-            self._operations = Operations(strength, state_ttl, bank_budget, self._sampler, self.policy)
+            self._operations = Operations(
+                strength, state_ttl, bank_budget, self._sampler, self.policy
+            )
         kwargs = with_keepalive(uri, kwargs)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
-        self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
+        self._plain = PlainConnection(
+            uri, db_name, timeout, user=user, password=password, token=token, **kwargs
+        )
 
     def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS
@@ -207,7 +213,11 @@ class Methods(CollectionMethods):
         Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a side collection or
         a job works on the collection.
         """
-        return self._run(self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout))
+        return self._run(
+            self._operations.writes.write_import_files(
+                collection_name, data, Path(folder), bias, timeout
+            )
+        )
 
     def delete(
         self,
@@ -267,11 +277,22 @@ class Methods(CollectionMethods):
             candidates=candidates,
             with_raw_score=with_raw_score,
         )
-        options = {"timeout": timeout, "partition_names": partition_names, "anns_field": anns_field, "ranker": ranker}
-        options |= {"function_chains": function_chains, "search_aggregation": search_aggregation, **kwargs}
+        options = {
+            "timeout": timeout,
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "ranker": ranker,
+        }
+        options |= {
+            "function_chains": function_chains,
+            "search_aggregation": search_aggregation,
+            **kwargs,
+        }
         if highlighter is not None:
             options["highlighter"] = highlighter
-        operation = self._operations.searches.search(collection_name, question, filter, options, ids=ids)
+        operation = self._operations.searches.search(
+            collection_name, question, filter, options, ids=ids
+        )
         return self._run(with_checked(kwargs, OF_SEARCHES, operation) if kwargs else operation)
 
     def match(
@@ -302,14 +323,21 @@ class Methods(CollectionMethods):
         """
         from milvus_hubness.milvus.client.matching import match
 
-        search = {"search_params": search_params, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        search = {
+            "search_params": search_params,
+            "timeout": timeout,
+            "partition_names": partition_names,
+            **kwargs,
+        }
         operation = match(
             self._operations, collection_name, queries, limit, filter, {**search, "anns_field": anns_field},
             candidates=candidates, with_bank=with_bank, one_to_one=one_to_one,
             folder=Path(folder) if folder else None, progress=progress,
         )  # fmt: skip
         return self._run(
-            with_checked(kwargs, ["candidates", "with_bank", "one_to_one", "folder", "progress"], operation)
+            with_checked(
+                kwargs, ["candidates", "with_bank", "one_to_one", "folder", "progress"], operation
+            )
         )
 
     def query(
@@ -323,8 +351,17 @@ class Methods(CollectionMethods):
         **kwargs: Any,
     ) -> Any:
         """Query as pymilvus does."""
-        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
-        return self._run(self._operations.reads.read(Ask("query", (collection_name, filter), {"ids": ids, **options})))
+        options = {
+            "output_fields": output_fields,
+            "timeout": timeout,
+            "partition_names": partition_names,
+            **kwargs,
+        }
+        return self._run(
+            self._operations.reads.read(
+                Ask("query", (collection_name, filter), {"ids": ids, **options})
+            )
+        )
 
     def get(
         self,
@@ -336,7 +373,12 @@ class Methods(CollectionMethods):
         **kwargs: Any,
     ) -> Any:
         """Get rows as pymilvus does."""
-        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        options = {
+            "output_fields": output_fields,
+            "timeout": timeout,
+            "partition_names": partition_names,
+            **kwargs,
+        }
         return self._run(self._operations.reads.read(Ask("get", (collection_name, ids), options)))
 
     def hybrid_search(
@@ -360,8 +402,19 @@ class Methods(CollectionMethods):
         RRFRanker and WeightedRanker.
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
-        arguments = (collection_name, reqs, ranker, limit, output_fields, options, strength, profile)
-        return self._run(with_checked(kwargs, OF_SEARCHES, self._operations.searches.hybrid_search(*arguments)))
+        arguments = (
+            collection_name,
+            reqs,
+            ranker,
+            limit,
+            output_fields,
+            options,
+            strength,
+            profile,
+        )
+        return self._run(
+            with_checked(kwargs, OF_SEARCHES, self._operations.searches.hybrid_search(*arguments))
+        )
 
     @property
     def hubness_samples(self) -> Sampled:

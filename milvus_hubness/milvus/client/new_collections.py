@@ -54,7 +54,9 @@ class CorrectionConfig:
         object.__setattr__(self, "target_bank", optional_bank(self.target_bank))
 
 
-def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
+def schema_and_indexes(
+    arguments: Mapping[str, Any],
+) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
     """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection. For the quick form,
     the schema and the index are those that pymilvus would create. Raises InvalidParameter."""
     further = dict(arguments)
@@ -78,7 +80,9 @@ def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, 
     schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
     schema.verify()
     index = IndexParams()
-    index.add_index(quick["vector_field_name"], index_type="AUTOINDEX", metric_type=quick["metric_type"])
+    index.add_index(
+        quick["vector_field_name"], index_type="AUTOINDEX", metric_type=quick["metric_type"]
+    )
     return schema, index, further
 
 
@@ -100,7 +104,9 @@ def new_fields(
     """Return the fields to correct in a collection of this schema, each with its fitted bank. Raises InvalidInput."""
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
-    vector_fields = {field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES}
+    vector_fields = {
+        field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES
+    }
     described = milvus_schema.vector_fields(schema.to_dict(), [])
     indexes = {params.field_name: params.get_index_configs() for params in index}
     fields: list[NewField] = []
@@ -108,20 +114,32 @@ def new_fields(
         name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
         if name is None or name not in vector_fields:
             names = ", ".join(vector_fields) or "none"
-            raise InvalidInput(f"collection {collection!r} needs an anns_field: its vector fields are {names}")
+            raise InvalidInput(
+                f"collection {collection!r} needs an anns_field: its vector fields are {names}"
+            )
         if obstacles := described[name].obstacles:
-            raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
+            raise InvalidInput(
+                f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}"
+            )
         if any(field.name == name for field in fields):
-            raise InvalidInput(f"field {name!r} is named twice: pass one CorrectionConfig for each field")
+            raise InvalidInput(
+                f"field {name!r} is named twice: pass one CorrectionConfig for each field"
+            )
         if not indexes.get(name, {}).get("metric_type"):
-            raise InvalidInput(f"the metric of field {name!r} is unknown: give its index in index_params")
+            raise InvalidInput(
+                f"the metric of field {name!r} is unknown: give its index in index_params"
+            )
         suffix = f"_{name}" if fields else ""
         fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
     return fields
 
 
 def _new_field(
-    collection: str, config: CorrectionConfig, field: FieldSchema, index: Mapping[str, Any], suffix: str
+    collection: str,
+    config: CorrectionConfig,
+    field: FieldSchema,
+    index: Mapping[str, Any],
+    suffix: str,
 ) -> NewField:
     """Fit the bank of a field. The mean bias is 0 until the first full refresh, as the collection has no rows yet.
     Under L2 the layout's constants, which stay, are measured on the target bank's items, or else on the queries, since
@@ -134,7 +152,9 @@ def _new_field(
     dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
-    vector = VectorField(field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype)
+    vector = VectorField(
+        field.name, dim, str(index["metric_type"]), str(index.get("index_type")), dict(index), dtype
+    )
     layout = Layout(
         dim,
         as_metric(vector.metric),
@@ -172,7 +192,9 @@ def _new_field(
         strength=config.strength,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
-    return NewField(field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state)
+    return NewField(
+        field.name, lambda store: store.save_bank(bank_collection, stored, layout.metric), state
+    )
 
 
 def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:
@@ -190,5 +212,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
                     f"field {params.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
                 )
             configs["metric_type"] = "IP"
-        served.add_index(params.field_name, index_type=kind, index_name=params.index_name, **configs)
+        served.add_index(
+            params.field_name, index_type=kind, index_name=params.index_name, **configs
+        )
     return served

@@ -26,7 +26,12 @@ from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.catalog import Catalog, Reads
 from milvus_hubness.milvus.client.dual_write import DualWrites
-from milvus_hubness.milvus.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
+from milvus_hubness.milvus.client.messages import (
+    Question,
+    SearchRequest,
+    expect_question,
+    expect_whole_hits,
+)
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.searches import Searches
@@ -93,7 +98,9 @@ def _escaped_in(keys: Any) -> Any:
 class Pages:
     """Operations that answer page by page, by the collection state that they read at the start."""
 
-    def __init__(self, states: StateCache, biases: Biases, reads: Reads, searches: Searches) -> None:
+    def __init__(
+        self, states: StateCache, biases: Biases, reads: Reads, searches: Searches
+    ) -> None:
         self._states = states
         self._biases = biases
         self._reads = reads
@@ -112,7 +119,9 @@ class Pages:
             further[OFFSET] = 0
         iterator = escaping((yield Ask("query_iterator", (collection,), further)))
         if takes_pages and iterator._next_id is None:
-            iterator._next_id = yield from self._key_at(collection, cached.key_field, to_skip, options)
+            iterator._next_id = yield from self._key_at(
+                collection, cached.key_field, to_skip, options
+            )
         if not cached.states:
             return iterator
 
@@ -124,12 +133,18 @@ class Pages:
 
         return CorrectedIterator(iterator, page_out)
 
-    def search_iterator(self, collection: str, question: Question, options: Mapping[str, Any]) -> Operation[Any]:
+    def search_iterator(
+        self, collection: str, question: Question, options: Mapping[str, Any]
+    ) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected. options: its further arguments, by
         name. Raises UnsupportedOperation if candidates would be re-ranked."""
         data, output_fields = question.data, question.output_fields
         cached = yield from self._states.read_again(collection, options["timeout"])
-        further = {**options, "output_fields": output_fields, "search_params": question.search_params}
+        further = {
+            **options,
+            "output_fields": output_fields,
+            "search_params": question.search_params,
+        }
         if not cached.states:
             return escaping((yield Ask("search_iterator", (collection, data), further)))
         expect_whole_hits(output_fields, cached.states, options)
@@ -156,7 +171,12 @@ class Pages:
         return (yield from _opened(collection, request.data, further, request.answer))
 
     def _ordered(
-        self, collection: str, key_field: str, rewrite: Rewrite, question: Question, options: Mapping[str, Any]
+        self,
+        collection: str,
+        key_field: str,
+        rewrite: Rewrite,
+        question: Question,
+        options: Mapping[str, Any],
     ) -> Operation[SearchRequest]:
         """Return the request for all rows in one order; a gate chooses it by the raw nearest row."""
         if rewrite.ranks_candidates(question):
@@ -175,15 +195,21 @@ class Pages:
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
             return raw
         opened = rewrite.profile(question).model_copy(update={"gate": None})
-        return replace(rewrite, state=rewrite.state.with_profile(opened, question.profile)).ask(question)
+        return replace(rewrite, state=rewrite.state.with_profile(opened, question.profile)).ask(
+            question
+        )
 
-    def _key_at(self, collection: str, key_field: str, place: int, options: Mapping[str, Any]) -> Operation[Key | None]:
+    def _key_at(
+        self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
+    ) -> Operation[Key | None]:
         """Return the key of the row at this place in key order, counted from 1, or else the last key."""
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         rows = Ask("query", (collection,), further)
         last: Key | None = None
         while place > 0:
-            page = yield from self.page(rows, key_field, last, min(place, query_iterator.MAX_BATCH_SIZE), [key_field])
+            page = yield from self.page(
+                rows, key_field, last, min(place, query_iterator.MAX_BATCH_SIZE), [key_field]
+            )
             if not page:
                 break
             place, last = place - len(page), page[-1][key_field]
@@ -196,7 +222,12 @@ class Pages:
         key_field = str(milvus_schema.key_field(description)["name"])
         # Pages have the consistency level of the collection, not of the request; they show what this strongly
         # consistent query has shown.
-        options = {"consistency_level": "Strong", **rows.options, "limit": 1, "output_fields": [key_field]}
+        options = {
+            "consistency_level": "Strong",
+            **rows.options,
+            "limit": 1,
+            "output_fields": [key_field],
+        }
         options["filter"] = options["filter"] or ""
         first = yield from self._reads.read(Ask("query", rows.args, options))
         if moment := first.extra.get(ITERATOR_SESSION_TS_FIELD):
@@ -204,7 +235,12 @@ class Pages:
         return rows, key_field
 
     def page(
-        self, rows: Ask, key_field: str, behind: Key | None, size: int, output_fields: list[str] | None
+        self,
+        rows: Ask,
+        key_field: str,
+        behind: Key | None,
+        size: int,
+        output_fields: list[str] | None,
     ) -> Operation[list[Row]]:
         """Return at most `size` rows in key order after the key `behind`; more rows may follow a short page."""
         condition = rows.options["filter"]
@@ -219,7 +255,9 @@ class Pages:
         return list(by_key.values())[:size]
 
 
-def _opened(collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]) -> Operation[Any]:
+def _opened(
+    collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
+) -> Operation[Any]:
 
     def answered(hits: Any) -> Any:
         with refusing():
@@ -270,7 +308,9 @@ class AsyncQueryIterator:
         if arguments.get(ITERATOR_SESSION_CP_FILE) is not None:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():
-            raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
+            raise UnsupportedOperation(
+                "a query iterator for asyncio gives whole rows, not their elements"
+            )
         self._pages = pages
         self._run = run
         self._to_skip = int(arguments.pop(OFFSET, 0))
@@ -291,7 +331,9 @@ class AsyncQueryIterator:
                 return []
             if not self._key_field:
                 self._rows, self._key_field = await self._run(self._pages.begin(self._rows))
-            while self._to_skip > 0 and (skipped := await self._page(self._to_skip, [self._key_field])):
+            while self._to_skip > 0 and (
+                skipped := await self._page(self._to_skip, [self._key_field])
+            ):
                 self._to_skip -= len(skipped)
             if self._left is None:
                 return await self._page(self._batch_size, self._output_fields)
@@ -316,7 +358,13 @@ class AsyncQueryIterator:
         if size <= 0:
             return []
         page: list[Row] = await self._run(
-            self._pages.page(self._rows, self._key_field, self._behind, min(size, self._batch_size), output_fields)
+            self._pages.page(
+                self._rows,
+                self._key_field,
+                self._behind,
+                min(size, self._batch_size),
+                output_fields,
+            )
         )
         if page:
             self._behind = page[-1][self._key_field]

@@ -57,7 +57,9 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._closing = self._is_writing = False
 
-    def offer(self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any) -> None:
+    def offer(
+        self, online_bank: OnlineBank, owner: CollectionId, state: CollectionState, queries: Any
+    ) -> None:
         """Sample some of the queries (m, d) of an answered search in the collection `owner`."""
         try:
             target = SamplesOf(online_bank.helper, owner)
@@ -95,7 +97,9 @@ class Sampler:
         if thread is not None:
             thread.join(seconds)
 
-    def _take(self, target: SamplesOf, online_bank: OnlineBank, state: CollectionState, query: Any) -> None:
+    def _take(
+        self, target: SamplesOf, online_bank: OnlineBank, state: CollectionState, query: Any
+    ) -> None:
         vector = decode([query], state.dtype)[0]
         if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
             return
@@ -113,7 +117,9 @@ class Sampler:
                 return
             self._waiting.append((target, sample))
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="hubness-sampler", daemon=True
+                )
                 self._thread.start()
             elif len(self._waiting) == BATCH:
                 self._changed.notify_all()
@@ -132,7 +138,9 @@ class Sampler:
             self._is_writing = False
             self._changed.notify_all()
             if self._waiting:
-                self._changed.wait_for(lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS)
+                self._changed.wait_for(
+                    lambda: len(self._waiting) >= BATCH or self._closing, FLUSH_SECONDS
+                )
             batch, self._waiting = self._waiting, []
             if not batch:
                 self._thread = None
@@ -150,14 +158,18 @@ class Sampler:
             with self._changed:
                 self._dropped += len(samples)
                 self._resting[target] = time.monotonic() + REST_SECONDS
-            message = "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
+            message = (
+                "%d sampled queries were not stored in %r; its samples are dropped for %.0f s: %s"
+            )
             log.warning(message, len(samples), target.helper.collection, REST_SECONDS, error)
         else:
             with self._changed:
                 self._stored += len(samples)
 
 
-def online_banks_in(properties: Mapping[str, str], collection: str) -> dict[tuple[str, str], OnlineBank]:
+def online_banks_in(
+    properties: Mapping[str, str], collection: str
+) -> dict[tuple[str, str], OnlineBank]:
     """Return the online banks, by field and profile; none if the record is broken, so that searches continue."""
     try:
         online = OnlineBanks.read(properties, collection) or OnlineBanks()

@@ -20,7 +20,15 @@ from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client.messages import Question, SearchRequest
-from milvus_hubness.milvus.client.rewrite import Reading, Rewrite, add_raw_scores, copied, keep, raised, rescore
+from milvus_hubness.milvus.client.rewrite import (
+    Reading,
+    Rewrite,
+    add_raw_scores,
+    copied,
+    keep,
+    raised,
+    rescore,
+)
 
 SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
 DEFAULT_RRF_K = 60
@@ -67,7 +75,9 @@ def must_merge(ranker: Ranker, corrected: Sequence[tuple[Rewrite, Question]]) ->
     fields. Raises UnsupportedOperation if the client cannot merge them either."""
     in_products = all(rewrite.state.metric == "IP" for rewrite, _ in corrected)
     in_one_request = all(
-        not rewrite.codec.needs_candidates and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1
+        not rewrite.codec.needs_candidates
+        and not rewrite.is_gated(question)
+        and len(rewrite.apart(question)) == 1
         for rewrite, question in corrected
     )
     if in_one_request and (in_products or ranker.strategy == "rrf"):
@@ -93,7 +103,13 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     )
 
 
-def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: slice, round_decimal: int = -1) -> Any:
+def merge(
+    answers: Sequence[Any],
+    metrics: Sequence[str],
+    ranker: Ranker,
+    page: slice,
+    round_decimal: int = -1,
+) -> Any:
     """Merge the answers to several requests into the first one, in place, and return it. metrics: of each answer.
 
     A weighted ranker without normalisation leaves scores as they are, but reverses L2 distances if other answers have
@@ -113,24 +129,32 @@ def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: 
                 else:
                     share = ranker.weights[i] * conversions[i](hit["distance"])
                 scores[hit.id] = scores.get(hit.id, 0.0) + share
-        best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[page]
+        best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[
+            page
+        ]
         keep(first, [by_key[key] for key in best])
         rescore(first, [scores[key] for key in best], round_decimal)
     return answers[0]
 
 
-def _score_conversions(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
+def _score_conversions(
+    ranker: Ranker, metrics: Sequence[str]
+) -> tuple[list[Callable[[float], float]], bool]:
     """Return the conversion of each answer's scores for a weighted sum, and whether small sums are best."""
     if ranker.strategy == "weighted" and not ranker.normalise and SIMILARITIES.isdisjoint(metrics):
         return [float] * len(metrics), True
     conversions = _NORMALISED if ranker.normalise else _UNCHANGED
     return [
-        conversions.get(metric, lambda distance: 1 - 2 * math.atan(distance) / math.pi) for metric in metrics
+        conversions.get(metric, lambda distance: 1 - 2 * math.atan(distance) / math.pi)
+        for metric in metrics
     ], False
 
 
 # Milvus Lite reports BM25 scores with the sign reversed; BM25 itself is never negative.
-_UNCHANGED: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, float), "BM25": abs}
+_UNCHANGED: dict[str, Callable[[float], float]] = {
+    **dict.fromkeys(SIMILARITIES, float),
+    "BM25": abs,
+}
 _NORMALISED: dict[str, Callable[[float], float]] = {
     "COSINE": lambda score: (1 + score) / 2,
     "IP": lambda score: 0.5 + math.atan(score) / math.pi,
@@ -139,7 +163,9 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 }
 
 
-def reranked(rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected) -> SearchRequest:
+def reranked(
+    rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected
+) -> SearchRequest:
     """Return the search request that answers a question for its re-ranker: derived queries, or candidates to rank.
 
     Hits that an Adaptive ranks have its score, and greater is better under every metric. A GloballyCorrected ranks raw
@@ -175,7 +201,11 @@ def reranked(rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorre
 
 
 def _rank(
-    rewrite: Rewrite, question: Question, how: Adaptive | GloballyCorrected, queries: Floats, candidates: Any
+    rewrite: Rewrite,
+    question: Question,
+    how: Adaptive | GloballyCorrected,
+    queries: Floats,
+    candidates: Any,
 ) -> None:
     """Sort the candidates of each query by their re-ranker and cut them to the page, in place."""
     layout, vectors = rewrite.codec.layout, [rewrite.vectors_of(hits) for hits in candidates]

@@ -66,11 +66,18 @@ class Reading:
         named = list(output_fields or [])
         hidden = tuple(name for name in self._hidden if name not in named)
         if "*" not in named:
-            needed = [name for codec in self._codecs if codec.field in named for name in codec.decoding_fields]
+            needed = [
+                name
+                for codec in self._codecs
+                if codec.field in named
+                for name in codec.decoding_fields
+            ]
             named += [name for name in needed if name in hidden]
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
-    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
+    def rows_out(
+        self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False
+    ) -> None:
         """Convert rows to the user's form, in place: with the user's vectors, and without the hidden fields.
 
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
@@ -83,7 +90,9 @@ class Reading:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
-            for row, vector in zip(with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True):
+            for row, vector in zip(
+                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
+            ):
                 in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
                 row[codec.field] = [vector] if in_list else vector
                 if strict_float32 and codec.dtype == "float32":
@@ -104,16 +113,24 @@ class Reading:
                 self.rows_out((hit["entity"] for hit in hits), fields)
         return results
 
-    def _columns_out(self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest) -> bool:
+    def _columns_out(
+        self, unread: Iterable[Any], rows: Sequence[Row], fields: FieldRequest
+    ) -> bool:
         """Decode vectors of rows that are still in columns of the answer: pymilvus takes them out of these when a row
         is read. Returns False, and leaves all as it is, if the columns are not those of float32 vectors of all rows."""
         columns = {column.field_name: column.vectors for column in unread}
-        codecs = [codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors]
-        if not columns.keys().isdisjoint(fields.hidden) or any("_original_idx" in row for row in rows):
+        codecs = [
+            codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors
+        ]
+        if not columns.keys().isdisjoint(fields.hidden) or any(
+            "_original_idx" in row for row in rows
+        ):
             return False
         for codec in codecs:
             count = len(columns[codec.field].float_vector.data)
-            if count != len(rows) * columns[codec.field].dim or any(row.get(codec.field) is not None for row in rows):
+            if count != len(rows) * columns[codec.field].dim or any(
+                row.get(codec.field) is not None for row in rows
+            ):
                 return False
         for codec in codecs:
             column = columns[codec.field]
@@ -184,12 +201,18 @@ class Rewrite:
                     f"{name} {field}, whose searches are gated by the order of scores: search with "
                     "strength=0, or with a profile that has no gate"
                 )
-            if question.offset and first_set(options, GROUPED) and options.get("group_size") not in (None, 1):
+            if (
+                question.offset
+                and first_set(options, GROUPED)
+                and options.get("group_size") not in (None, 1)
+            ):
                 raise UnsupportedOperation(
                     f"group_size with an offset {field}, whose searches are gated: ask for the first page"
                 )
         if question.with_raw_score and first_set(options, ("search_aggregation",)):
-            raise UnsupportedOperation("search_aggregation has no room for raw scores: leave with_raw_score out")
+            raise UnsupportedOperation(
+                "search_aggregation has no room for raw scores: leave with_raw_score out"
+            )
         if self.codec.served_metric == self.state.metric:
             return
         if self.state.metric == "L2" and (name := first_set(options, USE_SCORES)):
@@ -216,12 +239,16 @@ class Rewrite:
         If the server ranks L2 by inner products, the bounds of a range search differ for every
         query. A gate asks each query twice, and a request has a greatest number of queries.
         """
-        if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(question.search_params):
+        if self.state.metric == "L2" != self.codec.served_metric and _has_bounds(
+            question.search_params
+        ):
             return [replace(question, data=[query]) for query in self.queries(question)]
         data: Any = question.data
         if self.is_gated(question) and len(data) > MAX_QUERIES // 2:
             starts = range(0, len(data), MAX_QUERIES // 2)
-            return [replace(question, data=data[start : start + MAX_QUERIES // 2]) for start in starts]
+            return [
+                replace(question, data=data[start : start + MAX_QUERIES // 2]) for start in starts
+            ]
         return [question]
 
     def ask(self, question: Question) -> SearchRequest:
@@ -249,13 +276,19 @@ class Rewrite:
                 return self.reading.hits_out(results, fields)
 
             params = self.search_params(question.search_params, queries)
-            return SearchRequest(encoded, question.limit, question.offset, params, fields.requested, answer)
+            return SearchRequest(
+                encoded, question.limit, question.offset, params, fields.requested, answer
+            )
 
         return ask
 
     def scores_are_products(self, question: Question) -> bool:
         """Whether the server's scores are those of the answer, unless the client ranks candidates."""
-        return self.codec.layout.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
+        return (
+            self.codec.layout.metric != "L2"
+            and question.round_decimal < 0
+            and not question.with_raw_score
+        )
 
     def search_params(self, requested: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Return parameters without the metric, with range bounds in the server's scores. Raises InvalidParameter."""
@@ -289,7 +322,10 @@ class Rewrite:
                 keep(hits, hits[question.offset :])
             return self.reading.hits_out(results, fields)
 
-        data = [*self.encoded_queries(question, queries, 0.0), *self.encoded_queries(question, queries, strength)]
+        data = [
+            *self.encoded_queries(question, queries, 0.0),
+            *self.encoded_queries(question, queries, strength),
+        ]
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
@@ -351,7 +387,9 @@ def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
     """Set the uncorrected score of each hit, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
-    for hit, score in zip(hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True):
+    for hit, score in zip(
+        hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True
+    ):
         hit[RAW_SCORE] = float(score)
 
 

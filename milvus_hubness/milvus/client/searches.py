@@ -47,7 +47,12 @@ class Searches:
     """`search` and `hybrid_search`. strength: w of searches that name none. Raises InvalidParameter."""
 
     def __init__(
-        self, states: StateCache, biases: Biases, reads: Reads, strength: float | None, sampler: Sampler | None
+        self,
+        states: StateCache,
+        biases: Biases,
+        reads: Reads,
+        strength: float | None,
+        sampler: Sampler | None,
     ) -> None:
         expect_strength(strength)
         self.strength = strength
@@ -57,7 +62,13 @@ class Searches:
         self._sampler = sampler
 
     def search(
-        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
+        self,
+        collection: str,
+        question: Question,
+        filter: str,
+        options: Mapping[str, Any],
+        *,
+        ids: Any = None,
     ) -> Operation[Any]:
         """Search by the corrected score. options: of MilvusClient.search, by name. ids: of rows to search with.
 
@@ -78,7 +89,9 @@ class Searches:
                 held.recovered.append(error)
             results: Any = None
             for part in in_two(data):
-                answer = yield from self.search(collection, replace(question, data=part), filter, options)
+                answer = yield from self.search(
+                    collection, replace(question, data=part), filter, options
+                )
                 results = answer if results is None else _joined(results, answer)
             return results
 
@@ -101,7 +114,12 @@ class Searches:
         return self._states.retrying(collection, options.get("timeout"), call)
 
     def _search(
-        self, collection: str, cached: CachedState, question: Question, options: Mapping[str, Any], kind: Kind | None
+        self,
+        collection: str,
+        cached: CachedState,
+        question: Question,
+        options: Mapping[str, Any],
+        kind: Kind | None,
     ) -> Operation[Any]:
         """Search in as many steps as needed, and prepare the searches of this kind if one request answers."""
         expect_candidates(question.rerank, question.candidates)
@@ -110,7 +128,9 @@ class Searches:
         if state is None:
             return (yield from _uncorrected(collection, cached, question, options))
         question = replace(question, data=without_tensors(question.data))
-        expect_question(question.data, question.ids, question.output_fields, question.search_params, options)
+        expect_question(
+            question.data, question.ids, question.output_fields, question.search_params, options
+        )
         rewrite = yield from self._states.rewrite(cached, state)
         further, params = dict(options), dict(question.search_params or {})
         question = replace(
@@ -135,26 +155,36 @@ class Searches:
         parts = rewrite.apart(question)
         for part in parts:
             how = part.rerank
-            search_request = rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
-            request = _request(collection, field_arguments(state), question.filter, search_request, further)
+            search_request = (
+                rewrite.ask(part) if how is None else ranking.reranked(rewrite, part, how)
+            )
+            request = _request(
+                collection, field_arguments(state), question.filter, search_request, further
+            )
             answer = yield from self._answered(cached, search_request, request)
             results = answer if results is None else _joined(results, answer)
         if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
-            copied = copy.deepcopy(replace(question, data=()))  # the caller may change its lists and dictionaries
+            copied = copy.deepcopy(
+                replace(question, data=())
+            )  # the caller may change its lists and dictionaries
             if ask := rewrite.asking(copied):
                 cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
         if question.ids is None:  # else the queries are items of the gallery
             self.sample(cached, state, question.profile, question.data)
         return results
 
-    def sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
+    def sample(
+        self, cached: CachedState, state: CollectionState, profile: str | None, data: Any
+    ) -> None:
         """Offer the queries of an answered search to the sampler, if the profile has an online bank."""
         if cached.online_banks and self._sampler is not None:
             online_bank = cached.online_banks.get((state.field, profile or state.active))
             if online_bank is not None:
                 self._sampler.offer(online_bank, cached.collection_id, state, data)
 
-    def _answered(self, cached: CachedState, search_request: SearchRequest, request: Ask) -> Operation[Any]:
+    def _answered(
+        self, cached: CachedState, search_request: SearchRequest, request: Ask
+    ) -> Operation[Any]:
         arguments = [(yield request)]
         if side := search_request.biases_of:
             keys = list(dict.fromkeys(hit.id for hits in arguments[0] for hit in hits))
@@ -175,16 +205,27 @@ class Searches:
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-            rows = yield Ask("query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options))
+            rows = yield Ask(
+                "query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options)
+            )
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
     def vectors(
-        self, collection: str, cached: CachedState, state: CollectionState, ids: Any, options: Mapping[str, Any]
+        self,
+        collection: str,
+        cached: CachedState,
+        state: CollectionState,
+        ids: Any,
+        options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
         """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
         keys = ids if isinstance(ids, list) else [ids]
-        further = {"output_fields": [state.field], "timeout": options.get("timeout"), **_routing(options)}
+        further = {
+            "output_fields": [state.field],
+            "timeout": options.get("timeout"),
+            **_routing(options),
+        }
         where = is_one_of(cached.key_field, keys)
         rows = yield from self._reads.read(Ask("query", (collection, where), further))
         by_key = {row[cached.key_field]: row[state.field] for row in rows}
@@ -210,14 +251,18 @@ class Searches:
             try:
                 return (yield from self._hybrid_search_at_once(collection, requests, *arguments))
             except REFUSALS as error:
-                if not all(can_be_halved(request.data) for request in requests) or not exceeds_limit(error):
+                if not all(
+                    can_be_halved(request.data) for request in requests
+                ) or not exceeds_limit(error):
                     raise
                 cached = yield from self._states.cached_state(collection, options.get("timeout"))
                 if all(cached.searched(request.anns_field) is None for request in requests):
                     raise
                 held.recovered.append(error)
             results: Any = None
-            divided = [[_asking(request, data) for data in in_two(request.data)] for request in requests]
+            divided = [
+                [_asking(request, data) for data in in_two(request.data)] for request in requests
+            ]
             for part in zip(*divided, strict=True):
                 answer = yield from self.hybrid_search(collection, part, *arguments)
                 results = answer if results is None else _joined(results, answer)
@@ -256,13 +301,19 @@ class Searches:
             corrected = [(rewrite, question) for _, question, rewrite in parts if rewrite]
             if ranking.must_merge(merging, corrected):
                 offset = int(options.get("offset") or 0)
-                return (yield from self._merged(collection, parts, merging, slice(offset, offset + limit), options))
+                return (
+                    yield from self._merged(
+                        collection, parts, merging, slice(offset, offset + limit), options
+                    )
+                )
             sent = [
                 ranking.rewritten(request, rewrite, question) if rewrite else request
                 for request, question, rewrite in parts
             ]
             fields = cached.reading.fields(output_fields)
-            results = yield Ask("hybrid_search", (collection, sent, ranker, limit, fields.requested), dict(options))
+            results = yield Ask(
+                "hybrid_search", (collection, sent, ranker, limit, fields.requested), dict(options)
+            )
             for rewrite, question in corrected:
                 self.sample(cached, rewrite.state, question.profile, question.data)
             return cached.reading.hits_out(results, fields)
@@ -270,7 +321,12 @@ class Searches:
         return self._states.retrying(collection, options.get("timeout"), call)
 
     def _merged(
-        self, collection: str, parts: Sequence[_Part], ranker: ranking.Ranker, page: slice, options: Mapping[str, Any]
+        self,
+        collection: str,
+        parts: Sequence[_Part],
+        ranker: ranking.Ranker,
+        page: slice,
+        options: Mapping[str, Any],
     ) -> Operation[Any]:
         if name := first_set(options, ("search_aggregation", "function_chains")):
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
@@ -287,10 +343,14 @@ class Searches:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answers.append((yield from self.search(collection, question, request.expr or "", further)))
+            answers.append(
+                (yield from self.search(collection, question, request.expr or "", further))
+            )
             metric = rewrite.state.metric if rewrite else (request.param or {}).get("metric_type")
             if not metric:
-                metric = yield from self._states.metric(collection, request.anns_field, options.get("timeout"))
+                metric = yield from self._states.metric(
+                    collection, request.anns_field, options.get("timeout")
+                )
             metrics.append(str(metric).upper())
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
@@ -334,7 +394,11 @@ def field_arguments(state: CollectionState) -> dict[str, Any]:
 
 
 def _request(
-    collection: str, field: Mapping[str, Any], filter: str, search_request: SearchRequest, options: Mapping[str, Any]
+    collection: str,
+    field: Mapping[str, Any],
+    filter: str,
+    search_request: SearchRequest,
+    options: Mapping[str, Any],
 ) -> Ask:
     further = {**options, **search_request.options, **field}
     if search_request.offset:
@@ -358,7 +422,14 @@ def _uncorrected(
             f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
         )
     fields = cached.reading.fields(question.output_fields)
-    args = (collection, question.data, question.filter, question.limit, fields.requested, question.search_params)
+    args = (
+        collection,
+        question.data,
+        question.filter,
+        question.limit,
+        fields.requested,
+        question.search_params,
+    )
     results = yield Ask("search", args, {**cached.uncorrected(options), "ids": question.ids})
     return cached.reading.hits_out(results, fields) if cached.states else results
 
@@ -369,7 +440,10 @@ def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     usual = (
         type(limit) is int
         and _are_dense(question.data)
-        and (names is None or (isinstance(names, list) and all(type(name) is str and name for name in names)))
+        and (
+            names is None
+            or (isinstance(names, list) and all(type(name) is str and name for name in names))
+        )
         and (strength is None or type(strength) in (float, int))
         and question.rerank is None
         and question.candidates is None

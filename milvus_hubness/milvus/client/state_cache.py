@@ -14,17 +14,47 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import CollectionState, Profile, read_states
-from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
-from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, Helper, expect_copy, expect_helper, side_helper
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, OnlineBank, WriteIntentLog
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyBank,
+    StateError,
+    WriteIntentFailed,
+)
+from milvus_hubness.jobs.store.ownership import (
+    LEDGER,
+    CollectionId,
+    Helper,
+    expect_copy,
+    expect_helper,
+    side_helper,
+)
+from milvus_hubness.jobs.store.records import (
+    DUAL_WRITE_PROPERTY,
+    DualWrite,
+    OnlineBank,
+    WriteIntentLog,
+)
 from milvus_hubness.milvus.client.candidates import rewrite_of
 from milvus_hubness.milvus.client.held_errors import HeldErrors
 from milvus_hubness.milvus.client.messages import expect_state_ttl
 from milvus_hubness.milvus.client.query_samples import online_banks_in
 from milvus_hubness.milvus.client.rewrite import Asking, Reading, Rewrite
-from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, InStore, LearnSchema, Operation, Pause
+from milvus_hubness.milvus.client.steps import (
+    Ask,
+    ClientPolicy,
+    InStore,
+    LearnSchema,
+    Operation,
+    Pause,
+)
 from milvus_hubness.milvus.store import schema as milvus_schema
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, is_lite, supports
+from milvus_hubness.milvus.store.server import (
+    COLLECTION_NOT_FOUND,
+    COLLECTION_NOT_LOADED,
+    is_lite,
+    supports,
+)
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.codec.layout import Layout
@@ -78,7 +108,10 @@ class BankCache:
     def keep(self, name: Name, profile: Profile, bank: StoredBank) -> CachedBank:
         self._cached.pop(name, None)
         self._cached[name] = cached = CachedBank(profile, bank)
-        while len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget:
+        while (
+            len(self._cached) > 1
+            and sum(entry.size for entry in list(self._cached.values())) > self.budget
+        ):
             self._cached.popitem(last=False)
         return cached
 
@@ -89,7 +122,14 @@ CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
 
-PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, WriteIntentFailed, StateError)
+PERHAPS_OUTDATED = (
+    MilvusException,
+    DimensionMismatch,
+    EmptyBank,
+    CollectionNotFound,
+    WriteIntentFailed,
+    StateError,
+)
 """Errors of a call that may be due to an outdated collection state."""
 
 
@@ -195,7 +235,9 @@ class StateCache:
     def remembered(self, collection: str) -> CachedState | None:
         """Return the state if it is cached and not older than the TTL."""
         remembered = self._states.get(collection)
-        return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
+        return (
+            remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
+        )
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
@@ -219,7 +261,9 @@ class StateCache:
                 self._last.pop(collection, None)
                 return NOTHING
             yield Pause(CUT_OVER_PAUSE)
-        key_field = next(str(entry["name"]) for entry in description["fields"] if entry.get("is_primary"))
+        key_field = next(
+            str(entry["name"]) for entry in description["fields"] if entry.get("is_primary")
+        )
         properties = description.get("properties", {})
         cached = CachedState(
             key_field,
@@ -231,7 +275,10 @@ class StateCache:
         )
         if cached.states and self._last.get(collection, NOTHING).states != cached.states:
             yield LearnSchema(collection)
-        if cached.intent_log and self._last.get(collection, NOTHING).intent_log != cached.intent_log:
+        if (
+            cached.intent_log
+            and self._last.get(collection, NOTHING).intent_log != cached.intent_log
+        ):
             for name in (cached.intent_log.collection, cached.intent_log.rows):
                 yield LearnSchema(name)
         if self._last.get(collection, cached) != cached:
@@ -246,17 +293,27 @@ class StateCache:
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed."""
         with HeldErrors(collection) as held:
-            cached = self.remembered(collection) or (yield from self.cached_state(collection, timeout))
+            cached = self.remembered(collection) or (
+                yield from self.cached_state(collection, timeout)
+            )
             try:
                 return (yield from call(cached))
             except PERHAPS_OUTDATED as error:
                 now = yield from self.read_again(collection, timeout)
-                if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
+                if (
+                    now == cached
+                    and cached.dual_write is not None
+                    and isinstance(error, MilvusException)
+                ):
                     # The name may be moving: Milvus Lite closes a collection before it renames it.
                     yield Pause(CLOSING_SECONDS)
                     now = yield from self.read_again(collection, timeout)
                 was_away = cached.dual_write is not None and _code(error) == COLLECTION_NOT_FOUND
-                if now == cached and not was_away and not self._met_another(collection, cached, error):
+                if (
+                    now == cached
+                    and not was_away
+                    and not self._met_another(collection, cached, error)
+                ):
                     raise
                 held.recovered.append(error)
             until = time.monotonic() + self.policy.cut_over_seconds
@@ -266,7 +323,9 @@ class StateCache:
                 except PERHAPS_OUTDATED as error:
                     used = now
                     # Milvus Lite gives a collection its new name before it can be read under that name.
-                    may_go_on = cached.dual_write is not None and _code(error) == COLLECTION_NOT_LOADED
+                    may_go_on = (
+                        cached.dual_write is not None and _code(error) == COLLECTION_NOT_LOADED
+                    )
                     if not may_go_on:
                         # A switch has several steps: the next may have come after the state was read.
                         now = yield from self.read_again(collection, timeout)
@@ -284,9 +343,14 @@ class StateCache:
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether one part of the server refused rows because the name has just moved to another collection."""
         changed = self._changed.get(collection, -self.policy.cut_over_seconds)
-        is_moving = cached.dual_write is not None or time.monotonic() - changed < self.policy.cut_over_seconds
+        is_moving = (
+            cached.dual_write is not None
+            or time.monotonic() - changed < self.policy.cut_over_seconds
+        )
         # pymilvus raises its own refusals as subclasses.
-        return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
+        return (
+            is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
+        )
 
     # -- the collections that properties name ---------------------------------------------------------
 
@@ -299,7 +363,9 @@ class StateCache:
         if cached.intent_log is not None:
             yield from self._expect(cached, cached.intent_log.helpers, timeout)
 
-    def _expect(self, cached: CachedState, helpers: Iterable[Helper], timeout: float | None) -> Operation[None]:
+    def _expect(
+        self, cached: CachedState, helpers: Iterable[Helper], timeout: float | None
+    ) -> Operation[None]:
         """Check each helper once for a cached state, which is renewed after its TTL."""
         for helper in helpers:
             if helper in cached.checked:

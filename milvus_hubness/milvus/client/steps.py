@@ -57,11 +57,17 @@ def as_milvus(error: HubnessError) -> HubnessError:
     if issubclass(kind, MilvusException):
         return error
     if kind not in _KINDS:
-        members = {"__str__": lambda self: self.message, "__module__": kind.__module__, "__doc__": kind.__doc__}
+        members = {
+            "__str__": lambda self: self.message,
+            "__module__": kind.__module__,
+            "__doc__": kind.__doc__,
+        }
         _KINDS[kind] = type(kind.__name__, (kind, MilvusException), members)
     refusal = _KINDS[kind]()
     is_input_error = isinstance(error, InvalidInput)
-    MilvusException.__init__(refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error)
+    MilvusException.__init__(
+        refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error
+    )
     vars(refusal).update(vars(error))
     refusal.args = error.args
     return refusal

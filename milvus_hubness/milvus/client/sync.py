@@ -11,7 +11,14 @@ from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.milvus.client.messages import OF_SEARCHES, Question
 from milvus_hubness.milvus.client.methods import Methods, drive, with_checked
-from milvus_hubness.milvus.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
+from milvus_hubness.milvus.client.steps import (
+    Effect,
+    InStore,
+    LearnSchema,
+    LoadBank,
+    Pause,
+    refusing,
+)
 
 
 class HubnessClient(Methods, MilvusClient):
@@ -51,7 +58,9 @@ class HubnessClient(Methods, MilvusClient):
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
         """List collections as MilvusClient does; include_internal lists those of this package, too."""
-        names: list[str] = self._run(self._operations.catalog.list_collections((), kwargs, include_internal))
+        names: list[str] = self._run(
+            self._operations.catalog.list_collections((), kwargs, include_internal)
+        )
         return names
 
     def search_iterator(
@@ -89,8 +98,17 @@ class HubnessClient(Methods, MilvusClient):
             profile=profile,
             with_raw_score=with_raw_score,
         )
-        options: dict[str, Any] = {"batch_size": batch_size, "filter": filter, "limit": limit, "timeout": timeout}
-        options |= {"partition_names": partition_names, "anns_field": anns_field, "round_decimal": round_decimal}
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "filter": filter,
+            "limit": limit,
+            "timeout": timeout,
+        }
+        options |= {
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "round_decimal": round_decimal,
+        }
         options |= {"external_filter_func": external_filter_func, **kwargs}
         operation = self._operations.pages.search_iterator(collection_name, question, options)
         return self._run(with_checked(kwargs, OF_SEARCHES, operation))
@@ -107,9 +125,16 @@ class HubnessClient(Methods, MilvusClient):
         **kwargs: Any,
     ) -> Any:
         """Iterate over a query as MilvusClient.query_iterator does."""
-        options: dict[str, Any] = {"batch_size": batch_size, "limit": limit, "filter": filter, **kwargs}
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "limit": limit,
+            "filter": filter,
+            **kwargs,
+        }
         options |= {"partition_names": partition_names, "timeout": timeout}
-        return self._run(self._operations.pages.query_iterator(collection_name, output_fields, options))
+        return self._run(
+            self._operations.pages.query_iterator(collection_name, output_fields, options)
+        )
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:
         """Switch the database as MilvusClient.use_database does."""

@@ -70,7 +70,9 @@ class WriteIntents:
         first and the last run, and the state that the last run used or, if that has no copy, the newest.
         """
 
-        def run(call: Callable[[CachedState], Operation[T]], cached: CachedState) -> Operation[tuple[T, CachedState]]:
+        def run(
+            call: Callable[[CachedState], Operation[T]], cached: CachedState
+        ) -> Operation[tuple[T, CachedState]]:
             return (yield from call(cached)), cached
 
         first, cached = yield from self._states.retrying(collection, timeout, partial(run, write))
@@ -79,9 +81,13 @@ class WriteIntents:
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
                 return first, last, cached if cached.dual_write else now
-            last, cached = yield from self._states.retrying(collection, timeout, partial(run, again))
+            last, cached = yield from self._states.retrying(
+                collection, timeout, partial(run, again)
+            )
 
-    def _cached_after(self, collection: str, cached: CachedState, timeout: float | None) -> Operation[CachedState]:
+    def _cached_after(
+        self, collection: str, cached: CachedState, timeout: float | None
+    ) -> Operation[CachedState]:
         """Return the state after a write that used `cached`; `cached` if it cannot be read or names a copy."""
         if now := self._states.remembered(collection):
             return now
@@ -135,7 +141,9 @@ class WriteIntents:
         within = partition_of(intent_log, partition_name) or partition_name
         for part in in_parts(named, ROWS_PER_REQUEST):
             keys = [row[key_field] for row in part]
-            in_collection = yield from self._whole_rows(write.collection, key_field, keys, within, timeout)
+            in_collection = yield from self._whole_rows(
+                write.collection, key_field, keys, within, timeout
+            )
             options = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
             args = (intent_log.collection, picked(intent_log, keys, partition_name))
             lines = yield Ask("query", args, options)
@@ -144,10 +152,22 @@ class WriteIntents:
             changed_before = {noted["name"]: changed_in(noted) for noted in lines if noted["name"]}
             for row in part:
                 key = row[key_field]
-                changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
-            noted_rows = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
-            before = {key: noted_rows.get(last[key]) if key in last else in_collection.get(key) for key in keys}
-            bases = [{**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])]
+                changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {
+                    NAME_FIELD,
+                    key_field,
+                }
+            noted_rows = yield from self._whole_rows(
+                intent_log.rows, NAME_FIELD, names, None, timeout
+            )
+            before = {
+                key: noted_rows.get(last[key]) if key in last else in_collection.get(key)
+                for key in keys
+            }
+            bases = [
+                {**base, NAME_FIELD: row[NAME_FIELD]}
+                for row in part
+                if (base := before[row[key_field]])
+            ]
             yield from self._insert_rows(intent_log, bases, timeout)
             if changed := [row for row in part if before[row[key_field]]]:
                 yield Ask("upsert", (intent_log.rows, changed, timeout), dict(write.options))
@@ -156,7 +176,12 @@ class WriteIntents:
         return changes
 
     def _whole_rows(
-        self, collection: str, field: str, values: Sequence[Key], partition_name: str | None, timeout: float | None
+        self,
+        collection: str,
+        field: str,
+        values: Sequence[Key],
+        partition_name: str | None,
+        timeout: float | None,
     ) -> Operation[dict[Key, Row]]:
         """Return rows as they are stored, by a field with unique values."""
         if not values:
@@ -167,7 +192,9 @@ class WriteIntents:
         rows = yield Ask("query", args, dict(STRONG))
         return {row[field]: row for row in (yield from self._states.insertable(rows, description))}
 
-    def note_deletion(self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]) -> Operation[None]:
+    def note_deletion(
+        self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]
+    ) -> Operation[None]:
         """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
         intent_log = cached.intent_log
         if intent_log is None:
@@ -183,14 +210,22 @@ class WriteIntents:
                     keys_here = yield from self.matching(cached.key_field, within)
                 yield from self._note_keys(intent_log, deletion, partition, keys_here)
 
-    def delete_matching(self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[Any]:
+    def delete_matching(
+        self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion
+    ) -> Operation[Any]:
         """Delete the rows that a filter matches now, by their keys. Raises WriteIntentFailed."""
-        further = {name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")}
+        further = {
+            name: value
+            for name, value in deletion.options.items()
+            if name not in ("filter_params", "pks")
+        }
         answers: list[Any] = []
         yield from self._states.expect_log(cached, deletion.timeout)
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
-            for part in in_parts((yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST):
+            for part in in_parts(
+                (yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST
+            ):
                 yield from self._note_keys(intent_log, deletion, partition, part)
                 where = is_one_of(cached.key_field, part)
                 by_key = replace(within, ids=None, filter=where, options=further)
@@ -198,7 +233,11 @@ class WriteIntents:
         return _together(answers)
 
     def _note_keys(
-        self, intent_log: WriteIntentLog, deletion: Deletion, partition: str | None, keys: Sequence[Key]
+        self,
+        intent_log: WriteIntentLog,
+        deletion: Deletion,
+        partition: str | None,
+        keys: Sequence[Key],
     ) -> Operation[None]:
         note = self._point(intent_log, dict.fromkeys(keys, ""), partition, deletion.timeout)
         yield from self._noting(deletion.collection, intent_log, note)
@@ -207,7 +246,9 @@ class WriteIntents:
         """Return the keys of the rows that a deletion's filter matches, in key order. Raises StoreError."""
         collection, where = deletion.collection, deletion.filter
         partitions = [deletion.partition_name] if deletion.partition_name else None
-        template = {name: deletion.options[name] for name in ("filter_params",) if name in deletion.options}
+        template = {
+            name: deletion.options[name] for name in ("filter_params",) if name in deletion.options
+        }
 
         def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
             args = (collection, filter, [key_field], deletion.timeout, None, partitions)
@@ -227,12 +268,16 @@ class WriteIntents:
                 raise StoreError(f"the server did not page {collection!r} in key order")
             keys += page_keys
 
-    def _partitions(self, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[list[str | None]]:
+    def _partitions(
+        self, intent_log: WriteIntentLog, deletion: Deletion
+    ) -> Operation[list[str | None]]:
         if deletion.partition_name or not intent_log.by_partition:
             return [deletion.partition_name]
         return list((yield Ask("list_partitions", (deletion.collection, deletion.timeout))))
 
-    def _insert_rows(self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None) -> Operation[None]:
+    def _insert_rows(
+        self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
+    ) -> Operation[None]:
         for part in in_parts(named, ROWS_PER_REQUEST):
             yield Ask("insert", (intent_log.rows, part, timeout))
 
@@ -245,11 +290,16 @@ class WriteIntents:
         changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
         """Note the names of the rows that keys refer to; an empty one notes a deletion. changed: by partial updates."""
-        lines = [line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()]
+        lines = [
+            line(intent_log, key, partition_name, name, changed.get(key, ()))
+            for key, name in names.items()
+        ]
         for part in in_parts(lines, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
-    def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
+    def _noting(
+        self, collection: str, intent_log: WriteIntentLog, note: Operation[None]
+    ) -> Operation[None]:
         """Run a note. Raises WriteIntentFailed, or the error of pymilvus for rows that it refuses itself."""
         try:
             yield from note
@@ -270,4 +320,6 @@ def _together(answers: Sequence[Any]) -> Any:
         return [key for answer in answers for key in answer]
     if len(answers) == 1:
         return answers[0]
-    return OmitZeroDict({name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")})
+    return OmitZeroDict(
+        {name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")}
+    )

@@ -17,7 +17,12 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.correction.codec.arrays import Floats, unpacked, without_tensors
 from milvus_hubness.correction.codec.base import Columns, with_columns
 from milvus_hubness.correction.state import BankReference, CollectionState
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    UnsupportedOperation,
+    WriteIntentFailed,
+)
 from milvus_hubness.jobs.store.generations import Made
 from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import undo_save_bank
@@ -46,7 +51,9 @@ class Writes:
         self._biases = biases
         self._intents = intents
 
-    def write(self, write: Write, *, valid: bool = True) -> Operation[tuple[dict[str, Any], CachedState]]:
+    def write(
+        self, write: Write, *, valid: bool = True
+    ) -> Operation[tuple[dict[str, Any], CachedState]]:
         """Insert or upsert rows, with a bias for each row that has a vector; return the answer and a collection state.
 
         valid: refuse invalid vectors instead of giving them bias 0. If a write to a side collection fails, the rows are
@@ -56,13 +63,17 @@ class Writes:
         are_new = write.method == "insert"
 
         def put(write: Write, cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
-            stored, side_columns = yield from self._encoded(cached, write, are_new=are_new, valid=valid)
+            stored, side_columns = yield from self._encoded(
+                cached, write, are_new=are_new, valid=valid
+            )
             yield from self._intents.note_rows(cached, replace(write, data=stored))
             answer = yield from _put(cached, write, stored)
             upserts = []
             for side, columns in side_columns:
                 keys = answer.get("ids") or [row[cached.key_field] for row in write.rows]
-                upserts.append((side, with_columns([{cached.key_field: key} for key in keys], columns)))
+                upserts.append(
+                    (side, with_columns([{cached.key_field: key} for key in keys], columns))
+                )
             return answer, upserts
 
         def put_again(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
@@ -71,7 +82,9 @@ class Writes:
                     f"the write to {collection!r} was so slow that a refresh, which began meanwhile, may have undone "
                     "it: read the rows again, and write the update again where it is missing"
                 )
-            return (yield from put(replace(write, method="upsert"), cached))  # an insert would create duplicates
+            return (
+                yield from put(replace(write, method="upsert"), cached)
+            )  # an insert would create duplicates
 
         (answer, _), (_, upserts), cached = yield from self._intents.noted(
             collection, timeout, partial(put, write), put_again
@@ -79,7 +92,9 @@ class Writes:
         # The rows are stored at this point: a later failure must not write them again.
         try:
             for side, lines in upserts:
-                yield from write_in_parts(replace(write, collection=side), lines, partial(_upsert, side, timeout))
+                yield from write_in_parts(
+                    replace(write, collection=side), lines, partial(_upsert, side, timeout)
+                )
         except PERHAPS_OUTDATED:
             self._states.forget(collection)
             raise
@@ -108,7 +123,12 @@ class Writes:
         return stored, side_columns
 
     def write_import_files(
-        self, collection: str, rows: Iterable[dict[str, Any]], folder: Path, bias: Bias, timeout: float | None
+        self,
+        collection: str,
+        rows: Iterable[dict[str, Any]],
+        folder: Path,
+        bias: Bias,
+        timeout: float | None,
     ) -> Operation[list[str]]:
         """Write rows as the collection stores them to Parquet files, and return their paths."""
         self._states.forget(collection)
@@ -150,7 +170,9 @@ class Writes:
     ) -> Operation[None]:
         """Create a collection, with banks and states for the fields of `hubness`. arguments: of pymilvus, by name."""
         if hubness is None:
-            yield from self._states.forgetting(Ask("create_collection", (collection,), dict(arguments)))
+            yield from self._states.forgetting(
+                Ask("create_collection", (collection,), dict(arguments))
+            )
             return
         schema, index, further = new_collections.schema_and_indexes(arguments)
         timeout = further["timeout"]
@@ -173,7 +195,9 @@ class Writes:
             created = True
             for reference, _ in saved:
                 yield InStore(partial(_list_bank, collection, reference.collection))
-            yield Ask("create_index", (collection, new_collections.served_indexes(index, states), timeout))
+            yield Ask(
+                "create_index", (collection, new_collections.served_indexes(index, states), timeout)
+            )
             yield Ask("load_collection", (collection, timeout))
         except Exception:
             if created:
@@ -198,7 +222,9 @@ def _list_bank(collection: str, bank: str, store: MilvusStore) -> None:
 
 def _expect_importable(collection: str, cached: CachedState) -> None:
     if not cached.states:
-        raise InvalidInput(f"collection {collection!r} is not corrected: use pymilvus's bulk writer")
+        raise InvalidInput(
+            f"collection {collection!r} is not corrected: use pymilvus's bulk writer"
+        )
     for state in cached.states.values():
         if side := state.codec.side_collection:
             raise UnsupportedOperation(
@@ -206,7 +232,9 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
             )
     if cached.dual_write or cached.intent_log:
-        raise UnsupportedOperation(f"the job that works on {collection!r} would miss imported rows: wait until it ends")
+        raise UnsupportedOperation(
+            f"the job that works on {collection!r} would miss imported rows: wait until it ends"
+        )
 
 
 def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
@@ -214,7 +242,9 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
     hidden = state.codec.hidden_fields
     for i, row in enumerate(rows):
         if taken := [name for name in hidden if name in row]:
-            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out")
+            raise InvalidInput(
+                f"row {i} sets {taken[0]!r}, which is computed from the bank: leave it out"
+            )
     vectors = without_tensors([unpacked(row[state.field], state.dtype) for row in rows])
     try:
         as_stored = state.layout.rows(rounded_vectors(vectors, state))
@@ -225,7 +255,9 @@ def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = Tru
             except ValueError:
                 got = "lists of several lengths"
             if got != f"shape {(state.dim,)}":
-                message = f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
+                message = (
+                    f"row {i}: {state.field!r} must be a list of {state.dim} numbers, got {got}"
+                )
                 raise DimensionMismatch(message) from None
         raise
     return state.require_storable(as_stored) if valid else as_stored
@@ -266,7 +298,9 @@ def _listed(keys: Any) -> list[Any]:
     """Return keys as a list; an empty list for invalid keys, which pymilvus refuses."""
     if isinstance(keys, int | str):
         return [keys]
-    return keys if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys) else []
+    return (
+        keys if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys) else []
+    )
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:

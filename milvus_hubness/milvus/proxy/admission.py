@@ -62,7 +62,9 @@ class Remembered:
 class Admission:
     """Asks Milvus about callers, once for all calls that wait for the same answer. ask_seconds: longest wait for it."""
 
-    def __init__(self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, upstream: str, ask_seconds: float = ASK_SECONDS
+    ) -> None:
         self._ask = channel.unary_unary(QUESTION)
         self._upstream = upstream
         self._ask_seconds = ask_seconds

@@ -24,9 +24,18 @@ from milvus_hubness.milvus.client.rewrite import floats_in, put_floats
 
 Key = int | str
 
-VECTORS: dict[Dtype, str] = {"float32": "float_vector", "float16": "float16_vector", "bfloat16": "bfloat16_vector"}
+VECTORS: dict[Dtype, str] = {
+    "float32": "float_vector",
+    "float16": "float16_vector",
+    "bfloat16": "bfloat16_vector",
+}
 """The protocol field with the numbers of a vector column, by dtype."""
-_BYTES_PER_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
+_BYTES_PER_NUMBER = {
+    "binary_vector": 1 / 8,
+    "float16_vector": 2,
+    "bfloat16_vector": 2,
+    "int8_vector": 1,
+}
 _LISTS_OF_VECTORS = {"sparse_float_vector": "contents", "vector_array": "data"}
 _SCALARS = ("bool_data", "int_data", "long_data", "float_data", "double_data", "string_data")
 
@@ -59,7 +68,9 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
     data = getattr(vectors, kind)
     numbers = floats_in(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
-        raise InvalidInput(f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of {width}")
+        raise InvalidInput(
+            f"field {column.field_name!r} has {len(numbers)} numbers, which is no multiple of {width}"
+        )
     return numbers.reshape(-1, width)
 
 
@@ -80,7 +91,9 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
             take_rows(field, rows)
     elif column.HasField("vectors"):
         before = np.cumsum([0, *valid])  # Null vectors take no place.
-        _take_vectors(column.vectors, [int(before[row]) for row in rows if valid[row]] if valid else rows)
+        _take_vectors(
+            column.vectors, [int(before[row]) for row in rows if valid[row]] if valid else rows
+        )
     elif kind := column.scalars.WhichOneof("data"):
         _take(getattr(column.scalars, kind).data, rows)
     if valid:
@@ -182,7 +195,9 @@ def keys_of(ids: Any) -> list[Key]:
 
 def put_keys(ids: Any, keys: Sequence[Key]) -> None:
     """Set the keys of an IDs message, of its own type; if it has no type, that of the first key."""
-    kind = ids.WhichOneof("id_field") or ("str_id" if keys and isinstance(keys[0], str) else "int_id")
+    kind = ids.WhichOneof("id_field") or (
+        "str_id" if keys and isinstance(keys[0], str) else "int_id"
+    )
     getattr(ids, kind).data[:] = keys
 
 
@@ -195,9 +210,13 @@ def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
             present = iter(values)  # The column leaves out null rows.
             values = [next(present) if is_valid else None for is_valid in valid]
         elif len(valid) == count:
-            values = [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+            values = [
+                value if is_valid else None for value, is_valid in zip(values, valid, strict=True)
+            ]
         for row, value in zip(rows, values, strict=True):
-            row.update(json.loads(value or "{}") if column.is_dynamic else {column.field_name: value})
+            row.update(
+                json.loads(value or "{}") if column.is_dynamic else {column.field_name: value}
+            )
     return rows
 
 
@@ -212,13 +231,19 @@ def _values(column: Any) -> Iterable[Any]:
     if kind in _SCALARS:
         return list(data.data)
     if kind == "json_data":
-        return [text.decode() for text in data.data]  # pymilvus takes texts for JSON that is encoded already.
+        return [
+            text.decode() for text in data.data
+        ]  # pymilvus takes texts for JSON that is encoded already.
     if kind == "array_data":
-        return [list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data]
+        return [
+            list(getattr(cell, cell.WhichOneof("data") or "long_data").data) for cell in data.data
+        ]
     if kind == "float_vector":
         return np.array(floats_in(data)).reshape(-1, payload.dim)
     if kind == "sparse_float_vector":
         return map(sparse_parse_single_row, data.contents)
     if kind in _BYTES_PER_NUMBER:
         return _packed_vectors(payload, kind)
-    raise UnsupportedOperation(f"the proxy cannot write {DataType(column.type).name} row by row: use HubnessClient")
+    raise UnsupportedOperation(
+        f"the proxy cannot write {DataType(column.type).name} row by row: use HubnessClient"
+    )

@@ -15,7 +15,9 @@ DATABASE = "dbname"
 _ONCE = (AUTHORIZATION, DATABASE, STRENGTH_HEADER, PROFILE_HEADER)
 """Entries that the proxy reads. With two of them, the proxy and Milvus might each obey another one."""
 
-_OF_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER})
+_OF_CONNECTION = frozenset(
+    {"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER}
+)
 
 _OF_ONE_CALL = frozenset(
     {

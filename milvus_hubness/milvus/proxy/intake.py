@@ -57,7 +57,9 @@ class Intake:
     """The messages of one proxy. budget: of large messages in memory, in bytes. large: size, in bytes, above which a
     message counts and is parsed in a thread. arrival_seconds: time within which a message arrives."""
 
-    def __init__(self, budget: int, *, large: int = LARGE, arrival_seconds: float = ARRIVAL_SECONDS) -> None:
+    def __init__(
+        self, budget: int, *, large: int = LARGE, arrival_seconds: float = ARRIVAL_SECONDS
+    ) -> None:
         self._budget = budget
         self.large = large
         self._arrival_seconds = arrival_seconds

@@ -19,7 +19,13 @@ from milvus_hubness.milvus.client.messages import RANGE_BOUNDS
 from milvus_hubness.milvus.client.rewrite import FieldRequest
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Ask
-from milvus_hubness.milvus.proxy.columns import column_named, json_in, put_all, put_vectors, vectors_in
+from milvus_hubness.milvus.proxy.columns import (
+    column_named,
+    json_in,
+    put_all,
+    put_vectors,
+    vectors_in,
+)
 from milvus_hubness.milvus.proxy.headers import PROFILE_HEADER, STRENGTH_HEADER, header
 
 
@@ -90,7 +96,9 @@ def refusal(method: str, error: Exception) -> Any:
     else:
         is_input_error = isinstance(error, InvalidInput)
         status.code = PARAMETER_INVALID if is_input_error else UNEXPECTED
-        status.error_code = common_pb2.IllegalArgument if is_input_error else common_pb2.UnexpectedError
+        status.error_code = (
+            common_pb2.IllegalArgument if is_input_error else common_pb2.UnexpectedError
+        )
         status.reason = f"{type(error).__name__}: {error}"[:MOST_REASON]
         if is_input_error:
             status.extra_info["is_input_error"] = "true"
@@ -126,7 +134,9 @@ class SearchParameters:
         text = self._pairs.get(_PARAMS)
         self._inner = json_in(text, "params of search_params") if text else {}
         if not isinstance(self._inner, dict):
-            raise InvalidParameter(f"params of search_params must be a JSON object, not {str(text)[:80]!r}")
+            raise InvalidParameter(
+                f"params of search_params must be a JSON object, not {str(text)[:80]!r}"
+            )
         inner = {name: self._inner.pop(name, None) for name in (STRENGTH, PROFILE)}
         strength, profile = (self._pairs.pop(name, None) or value for name, value in inner.items())
         self.overrides = (default or Overrides()).updated(strength, profile)
@@ -152,7 +162,11 @@ class SearchParameters:
         inner = {name: value for name, value in self._inner.items() if name != METRIC}
         outer = {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
         for params in (outer, inner):
-            params |= {name: _number(name, params[name]) for name in RANGE_BOUNDS if params.get(name) is not None}
+            params |= {
+                name: _number(name, params[name])
+                for name in RANGE_BOUNDS
+                if params.get(name) is not None
+            }
         return {_PARAMS: inner, METRIC: self.value(METRIC), **outer}
 
     def take(self, rewritten: Mapping[str, Any]) -> None:
@@ -168,7 +182,9 @@ class SearchParameters:
         sent = deepcopy(self.request)
         if _PARAMS in self._pairs or self._inner:
             self._pairs[_PARAMS] = json.dumps(self._inner)
-        pairs = [common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()]
+        pairs = [
+            common_pb2.KeyValuePair(key=name, value=value) for name, value in self._pairs.items()
+        ]
         put_all(sent.search_params, pairs)
         return sent
 
@@ -195,7 +211,9 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> bool
     """Convert the fields_data and output_fields of a message to the user's form, in place. Return whether they may have
     changed. Raises StateError if the stored vectors have another width than the state says."""
     columns = message.fields_data
-    if cached.reading.changed.isdisjoint([*message.output_fields, *(column.field_name for column in columns)]):
+    if cached.reading.changed.isdisjoint(
+        [*message.output_fields, *(column.field_name for column in columns)]
+    ):
         return False
     for state in cached.states.values():
         codec, column = state.codec, column_named(columns, state.field)

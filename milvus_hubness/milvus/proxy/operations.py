@@ -11,7 +11,15 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
-from milvus_hubness.milvus.proxy.messages import METRIC, Overrides, Send, description_out, index_out, pairs_of, put_pair
+from milvus_hubness.milvus.proxy.messages import (
+    METRIC,
+    Overrides,
+    Send,
+    description_out,
+    index_out,
+    pairs_of,
+    put_pair,
+)
 from milvus_hubness.milvus.proxy.searching import hybrid_search, search, send_for_rows
 from milvus_hubness.milvus.proxy.writing import delete, write
 
@@ -66,14 +74,18 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
 def load(operations: Operations, request: Any) -> Operation[Any]:
     """Answer LoadCollection or LoadPartitions; load_fields need not name the hidden fields."""
     if request.load_fields:
-        fields = yield from operations.catalog.fields_loaded(request.collection_name, list(request.load_fields))
+        fields = yield from operations.catalog.fields_loaded(
+            request.collection_name, list(request.load_fields)
+        )
         request.load_fields[:] = fields
     return (yield Send(request))
 
 
 def rename(operations: Operations, request: Any) -> Operation[Any]:
     database = request.newDBName if request.newDBName != request.db_name else ""
-    return operations.catalog.rename_collection(request.oldName, request.newName, database, Send(request))
+    return operations.catalog.rename_collection(
+        request.oldName, request.newName, database, Send(request)
+    )
 
 
 def restore(operations: Operations, request: Any) -> Operation[Any]:
@@ -92,9 +104,15 @@ REWRITTEN: dict[str, Callable[[Operations, Any], Operation[Any]]] = {
     "DescribeIndex": describe_index,
     "GetIndexStatistics": describe_index,
     "CreateIndex": create_index,
-    "DropCollection": lambda on, request: on.catalog.drop_collection(request.collection_name, Send(request)),
-    "TruncateCollection": lambda on, request: on.catalog.truncate_collection(request.collection_name, Send(request)),
-    "DropPartition": lambda on, request: on.catalog.drop_partition(request.collection_name, Send(request)),
+    "DropCollection": lambda on, request: on.catalog.drop_collection(
+        request.collection_name, Send(request)
+    ),
+    "TruncateCollection": lambda on, request: on.catalog.truncate_collection(
+        request.collection_name, Send(request)
+    ),
+    "DropPartition": lambda on, request: on.catalog.drop_partition(
+        request.collection_name, Send(request)
+    ),
     "RenameCollection": rename,
     "RestoreSnapshot": restore,
     "LoadCollection": load,

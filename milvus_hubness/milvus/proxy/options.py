@@ -48,7 +48,9 @@ class Tls(NamedTuple):
         try:
             _expect_certificates(tls.certificate)
         except ValueError:
-            raise InvalidParameter(f"{certificate} has no certificate in PEM: pass that of {key}") from None
+            raise InvalidParameter(
+                f"{certificate} has no certificate in PEM: pass that of {key}"
+            ) from None
         try:
             # An encrypted key would ask for its password on the terminal, and gRPC cannot read it.
             context.load_cert_chain(certificate, key, password=lambda: "")
@@ -112,7 +114,9 @@ class ProxyOptions:
                 raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
             self._authorities()
         if min(self.max_message, self.max_calls, self.workers) < 1 or self.drain < 0:
-            raise InvalidParameter("max_message, max_calls and workers must be at least 1, and drain at least 0")
+            raise InvalidParameter(
+                "max_message, max_calls and workers must be at least 1, and drain at least 0"
+            )
         if self.budget < 2 * self.max_message:
             raise InvalidParameter(
                 f"max_in_flight must be at least twice max_message, {2 * self.max_message:,} bytes, not "
@@ -122,11 +126,19 @@ class ProxyOptions:
     @property
     def budget(self) -> int:
         """Bytes of large messages in memory."""
-        return MESSAGES_IN_FLIGHT * self.max_message if self.max_in_flight is None else self.max_in_flight
+        return (
+            MESSAGES_IN_FLIGHT * self.max_message
+            if self.max_in_flight is None
+            else self.max_in_flight
+        )
 
     def open_channel(self, api: Any) -> Any:
         """Open a channel to the upstream with `grpc`, for threads, or `grpc.aio`. Raises InvalidParameter."""
-        keepalive = LITE_KEEPALIVE if is_on_this_machine(self.upstream) else {"grpc.keepalive_time_ms": PING_MS}
+        keepalive = (
+            LITE_KEEPALIVE
+            if is_on_this_machine(self.upstream)
+            else {"grpc.keepalive_time_ms": PING_MS}
+        )
         options = [
             ("grpc.max_receive_message_length", self._max_answer),
             # Stored vectors are wider than the caller's. Milvus says what is too large for it.
@@ -203,6 +215,8 @@ def read_pem(path: str) -> bytes:
 def _expect_certificates(pem: bytes) -> None:
     """Raise ValueError unless a text has certificates in PEM that can be read."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii", "ignore"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(
+            cadata=pem.decode("ascii", "ignore")
+        )
     except ssl.SSLError:
         raise ValueError("no certificate") from None

@@ -18,7 +18,13 @@ from milvus_hubness.correction.state import CollectionState
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.candidates import rewrite_of
-from milvus_hubness.milvus.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
+from milvus_hubness.milvus.client.messages import (
+    GROUPED,
+    ORDERED,
+    Question,
+    SearchRequest,
+    expect_whole_hits,
+)
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS, in_two
 from milvus_hubness.milvus.client.rewrite import Rewrite
@@ -26,7 +32,15 @@ from milvus_hubness.milvus.client.searches import MAX_PREPARED
 from milvus_hubness.milvus.client.state_cache import CachedState
 from milvus_hubness.milvus.client.steps import Operation
 from milvus_hubness.milvus.proxy.columns import MOST_JSON, hits_of, joined, json_in, keys_of, pick
-from milvus_hubness.milvus.proxy.messages import FIELD, METRIC, Overrides, SearchParameters, Send, columns_out, pairs_of
+from milvus_hubness.milvus.proxy.messages import (
+    FIELD,
+    METRIC,
+    Overrides,
+    SearchParameters,
+    Send,
+    columns_out,
+    pairs_of,
+)
 from milvus_hubness.milvus.store.server import exceeds_limit
 
 DEFAULT_LIMIT = 10
@@ -66,7 +80,9 @@ def _joined(searches: Iterable[Operation[Any]]) -> Operation[Any]:
     answers = []
     for operation in searches:
         answer = yield from operation
-        answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
+        answers.append(
+            milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer
+        )
     return joined(answers)
 
 
@@ -80,7 +96,9 @@ def _parts_of(request: Any) -> list[Any]:
     for values in in_two(list(placeholder.values)):
         part, queries = deepcopy(request), deepcopy(placeholder)
         queries.values[:] = values
-        part.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[queries]).SerializeToString()
+        part.placeholder_group = common_pb2.PlaceholderGroup(
+            placeholders=[queries]
+        ).SerializeToString()
         part.nq = len(values)
         parts.append(part)
     return parts
@@ -103,7 +121,9 @@ def _search_at_once(operations: Operations, request: Any, overrides: Overrides) 
         rewrite = rewrite_of(state, cached.reading)
         rewrite.expect_answerable(question, options)
         is_gated, by_ids = rewrite.is_gated(question), request.WhichOneof("search_input") == "ids"
-        if (is_gated or rewrite.ranks_candidates(question)) and params.value("iterator") is not None:
+        if (is_gated or rewrite.ranks_candidates(question)) and params.value(
+            "iterator"
+        ) is not None:
             raise UnsupportedOperation(
                 f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
                 "are gated or whose candidates are re-ranked: iterate with hubness_strength 0"
@@ -135,16 +155,26 @@ def _kind_of(request: Any, overrides: Overrides) -> tuple[bytes, Overrides]:
 
 
 def _direct(
-    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
+    operations: Operations,
+    cached: CachedState,
+    rewrite: Rewrite,
+    question: Question,
+    params: SearchParameters,
 ) -> Callable[[Any], Operation[Any]] | None:
     """Return a function that answers any search of this kind: only the queries, the parameters and the output fields
     of the request change. Returns None unless the server's hits and scores are the user's."""
     ask = rewrite.asking(replace(question, data=()))
     if ask is None or not rewrite.scores_are_products(question):
         return None
-    state, profile, fields = rewrite.state, question.profile, rewrite.reading.fields(question.output_fields)
+    state, profile, fields = (
+        rewrite.state,
+        question.profile,
+        rewrite.reading.fields(question.output_fields),
+    )
     rewritten = _rewritten(params, rewrite, ask(question.data))
-    fixed = milvus_pb2.SearchRequest(search_params=rewritten.search_params, output_fields=rewritten.output_fields)
+    fixed = milvus_pb2.SearchRequest(
+        search_params=rewritten.search_params, output_fields=rewritten.output_fields
+    )
 
     def answer(request: Any) -> Operation[Any]:
         queries, sent = queries_in(request.placeholder_group, state), deepcopy(request)
@@ -171,7 +201,9 @@ def send_for_rows(cached: CachedState, sent: Any) -> Operation[Any]:
     fields = cached.reading.fields(list(sent.output_fields))
     sent.output_fields[:] = fields.requested or []
     response, content = yield Send(sent, with_bytes=True)
-    return response if columns_out(cached, getattr(response, "results", response), fields) else content
+    return (
+        response if columns_out(cached, getattr(response, "results", response), fields) else content
+    )
 
 
 def _question(
@@ -179,7 +211,9 @@ def _question(
 ) -> Operation[Question]:
     request = params.request
     if request.search_by_primary_keys:
-        raise UnsupportedOperation("search_by_primary_keys on a corrected collection: search with ids")
+        raise UnsupportedOperation(
+            "search_by_primary_keys on a corrected collection: search with ids"
+        )
     if request.WhichOneof("search_input") == "ids":
         stored = yield from operations.searches.vectors(
             request.collection_name, cached, state, keys_of(request.ids), _level(request)
@@ -193,23 +227,35 @@ def _question(
         offset=params.number("offset", 0),
         search_params=params.for_rewrite(),
         output_fields=list(request.output_fields),
-        round_decimal=-1 if request.HasField("search_aggregation") else params.number("round_decimal", -1),
-        strength=operations.searches.strength if params.overrides.strength is None else params.overrides.strength,
+        round_decimal=-1
+        if request.HasField("search_aggregation")
+        else params.number("round_decimal", -1),
+        strength=operations.searches.strength
+        if params.overrides.strength is None
+        else params.overrides.strength,
         profile=params.overrides.profile,
     )
 
 
 def _answer(
-    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, params: SearchParameters
+    operations: Operations,
+    cached: CachedState,
+    rewrite: Rewrite,
+    question: Question,
+    params: SearchParameters,
 ) -> Operation[Any]:
     search_request, codec, request = rewrite.ask(question), rewrite.codec, params.request
     response = yield Send(_rewritten(params, rewrite, search_request))
-    if not request.HasField("search_aggregation"):  # Else hits are in buckets, and their scores are the user's.
+    if not request.HasField(
+        "search_aggregation"
+    ):  # Else hits are in buckets, and their scores are the user's.
         hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
         biases = []
         if side := search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            biases.append((yield from operations.searches.side_biases(cached, side, keys, _level(request))))
+            biases.append(
+                (yield from operations.searches.side_biases(cached, side, keys, _level(request)))
+            )
         pick(response.results, search_request.answer(hits, *biases))
     columns_out(cached, response.results, rewrite.reading.fields(question.output_fields))
     return response
@@ -225,7 +271,10 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
         if {len(parts) for parts in divided} != {2} or not exceeds_limit(error):
             raise
         cached = yield from operations.states.cached_state(request.collection_name)
-        if all(cached.searched(SearchParameters(part).value(FIELD)) is None for part in request.requests):
+        if all(
+            cached.searched(SearchParameters(part).value(FIELD)) is None
+            for part in request.requests
+        ):
             raise
     wholes = []
     for parts in zip(*divided, strict=True):
@@ -236,7 +285,9 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
     return (yield from _joined(hybrid_search(operations, whole, overrides) for whole in wholes))
 
 
-def _hybrid_search_at_once(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
+def _hybrid_search_at_once(
+    operations: Operations, request: Any, overrides: Overrides
+) -> Operation[Any]:
     def call(cached: CachedState) -> Operation[Any]:
         if not cached.states:
             return (yield Send(request, with_bytes=True))[1]
@@ -281,10 +332,14 @@ def _merged_here(
     metrics: list[str] = []
     for state, part in zip(states, parts, strict=True):
         answer = yield from search(operations, _alone(part.request, request), part.overrides)
-        answers.append(milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer)
+        answers.append(
+            milvus_pb2.SearchResults.FromString(answer) if isinstance(answer, bytes) else answer
+        )
         metric = state.metric if state else part.value(METRIC)
         if not metric:
-            metric = yield from operations.states.metric(request.collection_name, part.value(FIELD) or "", None)
+            metric = yield from operations.states.metric(
+                request.collection_name, part.value(FIELD) or "", None
+            )
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
@@ -293,14 +348,20 @@ def _merged_here(
     offset = int(params.get("offset") or 0)
     page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
     decimals = params.get("round_decimal")
-    chosen = ranking.merge(hits_of_parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
+    chosen = ranking.merge(
+        hits_of_parts, metrics, ranker, page, -1 if decimals is None else int(decimals)
+    )
     pick(first.results, chosen)
     return first
 
 
 def _level(request: Any) -> dict[str, int | None]:
     """Return the consistency level of a request, as an argument of pymilvus; None is that of the collection."""
-    return {"consistency_level": None if request.use_default_consistency else int(request.consistency_level)}
+    return {
+        "consistency_level": None
+        if request.use_default_consistency
+        else int(request.consistency_level)
+    }
 
 
 def _options(params: SearchParameters) -> dict[str, Any]:
@@ -320,12 +381,16 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     """Return the queries of a placeholder group, (m, d). Raises InvalidInput, DimensionMismatch."""
     placeholders = common_pb2.PlaceholderGroup.FromString(group).placeholders
     values = [value for placeholder in placeholders for value in placeholder.values]
-    if not values or {placeholder.type for placeholder in placeholders} != {PLACEHOLDERS[state.dtype]}:
+    if not values or {placeholder.type for placeholder in placeholders} != {
+        PLACEHOLDERS[state.dtype]
+    }:
         kind = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
         raise InvalidInput(f"field {state.field!r} takes queries of type {kind} only")
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
-        raise DimensionMismatch(f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}")
+        raise DimensionMismatch(
+            f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}"
+        )
     if state.dtype == "float32":
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, state.dim)
     return decode(values, state.dtype)
@@ -334,7 +399,9 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
 def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: SearchRequest) -> Any:
     """Return a SearchRequest message for the augmented vectors. Changes the parameters."""
     params.take(search_request.search_params)
-    if not params.request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
+    if not params.request.HasField(
+        "search_aggregation"
+    ):  # Else hits are in buckets; the server rounds them.
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
     if params.value(FIELD) or rewrite.codec.searched_field != rewrite.codec.field:
         params.put(FIELD, rewrite.codec.searched_field)
@@ -349,8 +416,12 @@ def _rewritten(params: SearchParameters, rewrite: Rewrite, search_request: Searc
 
 def _put_queries(sent: Any, encoded: Sequence[Any], state: CollectionState) -> None:
     queries = [query if isinstance(query, bytes) else query.tobytes() for query in encoded]
-    placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[state.dtype], values=queries)
-    sent.placeholder_group = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
+    placeholder = common_pb2.PlaceholderValue(
+        tag="$0", type=PLACEHOLDERS[state.dtype], values=queries
+    )
+    sent.placeholder_group = common_pb2.PlaceholderGroup(
+        placeholders=[placeholder]
+    ).SerializeToString()
     sent.nq = len(queries)
 
 
@@ -382,7 +453,9 @@ def _ranker(request: Any) -> ranking.Ranker:
             json_in(pairs.get("params") or "{}", "params of the ranker"),
             str(_plain(pairs.get("strategy", "rrf"))).lower(),
         )
-        return ranking.Ranker.of(SimpleNamespace(dict=lambda: {"strategy": strategy, "params": params}))
+        return ranking.Ranker.of(
+            SimpleNamespace(dict=lambda: {"strategy": strategy, "params": params})
+        )
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidInput(f"the ranker of a hybrid search cannot be read: {error}") from None
 

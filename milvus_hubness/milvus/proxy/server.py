@@ -20,7 +20,14 @@ from milvus_hubness.milvus.client.steps import Operation, Step
 from milvus_hubness.milvus.proxy import messages
 from milvus_hubness.milvus.proxy.admission import ASK_SECONDS, Admission
 from milvus_hubness.milvus.proxy.endings import CallEnded, FailureLog, release
-from milvus_hubness.milvus.proxy.headers import DATABASE, Metadata, header, identity_in, passed_on, repeated_in
+from milvus_hubness.milvus.proxy.headers import (
+    DATABASE,
+    Metadata,
+    header,
+    identity_in,
+    passed_on,
+    repeated_in,
+)
 from milvus_hubness.milvus.proxy.intake import (
     ARRIVAL_SECONDS,
     LARGE,
@@ -86,7 +93,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     handler before it runs, and a stream's when the handler reads it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, sessions: Sessions, admission: Admission, intake: Intake) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, sessions: Sessions, admission: Admission, intake: Intake
+    ) -> None:
         self._channel = channel
         self._sessions = sessions
         self._admission = admission
@@ -94,13 +103,17 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._failures = FailureLog(log)
         self._unary = cache(channel.unary_unary)
         self._handlers = {
-            _SERVICE + method: grpc.stream_unary_rpc_method_handler(partial(self._rewritten, method))
+            _SERVICE + method: grpc.stream_unary_rpc_method_handler(
+                partial(self._rewritten, method)
+            )
             for method in (*REWRITTEN, *SEARCHES)
         }
 
     def service(self, details: Any) -> Any:
         path: str = details.method
-        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
+        return self._handlers.get(path) or grpc.stream_stream_rpc_method_handler(
+            partial(self._streamed, path)
+        )
 
     async def _heard(self, context: Context) -> Heard:
         """Return the caller once Milvus has taken its token. Raises CallEnded."""
@@ -113,7 +126,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         await self._admission.expect_valid(heard.identity, metadata)
         return heard
 
-    async def _streamed(self, path: str, _: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def _streamed(
+        self, path: str, _: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
         opened = await self._opened(path, context)
         if isinstance(opened, Ending):
             await context.abort(opened.code, opened.details or "", opened.trailing)
@@ -144,7 +159,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             held.give_back()
             self._forget_after(path)
 
-    async def _opened(self, path: str, context: Context) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
+    async def _opened(
+        self, path: str, context: Context
+    ) -> tuple[Heard, Held, AsyncIterator[bytes] | None] | Ending:
         """Return who calls and the request to pass on, None for a stream of them; or how the call ends."""
         held: Held | None = None
         try:
@@ -164,7 +181,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             release(error)
             return ending
 
-    async def _received(self, context: Context, held: Held, refused: list[Ending]) -> AsyncIterator[bytes]:
+    async def _received(
+        self, context: Context, held: Held, refused: list[Ending]
+    ) -> AsyncIterator[bytes]:
         """Yield the messages of a stream. A refusal ends it and is put into `refused`."""
         while isinstance(message := await context.read(), bytes):
             try:
@@ -201,7 +220,11 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             held = self._intake.held_by(heard.identity)
             call = _Call(method, context, heard, held, self._unary, self._intake)
             response = await self._answered(call)
-            content = response if isinstance(response, bytes) else await call.run(response.SerializeToString)
+            content = (
+                response
+                if isinstance(response, bytes)
+                else await call.run(response.SerializeToString)
+            )
             outcome: Answer | Ending = Answer(bytes(content))
         except Exception as error:
             outcome = self._ended(method, error)
@@ -221,16 +244,22 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         request = await call.request()
         database = getattr(request, "db_name", "") or header(call.headers, DATABASE)
         session = self._sessions.of(call.heard.identity, database)
-        collection = request.oldName if call.method == "RenameCollection" else request.collection_name
+        collection = (
+            request.oldName if call.method == "RenameCollection" else request.collection_name
+        )
         with session.pools.entered(str(collection)) as pool:
             operations = session.operations
             if call.method in SEARCHES:
-                operation = SEARCHES[call.method](operations, request, messages.overrides_in(call.headers))
+                operation = SEARCHES[call.method](
+                    operations, request, messages.overrides_in(call.headers)
+                )
             else:
                 operation = REWRITTEN[call.method](operations, request)
             # The operation drops it earlier than this function ends.
             del request
-            return await call.drive(operation, lambda step: session.answer(step, call.caller, pool, call.send))
+            return await call.drive(
+                operation, lambda step: session.answer(step, call.caller, pool, call.send)
+            )
 
     def _ended(self, method: str, error: Exception) -> Answer | Ending:
         if isinstance(error, grpc.RpcError):
@@ -251,7 +280,13 @@ class _Call:
     """One call of a rewritten method. A large one is worked on in threads."""
 
     def __init__(
-        self, method: str, context: Context, heard: Heard, held: Held, unary: Callable[[str], Any], intake: Intake
+        self,
+        method: str,
+        context: Context,
+        heard: Heard,
+        held: Held,
+        unary: Callable[[str], Any],
+        intake: Intake,
     ) -> None:
         self.method = method
         self.heard = heard
@@ -272,7 +307,9 @@ class _Call:
         if self._held.is_large:
             most = MOST_PARTS_OF_WRITES if self.method in WRITES else MOST_PARTS
             descriptor = messages.request_type(self.method)
-            parts = await self.run(partial(expect_few_parts, self.method, descriptor, message, most))
+            parts = await self.run(
+                partial(expect_few_parts, self.method, descriptor, message, most)
+            )
             self._held.count_parts(parts)
         return await self.run(partial(messages.request_of, self.method, message))
 
@@ -328,7 +365,9 @@ async def _status_of(call: Any, first: list[Ending]) -> Ending:
 
 
 async def _ending(call: Any) -> Ending:
-    return Ending(await call.code(), await call.details(), passed_on(await call.trailing_metadata()))
+    return Ending(
+        await call.code(), await call.details(), passed_on(await call.trailing_metadata())
+    )
 
 
 def _ending_in(error: Any) -> Ending:
@@ -408,7 +447,9 @@ class Proxy:
         admission = Admission(self._channel, self.options.upstream, self._ask_seconds)
         handler = ProxyHandler(self._channel, self.sessions, admission, self.intake)
         self._server = grpc.aio.server(
-            handlers=[handler], options=self.options.server_options(), maximum_concurrent_rpcs=MOST_CALLS
+            handlers=[handler],
+            options=self.options.server_options(),
+            maximum_concurrent_rpcs=MOST_CALLS,
         )
         address = f"{self.options.host}:{self.options.port}"
         with suppress(RuntimeError):
@@ -420,7 +461,9 @@ class Proxy:
                 self.port = self._server.add_secure_port(address, credentials)
         if not self.port:
             await self._channel.close()
-            raise InvalidParameter(f"cannot listen on {address}: choose a free port, and a certificate of its key")
+            raise InvalidParameter(
+                f"cannot listen on {address}: choose a free port, and a certificate of its key"
+            )
         await self._server.start()
 
     async def stop(self) -> None:

@@ -21,7 +21,15 @@ from pymilvus.grpc_gen import milvus_pb2
 from milvus_hubness.milvus.client.methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.query_samples import WRITE_SECONDS, Sampler
-from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
+from milvus_hubness.milvus.client.steps import (
+    Ask,
+    Compute,
+    InStore,
+    LearnSchema,
+    LoadBank,
+    Pause,
+    Step,
+)
 from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.headers import Metadata
 from milvus_hubness.milvus.proxy.messages import Send
@@ -53,7 +61,9 @@ class Caller:
             raise CallEnded(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         return None if seconds == inf else seconds
 
-    def start(self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any) -> Any:
+    def start(
+        self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any
+    ) -> Any:
         """Return the future of an upstream call that ends no later than this call. Raises CallEnded."""
         with self._lock:
             limits = [seconds for seconds in (timeout, self.remaining()) if seconds is not None]
@@ -101,7 +111,9 @@ class _CallerCallable:
         options["metadata"] = (*(options.get("metadata") or ()), *self._identity)
         return caller.start(self._method.future, request, timeout, options)
 
-    def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
+    def with_call(
+        self, request: Any, timeout: float | None = None, **options: Any
+    ) -> tuple[Any, Any]:
         call = self.future(request, timeout, **options)
         return call.result(), call
 
@@ -123,7 +135,9 @@ class CollectionPool:
         context.run(_caller.set, caller)
         running = self.threads.submit(context.run, work)
         future = asyncio.wrap_future(running)
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # Else asyncio logs it.
+        future.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # Else asyncio logs it.
         try:
             await asyncio.wait({future})
         except asyncio.CancelledError:
@@ -181,7 +195,9 @@ class Session:
         self._lock = Lock()
         self._client: MilvusClient | None = None
         self._sampler = Sampler(self._put_samples)
-        self.operations = Operations(options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler)
+        self.operations = Operations(
+            options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler
+        )
         self.pools = CollectionPools(options.max_calls)
 
     async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:
@@ -194,7 +210,9 @@ class Session:
         if isinstance(step, LearnSchema):
             return self._learn_schema(step.collection)
         if isinstance(step, Ask) and step.method == "describe_collection":
-            request = milvus_pb2.DescribeCollectionRequest(collection_name=step.args[0], db_name=self._database)
+            request = milvus_pb2.DescribeCollectionRequest(
+                collection_name=step.args[0], db_name=self._database
+            )
             return CollectionSchema(raw=await send(request)).dict()
         return await pool.run(caller, lambda: self._run(step))
 
@@ -216,7 +234,9 @@ class Session:
             if self._client is None:
                 scheme = "https" if self._options.upstream_tls else "http"
                 own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
-                client = connect(f"{scheme}://{self._options.upstream}", db_name=self._database, **own)
+                client = connect(
+                    f"{scheme}://{self._options.upstream}", db_name=self._database, **own
+                )
                 # pymilvus opens another channel after the upstream was unreachable.
                 client._get_connection()._create_grpc_channel = self._channel
                 self._client = client
@@ -246,7 +266,11 @@ class Sessions:
         name = (identity, database)
         if name not in self.recent:
             self.recent[name] = Session(self._options, identity, database)
-            idle = [other for other, session in self.recent.items() if not session.pools and other != name]
+            idle = [
+                other
+                for other, session in self.recent.items()
+                if not session.pools and other != name
+            ]
             for other in idle[: max(0, len(self.recent) - MAX_SESSIONS)]:
                 asyncio.get_running_loop().run_in_executor(None, self.recent.pop(other).close)
         self.recent.move_to_end(name)

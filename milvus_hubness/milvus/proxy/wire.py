@@ -34,7 +34,9 @@ _NOT_VARINT = frozenset(
         FieldDescriptor.TYPE_BYTES,
     }
 )
-_INSIDE_BYTES = {"milvus.proto.milvus.SearchRequest.placeholder_group": common_pb2.PlaceholderGroup.DESCRIPTOR}
+_INSIDE_BYTES = {
+    "milvus.proto.milvus.SearchRequest.placeholder_group": common_pb2.PlaceholderGroup.DESCRIPTOR
+}
 """Messages in fields of bytes, which the proxy parses too."""
 
 

@@ -12,7 +12,12 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.correction.codec.base import RowCodec
 from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    UnsupportedOperation,
+    WriteIntentFailed,
+)
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.parts import REFUSALS
@@ -44,7 +49,9 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
     def as_write() -> Write:
         """Return the write in the form of HubnessClient's operations."""
         if adds:
-            raise UnsupportedOperation("field_ops while a job rewrites the collection: wait for its end")
+            raise UnsupportedOperation(
+                "field_ops while a job rewrites the collection: wait for its end"
+            )
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
         rows = rows_of(request.fields_data, request.num_rows)
         return Write(method, collection, rows, None, request.partition_name, options=options)
@@ -52,7 +59,9 @@ def write(operations: Operations, request: Any) -> Operation[Any]:
     def by_row(write: Write) -> Operation[Any]:
         answer, _ = yield from operations.writes.write(write)
         result = milvus_pb2.MutationResult(acknowledged=True, succ_index=range(request.num_rows))
-        setattr(result, f"{method}_cnt", answer.get("insert_count") or answer.get("upsert_count") or 0)
+        setattr(
+            result, f"{method}_cnt", answer.get("insert_count") or answer.get("upsert_count") or 0
+        )
         put_keys(result.IDs, list(answer.get("ids") or answer.get("primary_keys") or ()))
         return result
 
@@ -100,7 +109,9 @@ def delete(operations: Operations, request: Any) -> Operation[Any]:
         def again(_: CachedState) -> Operation[Any]:
             return _delete_by_filter(operations, request)
 
-        first, _, cached = yield from operations.intents.noted(request.collection_name, None, call, again)
+        first, _, cached = yield from operations.intents.noted(
+            request.collection_name, None, call, again
+        )
         if cached.dual_write is not None:
             yield from _delete_by_filter(operations, request)
         return first
@@ -128,11 +139,15 @@ def _filter_value(value: Any) -> Any:
         return getattr(value, kind)
     kind = value.array_val.WhichOneof("data")
     if kind not in ("bool_data", "long_data", "double_data", "string_data"):
-        raise UnsupportedOperation(f"a filter value of type {kind} while a job rewrites the collection: use text")
+        raise UnsupportedOperation(
+            f"a filter value of type {kind} while a job rewrites the collection: use text"
+        )
     return list(getattr(value.array_val, kind).data)
 
 
-def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new: bool) -> Operation[None]:
+def _fill(
+    operations: Operations, state: CollectionState, sent: Any, *, are_new: bool
+) -> Operation[None]:
     """Write the augmented vectors of a field, and its hidden columns, into the request."""
     columns, codec = sent.fields_data, state.codec
     _expect_no_hidden_fields(columns, codec)
@@ -169,9 +184,13 @@ def _expect_no_hidden_fields(columns: Any, codec: RowCodec) -> None:
     dynamic = [column.scalars.json_data.data for column in columns if column.is_dynamic]
     for name in codec.hidden_fields:
         if column_named(columns, name) is not None:
-            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank: leave it out")
+            raise InvalidInput(
+                f"the rows set {name!r}, which is computed from the bank: leave it out"
+            )
         quoted = json.dumps(name).encode()
         for values in dynamic:
             for i, value in enumerate(values):
                 if quoted in value and name in json_in(value, f"the dynamic fields of row {i}"):
-                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank: leave it out")
+                    raise InvalidInput(
+                        f"row {i} sets {name!r}, which is computed from the bank: leave it out"
+                    )

@@ -16,9 +16,20 @@ from milvus_hubness.correction.banks.stored import Key
 from milvus_hubness.correction.codec.arrays import Floats, Metric
 from milvus_hubness.correction.state import BankReference
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY, LONGEST_SOURCE, BankGenerations, Batch, Row
+from milvus_hubness.jobs.store.generations import (
+    BANK_PROPERTY,
+    LONGEST_SOURCE,
+    BankGenerations,
+    Batch,
+    Row,
+)
 from milvus_hubness.jobs.store.helpers import HelperLists, expect_helpers
-from milvus_hubness.jobs.store.ownership import QUERY_SAMPLES_PROPERTY, CollectionId, Helper, owner_in
+from milvus_hubness.jobs.store.ownership import (
+    QUERY_SAMPLES_PROPERTY,
+    CollectionId,
+    Helper,
+    owner_in,
+)
 from milvus_hubness.jobs.store.records import QuerySamples, Record
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
@@ -28,7 +39,9 @@ QUERIES_PER_PAGE = 8_000
 LONGEST_ID = 512
 
 
-def bank_rows(reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None) -> str:
+def bank_rows(
+    reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None
+) -> str:
     """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤ number < end."""
     where = [f'generation == "{reference.generation}"']
     where += [is_one_of("part", parts)] if parts else []
@@ -40,18 +53,27 @@ class OwnCollections(MilvusRequests):
     """Collections that this package creates for itself."""
 
     def _ensure(
-        self, collection: str, schema: CollectionSchema, property_name: str, kind: str, value: str = "1"
+        self,
+        collection: str,
+        schema: CollectionSchema,
+        property_name: str,
+        kind: str,
+        value: str = "1",
     ) -> Row:
         """Create, index and load a collection, as far as an interrupted call left it undone; return its description."""
         if not self.client.has_collection(collection):
             self._create(collection, schema, property_name, value)
         described: Row = self.client.describe_collection(collection)
         if property_name not in described["properties"]:
-            raise CollectionExists(f"{collection!r} exists already and is no {kind}: rename it first")
+            raise CollectionExists(
+                f"{collection!r} exists already and is no {kind}: rename it first"
+            )
         self._serve_flat(collection, "IP")
         return described
 
-    def _create(self, collection: str, schema: CollectionSchema, property_name: str, value: str = "1") -> None:
+    def _create(
+        self, collection: str, schema: CollectionSchema, property_name: str, value: str = "1"
+    ) -> None:
         self.client.create_collection(
             collection, schema=schema, properties={property_name: value}, consistency_level="Strong"
         )
@@ -69,7 +91,9 @@ class MilvusBanks(OwnCollections, BankGenerations):
     bank_field = "vector"
 
     def _make_bank(self, collection: str, dim: int) -> None:
-        schema = MilvusClient.create_schema(description="query bank of milvus_hubness", enable_dynamic_field=True)
+        schema = MilvusClient.create_schema(
+            description="query bank of milvus_hubness", enable_dynamic_field=True
+        )
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=LONGEST_ID)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
         schema.add_field("generation", DataType.VARCHAR, max_length=LONGEST_ID)
@@ -103,15 +127,21 @@ class MilvusBanks(OwnCollections, BankGenerations):
             schema = self.client.describe_collection(reference.collection)
             keys: list[Key] = []
             by_key: dict[Key, Row] = {}
-            for page_keys, page in self._pages(reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where):
+            for page_keys, page in self._pages(
+                reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where
+            ):
                 keys += page_keys
                 by_key |= page
-                if len(keys) == counting.result():  # The empty page after the last one need not be read.
+                if (
+                    len(keys) == counting.result()
+                ):  # The empty page after the last one need not be read.
                     break
         return self._batch(schema, "vector", keys, by_key)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        self.client.delete(reference.collection, filter=bank_rows(reference, [part] if part else []))
+        self.client.delete(
+            reference.collection, filter=bank_rows(reference, [part] if part else [])
+        )
 
     def _all_properties(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         for name in self.client.list_collections():
@@ -147,13 +177,20 @@ class SamplesOf:
     """The searched collection."""
 
 
-def put_samples(client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float) -> None:
+def put_samples(
+    client: MilvusClient, target: SamplesOf, samples: Sequence[Sample], timeout: float
+) -> None:
     """Write samples, each into its slot. Raises as the client does, and StateError if another collection is named."""
     expect_helpers(MilvusLedger(client), [target.helper], target.owner)
     rows = {}
     for sample in samples:
         place = f"{sample.profile}/{sample.place}"
-        row = {"place": place, "profile": sample.profile, "sample": sample.number, "queried_at": sample.at}
+        row = {
+            "place": place,
+            "profile": sample.profile,
+            "sample": sample.number,
+            "queried_at": sample.at,
+        }
         rows[place] = {**row, "vector": sample.vector}
     client.upsert(target.helper.collection, list(rows.values()), timeout=timeout)
 
@@ -168,7 +205,9 @@ class MilvusQuerySamples(OwnCollections):
         schema.add_field("sample", DataType.INT64)
         schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
         value = owner.model_dump_json()
-        described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value)
+        described = self._ensure(
+            samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples", value
+        )
         samples_of = owner_in(described["properties"], QUERY_SAMPLES_PROPERTY)
         if samples_of is None or not samples_of.is_same(owner):
             raise CollectionExists(
@@ -185,7 +224,10 @@ class MilvusQuerySamples(OwnCollections):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
         self.count(samples_collection)
         samples = self.scan(samples_collection, "vector", where=f"profile == {literal(profile)}")
-        numbers, at = (np.array([row[name] for row in samples.rows], np.int64) for name in ("sample", "queried_at"))
+        numbers, at = (
+            np.array([row[name] for row in samples.rows], np.int64)
+            for name in ("sample", "queried_at")
+        )
         return QuerySamples(samples.vectors, Origins(numbers, at))
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
@@ -203,7 +245,10 @@ class MilvusLedger(MilvusBanks, HelperLists):
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)
-        rows = [{"key": r.key, "belongs_to": r.group, "body": r.body, "vector": [0.0, 0.0]} for r in records]
+        rows = [
+            {"key": r.key, "belongs_to": r.group, "body": r.body, "vector": [0.0, 0.0]}
+            for r in records
+        ]
         for part in in_parts(rows, _RECORDS_PER_REQUEST):
             self._upsert(ledger, part)
 
@@ -229,7 +274,10 @@ class MilvusLedger(MilvusBanks, HelperLists):
         if self.exists(ledger):
             self._ensure_ledger(ledger)
             # By keys alone: with any other field, Milvus searches for the rows first.
-            self._delete(ledger, f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys))
+            self._delete(
+                ledger,
+                f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys),
+            )
 
     def _ensure_ledger(self, ledger: str) -> None:
         if ledger in self._ready_ledgers:

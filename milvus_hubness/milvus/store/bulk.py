@@ -39,7 +39,9 @@ class ImportWriter:
         """Add rows. Raises StoreError naming a row that cannot be added."""
         for row in rows:
             try:
-                self._writer.append_row({name: self._bulk_value(name, value) for name, value in row.items()})
+                self._writer.append_row(
+                    {name: self._bulk_value(name, value) for name, value in row.items()}
+                )
             except MilvusException as error:
                 key = row.get(milvus_schema.key_field(self.described)["name"])
                 raise StoreError(
@@ -63,14 +65,18 @@ class ImportWriter:
                 return []
             writer.commit()
             if not writer.batch_files:
-                raise StoreError(f"no file could be created in {self._folder}: check its free space")
+                raise StoreError(
+                    f"no file could be created in {self._folder}: check its free space"
+                )
             return [str(path) for paths in writer.batch_files for path in paths]
 
 
 class MilvusBulk(MilvusLedger):
     """The store's method for import files."""
 
-    def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
+    def import_writer(
+        self, collection: str, folder: Path, file_bytes: int = 128 << 20
+    ) -> ImportWriter:
         """Return a writer of rows as the collection stores them. Raises MissingExtra."""
         described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
@@ -84,7 +90,9 @@ def _bulk_writer() -> Any:
     try:
         module = import_module("pymilvus.bulk_writer")
     except ModuleNotFoundError as error:
-        raise MissingExtra(f'the bulk writer lacks a package: pip install "milvus-hubness[bulk]" ({error})') from error
+        raise MissingExtra(
+            f'the bulk writer lacks a package: pip install "milvus-hubness[bulk]" ({error})'
+        ) from error
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)

@@ -18,7 +18,14 @@ from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_F
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction.state import BankReference, CollectionState, read_states
-from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StateError, StoreError, redacted
+from milvus_hubness.errors import (
+    BankTooSmall,
+    CannotMigrate,
+    CollectionExists,
+    StateError,
+    StoreError,
+    redacted,
+)
 from milvus_hubness.jobs.store.generations import BANK_PROPERTY, QUERIES
 from milvus_hubness.jobs.store.helpers import expect_helpers, own_online_banks
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, owner_in, samples_name
@@ -57,7 +64,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     # -- descriptions -------------------------------------------------------------------------------
 
-    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+    def info(
+        self, collection: str, *, counted: bool = True, checked: bool = True
+    ) -> CollectionInfo:
         schema = self.client.describe_collection(collection)
         name, properties = schema["collection_name"], schema["properties"]
         partitions: tuple[str | None, ...] = (None,)
@@ -92,7 +101,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         reasons = milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
-        return reasons + self._taken_keys(source, [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)])
+        return reasons + self._taken_keys(
+            source, [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)]
+        )
 
     def _taken_keys(self, source: CollectionInfo, names: Sequence[str]) -> list[str]:
         """Return the reason why rows cannot get fields of these names: they have dynamic keys of such names."""
@@ -100,7 +111,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             return []
         fields = milvus_schema.fields_by_name(source.schema)
         self._ensure_loaded(source.name)
-        counts = {name: self._count(source.name, f"exists {name}") for name in names if name not in fields}
+        counts = {
+            name: self._count(source.name, f"exists {name}") for name in names if name not in fields
+        }
         return taken_keys({name: count for name, count in counts.items() if count})
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
@@ -144,14 +157,22 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     # -- rows ---------------------------------------------------------------------------------------
 
     def chunk_rows(self, source: CollectionInfo) -> int:
-        bytes_per_row = ROW_OVERHEAD_BYTES + sum(4 * field.dim for field in source.vector_fields.values())
+        bytes_per_row = ROW_OVERHEAD_BYTES + sum(
+            4 * field.dim for field in source.vector_fields.values()
+        )
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
-    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        data = milvus_schema.form_of(self.client.describe_collection(collection), field).encode_queries(query_vectors)
+    def nearest(
+        self, collection: str, field: str, query_vectors: Floats, k: int
+    ) -> list[list[Key]]:
+        data = milvus_schema.form_of(
+            self.client.describe_collection(collection), field
+        ).encode_queries(query_vectors)
         keys: list[list[Key]] = []
         for part in in_parts(data, QUERIES_PER_REQUEST):
-            results = self.client.search(collection, data=part, anns_field=field, limit=k, consistency_level="Strong")
+            results = self.client.search(
+                collection, data=part, anns_field=field, limit=k, consistency_level="Strong"
+            )
             keys += [list(hits.ids) for hits in results]
         return keys
 
@@ -171,7 +192,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             )
             for row, hits in enumerate(results, start):
                 if len(hits) < k:
-                    raise BankTooSmall(f"the {k} nearest queries are needed, and the search returned {len(hits)}")
+                    raise BankTooSmall(
+                        f"the {k} nearest queries are needed, and the search returned {len(hits)}"
+                    )
                 scores[row] = [hit["distance"] for hit in hits]
         return scores * np.float32(-0.5 if metric == "L2" else 1)
 
@@ -186,18 +209,28 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                     target,
                     schema=milvus_schema.copy_schema(source, state),
                     properties=milvus_schema.copy_properties(source, state, online_banks),
-                    **{name: source.schema[name] for name in ("num_shards", "consistency_level", *partitions)},
+                    **{
+                        name: source.schema[name]
+                        for name in ("num_shards", "consistency_level", *partitions)
+                    },
                 )
             else:
                 properties = self.client.describe_collection(target)["properties"]
                 before = read_states(properties, target).get(state.field)
-                if before is None or (before.migration, before.phase) != (state.migration, "copying"):
-                    raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+                if before is None or (before.migration, before.phase) != (
+                    state.migration,
+                    "copying",
+                ):
+                    raise CollectionExists(
+                        f"the name {target!r} is taken: choose another with --target"
+                    )
             for partition in source.partitions:
                 if partition and not self.client.has_partition(target, partition):
                     self.client.create_partition(target, partition)
             indexes = set(self.client.list_indexes(target))
-            missing = [index for index in self._indexes(source.name) if index["index_name"] not in indexes]
+            missing = [
+                index for index in self._indexes(source.name) if index["index_name"] not in indexes
+            ]
             if missing:
                 corrected = source.vector_fields[state.field]
                 self._create_index(target, milvus_schema.copy_indexes(missing, corrected))
@@ -210,7 +243,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
     # -- side biases ------------------------------------------------------------------------------------
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
+    def bias_fields(
+        self, source: CollectionInfo, suffix: str
+    ) -> Literal["present", "can be added", "none"]:
         if obstacles := milvus_schema.kind_obstacles(source.schema):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
         if milvus_schema.has_bias_fields(source.schema, suffix):
@@ -227,7 +262,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         for name, kind in milvus_schema.BIAS_FIELDS.items():
             default = milvus_schema.NO_BIAS[kind]
-            self.client.add_collection_field(collection, name + suffix, kind, nullable=True, default_value=default)
+            self.client.add_collection_field(
+                collection, name + suffix, kind, nullable=True, default_value=default
+            )
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):
@@ -236,7 +273,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             side_of = owner_in(self.properties_of(side), SIDE_PROPERTY)
         if side_of is None or not side_of.is_same(source.collection_id):
             return False
-        return not any(self._may_use_side(name, properties, side) for name, properties in self._all_properties())
+        return not any(
+            self._may_use_side(name, properties, side)
+            for name, properties in self._all_properties()
+        )
 
     @staticmethod
     def _may_use_side(collection: str, properties: Mapping[str, str], side: str) -> bool:
@@ -269,15 +309,27 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"{source.name!r} cannot hold corrected vectors in a second field: {'; '.join(obstacles)}"
             )
         names = milvus_schema.fields_by_name(source.schema)
-        return "present" if names.keys() >= _second_fields(source, field, suffix).keys() else "can be added"
+        return (
+            "present"
+            if names.keys() >= _second_fields(source, field, suffix).keys()
+            else "can be added"
+        )
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        remarks = ["clients other than HubnessClient must name one of the two fields in their searches"]
-        required = milvus_schema.required_fields(source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)])
+        remarks = [
+            "clients other than HubnessClient must name one of the two fields in their searches"
+        ]
+        required = milvus_schema.required_fields(
+            source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)]
+        )
         if required:
-            remarks.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}")
+            remarks.append(
+                f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}"
+            )
         else:
-            remarks.append("rows that they insert are found by corrected searches after the next refresh")
+            remarks.append(
+                "rows that they insert are found by corrected searches after the next refresh"
+            )
         if not supports(self._version, "partial updates"):
             remarks.append(
                 "this server replaces whole rows: one that changes in the instant in which its second field "
@@ -285,21 +337,33 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             )
         return remarks
 
-    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+    def add_second_vector(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> None:
         names = milvus_schema.fields_by_name(source.schema)
         with translated(source.name):
             for name, kind in _second_fields(source, field, suffix).items():
                 if name not in names:
                     is_vector = name == SECOND_VECTOR_FIELD + suffix
-                    options = {"dim": width} if is_vector else {"default_value": milvus_schema.NO_BIAS[kind]}
-                    self.client.add_collection_field(source.name, name, kind, nullable=True, **options)
+                    options = (
+                        {"dim": width}
+                        if is_vector
+                        else {"default_value": milvus_schema.NO_BIAS[kind]}
+                    )
+                    self.client.add_collection_field(
+                        source.name, name, kind, nullable=True, **options
+                    )
 
     def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
         first, name = source.vector_fields[state.field], state.searched_field
         with translated(source.name):
             if not self.client.list_indexes(source.name, name):
                 index = MilvusClient.prepare_index_params(
-                    name, index_type=first.index_type, index_name=name, metric_type="IP", params=first.index_params
+                    name,
+                    index_type=first.index_type,
+                    index_name=name,
+                    metric_type="IP",
+                    params=first.index_params,
                 )
                 self._create_index(source.name, index)
             if self.is_lite:
@@ -316,7 +380,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             self.client.drop_collection_field(collection, name)
         return True
 
-    def _second_vector_obstacles(self, source: CollectionInfo, field: str, suffix: str, width: int) -> list[str]:
+    def _second_vector_obstacles(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> list[str]:
         fields = milvus_schema.fields_by_name(source.schema)
         hidden = _second_fields(source, field, suffix)
         reasons = milvus_schema.kind_obstacles(source.schema) + [
@@ -327,7 +393,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         second = SECOND_VECTOR_FIELD + suffix
         stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
         if stored != width and not reasons:
-            reasons.append(f"field {second!r} has {stored} dimensions, the augmented vectors have {width}")
+            reasons.append(
+                f"field {second!r} has {stored} dimensions, the augmented vectors have {width}"
+            )
         reasons += self._taken_keys(source, list(hidden))
         missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
@@ -338,7 +406,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
                 f"{', '.join(kinds)}, the first of {width} dimensions)"
             )
         if fields[field].get("nullable"):
-            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+            reasons.append(
+                f"field {field!r} is nullable: rows without a vector cannot carry a bias"
+            )
         if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
             reasons.append("auto_id: this server gives every written row a new key")
         return reasons
@@ -376,7 +446,9 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         if described["state"] == "Failed":
             # `MilvusClient.describe_index` does not return the reason.
             context = self.client._generate_call_context()
-            _, reason = self.client._get_connection().get_index_state(collection, index, context=context)
+            _, reason = self.client._get_connection().get_index_state(
+                collection, index, context=context
+            )
             raise StoreError(
                 f"the server failed to build index {index!r} of collection {collection!r}: "
                 f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
@@ -399,7 +471,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
         self.client.drop_alias(alias)
 
     def alias_target(self, alias: str) -> str | None:
-        name = str(self.client.describe_collection(alias)["collection_name"]) if self.exists(alias) else alias
+        name = (
+            str(self.client.describe_collection(alias)["collection_name"])
+            if self.exists(alias)
+            else alias
+        )
         return name if name != alias else None
 
     def point_alias(self, alias: str, collection: str) -> None:
@@ -413,7 +489,9 @@ def _sampled_for(copy: str, source: CollectionInfo) -> list[OnlineBank]:
     """Return the source's online banks as those of its copy, which takes samples of its own."""
     suffixes = {state.field: state.suffix for state in source.states.values()}
     return [
-        online_bank.model_copy(update={"samples_collection": samples_name(copy, suffixes[online_bank.field])})
+        online_bank.model_copy(
+            update={"samples_collection": samples_name(copy, suffixes[online_bank.field])}
+        )
         for online_bank in source.online_banks
         if online_bank.field in suffixes
     ]

@@ -50,7 +50,9 @@ from milvus_hubness.milvus.store.server import (
 DEFAULT_GROUP = "__default_resource_group"
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
-_AS_ARRAYS = {"strict_float32": True}  # Float vectors become slices of one array, a thousand times faster than lists.
+_AS_ARRAYS = {
+    "strict_float32": True
+}  # Float vectors become slices of one array, a thousand times faster than lists.
 
 Self = TypeVar("Self", bound="MilvusRequests")
 T = TypeVar("T")
@@ -86,7 +88,9 @@ class MilvusRequests:
             with suppress(MilvusException):
                 self.client.drop_alias(alias)
         if self.exists(alias):
-            raise StoreError(f"the fencing alias {alias!r} could not be dropped: drop it and try again")
+            raise StoreError(
+                f"the fencing alias {alias!r} could not be dropped: drop it and try again"
+            )
 
     def _all_aliases(self, schema: Row) -> list[str]:
         # Milvus 2.3 lists the aliases of the default database; Milvus Lite does not describe them.
@@ -97,7 +101,9 @@ class MilvusRequests:
     def drop(self, collection: str) -> None:
         if self.client.has_collection(collection):
             # A late request may have created one.
-            for alias in filter(is_fence, self._all_aliases(self.client.describe_collection(collection))):
+            for alias in filter(
+                is_fence, self._all_aliases(self.client.describe_collection(collection))
+            ):
                 self.unfence(alias)
         self.client.drop_collection(collection)
 
@@ -126,7 +132,9 @@ class MilvusRequests:
                 if may_arrive(error):
                     self._fences.renew(collection)
                 if waited < WaitPolicy.first_report <= waited + pause:
-                    log.warning("writes to %r fail and are tried again: %s", collection, message_of(error))
+                    log.warning(
+                        "writes to %r fail and are tried again: %s", collection, message_of(error)
+                    )
             time.sleep(pause)
             waited += pause
 
@@ -137,7 +145,13 @@ class MilvusRequests:
         return self._version
 
     def scan_keys(
-        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
+        self,
+        collection: str,
+        *,
+        limit: int,
+        after: Key | None = None,
+        partition: str | None = None,
+        pending: str = "",
     ) -> list[Key]:
         where = f"{pending} == {PENDING}" if pending else ""
         key_field = self._key_field(collection)
@@ -145,10 +159,14 @@ class MilvusRequests:
             self._ensure_loaded(collection)
             # Pages have the collection's consistency level, not that of the request: they show what the request before
             # them has seen.
-            few = self._query(collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY)
+            few = self._query(
+                collection, where, [key_field], partition, limit=FEW_KEYS * DUPLICATES_PER_KEY
+            )
             if len(few) < FEW_KEYS:
                 return sorted({row[key_field] for row in few})[:limit]
-        return next(self._pages(collection, key_field, [key_field], limit, after, None, partition, where))[0]
+        return next(
+            self._pages(collection, key_field, [key_field], limit, after, None, partition, where)
+        )[0]
 
     def scan(
         self,
@@ -197,18 +215,27 @@ class MilvusRequests:
                 return
             after = keys[-1]
 
-    def _page(self, collection: str, where: str, fields: list[str], limit: int, partition: str | None) -> list[Row]:
+    def _page(
+        self, collection: str, where: str, fields: list[str], limit: int, partition: str | None
+    ) -> list[Row]:
         """Return the first rows in key order; the limit is halved until they fit the message limit."""
         while True:
             try:
-                return self._query(collection, where, fields, partition, limit=limit, **_IN_KEY_ORDER, **_AS_ARRAYS)
+                return self._query(
+                    collection, where, fields, partition, limit=limit, **_IN_KEY_ORDER, **_AS_ARRAYS
+                )
             except (MilvusException, grpc.RpcError) as error:
                 if limit < 2 or not is_too_large(error):
                     raise
             limit //= 2
 
     def _query(
-        self, collection: str, where: str, fields: list[str], partition: str | None = None, **options: Any
+        self,
+        collection: str,
+        where: str,
+        fields: list[str],
+        partition: str | None = None,
+        **options: Any,
     ) -> list[Row]:
         rows = self.client.query(
             collection,
@@ -238,24 +265,40 @@ class MilvusRequests:
         rows = self._query(collection, where, ["count(*)"], **options)
         return int(rows[0]["count(*)"]) if rows else 0
 
-    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
+    def get(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
         schema = self.client.describe_collection(collection)
         by_key = self._by_key(collection, milvus_schema.key_field(schema)["name"], keys, partition)
         return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
-    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         rows, _ = self._to_be_stored(collection, batch, field)
         self._upsert(collection, rows, partition)
 
     def rewrite(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         # Few versions can replace some fields of a row, and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
         return len(batch)
 
     def update(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
@@ -265,7 +308,9 @@ class MilvusRequests:
         self._upsert(collection, rows, partition, partial_update=True)
         return len(batch)
 
-    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         rows, schema = self._to_be_stored(collection, batch, field)
         if milvus_schema.key_field(schema).get("auto_id"):
             self._upsert(collection, rows, partition)
@@ -290,13 +335,17 @@ class MilvusRequests:
     def _to_be_stored(self, collection: str, batch: Batch, field: str) -> tuple[list[Row], Row]:
         schema = self.client.describe_collection(collection)
         stored = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
-        return [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)], schema
+        return [
+            {**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)
+        ], schema
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         # By ids, pymilvus would not escape text keys.
         self._delete_in(collection, self._key_field(collection), keys, partition)
 
-    def _delete_in(self, collection: str, field: str, values: Sequence[Key], partition: str | None = None) -> None:
+    def _delete_in(
+        self, collection: str, field: str, values: Sequence[Key], partition: str | None = None
+    ) -> None:
         for part in in_parts(values):
             self._delete(collection, is_one_of(field, part), partition)
 
@@ -325,7 +374,9 @@ class MilvusRequests:
                 ) from error
         return Batch(keys, form.joined(vectors), self._insertable(rows, schema))
 
-    def _by_key(self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None) -> dict[Key, Row]:
+    def _by_key(
+        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+    ) -> dict[Key, Row]:
         by_key: dict[Key, Row] = {}
         missing = list(keys)
         while missing:
@@ -335,15 +386,28 @@ class MilvusRequests:
             missing = [key for key in missing if key not in by_key] if rows else []
         return by_key
 
-    def _rows(self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None) -> list[Row]:
+    def _rows(
+        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+    ) -> list[Row]:
         parts = in_fitting_parts(
-            lambda part: self._query(collection, is_one_of(key_field, part), ["*"], partition, **_AS_ARRAYS), keys
+            lambda part: self._query(
+                collection, is_one_of(key_field, part), ["*"], partition, **_AS_ARRAYS
+            ),
+            keys,
         )
         return [row for part in parts for row in part]
 
-    def _upsert(self, collection: str, rows: Sequence[Row], partition: str | None = None, **options: Any) -> None:
+    def _upsert(
+        self, collection: str, rows: Sequence[Row], partition: str | None = None, **options: Any
+    ) -> None:
         def upsert(part: Sequence[Row]) -> Any:
-            return self._send(collection, self.client.upsert, list(part), partition_name=partition or "", **options)
+            return self._send(
+                collection,
+                self.client.upsert,
+                list(part),
+                partition_name=partition or "",
+                **options,
+            )
 
         with translated(collection):
             in_fitting_parts(upsert, rows)
@@ -358,7 +422,9 @@ class MilvusRequests:
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
         # Milvus 2.3 removes no expired rows any more once properties were altered without the time to live.
-        seconds = None if self.is_lite else self.properties_of(collection).get(milvus_schema.TTL_PROPERTY)
+        seconds = (
+            None if self.is_lite else self.properties_of(collection).get(milvus_schema.TTL_PROPERTY)
+        )
         if seconds:
             properties = {milvus_schema.TTL_PROPERTY: str(seconds), **properties}
         # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
@@ -407,7 +473,9 @@ class MilvusRequests:
         """
         if self.is_lite or self.client.get_load_state(collection)["state"].name != "Loaded":
             return {}
-        groups = sorted(replica.resource_group for replica in self.client.describe_replica(collection))
+        groups = sorted(
+            replica.resource_group for replica in self.client.describe_replica(collection)
+        )
         settings: Row = {}
         if len(groups) > 1:
             settings["replica_number"] = len(groups)
@@ -418,4 +486,7 @@ class MilvusRequests:
         return settings
 
     def _indexes(self, collection: str) -> list[Row]:
-        return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]
+        return [
+            self.client.describe_index(collection, name)
+            for name in self.client.list_indexes(collection)
+        ]

@@ -36,7 +36,12 @@ DTYPES: dict[int, Dtype] = {
     DataType.BFLOAT16_VECTOR: "bfloat16",
 }
 """The vector types that can be corrected."""
-_BYTE_VECTORS = {DataType.BINARY_VECTOR, DataType.INT8_VECTOR, DataType.FLOAT16_VECTOR, DataType.BFLOAT16_VECTOR}
+_BYTE_VECTORS = {
+    DataType.BINARY_VECTOR,
+    DataType.INT8_VECTOR,
+    DataType.FLOAT16_VECTOR,
+    DataType.BFLOAT16_VECTOR,
+}
 """Vectors that a query returns as lists of bytes."""
 _INDEX_IDENTITY = {"field_name", "index_name", "index_type", "metric_type"}
 _INDEX_PROGRESS = {"total_rows", "indexed_rows", "pending_index_rows", "state"}
@@ -87,7 +92,9 @@ def function_outputs(schema: Mapping[str, Any]) -> set[str]:
     return set(computed_by(schema))
 
 
-def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
+def vector_fields(
+    schema: dict[str, Any], indexes: Iterable[dict[str, Any]]
+) -> dict[str, VectorField]:
     """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
     computed = computed_by(schema)
@@ -116,7 +123,9 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
-def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool) -> list[dict[str, Any]]:
+def insertable_rows(
+    rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, lite: bool
+) -> list[dict[str, Any]]:
     """Return rows of a query in the form that pymilvus inserts, without fields that the server computes.
 
     lite: for Milvus Lite, which keeps JSON values in another way.
@@ -132,7 +141,10 @@ def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any], *, l
             return insertable_json(value, nullable=bool(field.get("nullable")), lite=lite)
         return value.tolist() if isinstance(value, np.ndarray) else value
 
-    return [{name: insertable(name, value) for name, value in row.items() if name not in computed} for row in rows]
+    return [
+        {name: insertable(name, value) for name, value in row.items() if name not in computed}
+        for row in rows
+    ]
 
 
 def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
@@ -154,7 +166,11 @@ def insertable_json(value: Any, *, nullable: bool, lite: bool) -> Any:
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of describe_index other than status, type and metric."""
-    params = {name: value for name, value in index.items() if name not in _INDEX_IDENTITY | _INDEX_PROGRESS}
+    params = {
+        name: value
+        for name, value in index.items()
+        if name not in _INDEX_IDENTITY | _INDEX_PROGRESS
+    }
     nested = params.pop("params", None)
     return {**params, **nested} if isinstance(nested, dict) else params
 
@@ -205,9 +221,13 @@ def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a collection of this kind cannot be corrected."""
     reasons = []
     if external := schema.get("external_source"):
-        reasons.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
+        reasons.append(
+            f"it is external, its rows are read from {external!r} and cannot be rewritten"
+        )
     if schema.get("enable_namespace"):
-        reasons.append("it has namespaces: rows with one key in several namespaces cannot be distinguished")
+        reasons.append(
+            "it has namespaces: rows with one key in several namespaces cannot be distinguished"
+        )
     return reasons
 
 
@@ -224,23 +244,31 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
         vector = source.vector_fields[field]
         reasons += vector.obstacles
         if not vector.metric:
-            reasons.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
+            reasons.append(
+                f"field {field!r} has no index, so its metric is unknown: create an index first"
+            )
         else:
             try:
                 as_metric(vector.metric)
             except InvalidParameter as error:
                 reasons.append(f"field {field!r}: {error}")
         if fields[field].get("nullable"):
-            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+            reasons.append(
+                f"field {field!r} is nullable: rows without a vector cannot carry a bias"
+            )
     if key_field(schema).get("auto_id") and not lite:
-        reasons.append(f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}")
+        reasons.append(
+            f"auto_id: this server gives every row of the copy a new key: {WITHOUT_COPY}"
+        )
     others = [own for own in source.states.values() if own.field != field]
     if sides := [side.collection for own in others if (side := side_helper(own))]:
         reasons.append(
             f"it has biases in the side collection {sides[0]!r}, which belongs to one collection only: disable that "
             "correction first, or correct that field with --where fields"
         )
-    if taken := sorted({name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()):
+    if taken := sorted(
+        {name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()
+    ):
         reasons.append(f"fields of these names exist already: {', '.join(taken)}")
     if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
         reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}: {WITHOUT_COPY}")
@@ -262,7 +290,10 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
         remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     remarks.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
-    nlist, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    nlist, advised = (
+        int(vector.index_params.get("nlist", 0)),
+        advised_cells(source.rows, vector.dim),
+    )
     if 0 < 2 * nlist <= advised:
         remarks.append(
             f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: corrected searches visit "
@@ -291,7 +322,11 @@ def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
     """Return which of these fields an insert must set: they exist, are not nullable and have no default value."""
     fields = fields_by_name(source.schema)
     present = [fields[name] for name in names if name in fields]
-    return [field["name"] for field in present if not field.get("nullable") and field.get("default_value") is None]
+    return [
+        field["name"]
+        for field in present
+        if not field.get("nullable") and field.get("default_value") is None
+    ]
 
 
 def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
@@ -308,8 +343,15 @@ def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
 def side_schema(source: CollectionInfo) -> CollectionSchema:
     """Return the schema of a side collection: the keys of the source, and the slots as a vector field."""
     key = key_field(source.schema)
-    schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
-    schema.add_field(key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False})
+    schema = MilvusClient.create_schema(
+        description=f"biases of {source.name}", enable_dynamic_field=False
+    )
+    schema.add_field(
+        key["name"],
+        DataType(key["type"]),
+        is_primary=True,
+        **{**key.get("params", {}), "auto_id": False},
+    )
     schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
     schema.add_field(EPOCH_FIELD, DataType.INT64)
     return schema
@@ -317,11 +359,25 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
     """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
-    facts = ("name", "type", "params", "is_primary", "auto_id", "is_partition_key", "nullable", "default_value")
-    fields = [{name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]]
+    facts = (
+        "name",
+        "type",
+        "params",
+        "is_primary",
+        "auto_id",
+        "is_partition_key",
+        "nullable",
+        "default_value",
+    )
+    fields = [
+        {name: str(field[name]) for name in facts if field.get(name)}
+        for field in source.schema["fields"]
+    ]
     return {
         "fields": sorted(fields, key=lambda field: field["name"]),
-        "functions": sorted(str(function["name"]) for function in source.schema.get("functions", [])),
+        "functions": sorted(
+            str(function["name"]) for function in source.schema.get("functions", [])
+        ),
         "dynamic": bool(source.schema.get("enable_dynamic_field")),
         "partitions": [name for name in source.partitions if name],
         "indexes": {
@@ -356,10 +412,17 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
         schema.add_field(norm_field, DataType.DOUBLE)
 
 
-def copy_properties(source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks) -> dict[str, str]:
+def copy_properties(
+    source: CollectionInfo, state: CollectionState, online_banks: OnlineBanks
+) -> dict[str, str]:
     """Return the properties of a copy. online_banks: with collections of samples of the copy's own."""
     properties = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY, IDENTITY_PROPERTY):
+    for name in (
+        DUAL_WRITE_PROPERTY,
+        WRITE_INTENTS_PROPERTY,
+        ONLINE_BANKS_PROPERTY,
+        IDENTITY_PROPERTY,
+    ):
         properties.pop(name, None)
     if online_banks.banks:
         properties[ONLINE_BANKS_PROPERTY] = online_banks.model_dump_json()

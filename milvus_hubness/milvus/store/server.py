@@ -73,12 +73,16 @@ class EscapedKeys:
         if field["type"] == DataType.VARCHAR:
             return is_one_of(field["name"], texts)
         if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
-            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is not a whole number: correct it")
+            raise ParamError(
+                message=f"key {odd!r} of field {field['name']!r} is not a whole number: correct it"
+            )
         return f"{field['name']} in [{', '.join(texts)}]"
 
 
 if not hasattr(MilvusClient, "_pack_pks_expr"):
-    raise UnsupportedVersion(f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'")
+    raise UnsupportedVersion(
+        f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'"
+    )
 
 
 class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
@@ -86,7 +90,13 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 
 
 def connect(
-    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, create: bool = False, **options: Any
+    uri: str,
+    token: str = "",
+    db_name: str = "",
+    *,
+    timeout: float = 10.0,
+    create: bool = False,
+    **options: Any,
 ) -> MilvusClient:
     """Connect a MilvusClient with further `options`.
 
@@ -146,7 +156,8 @@ def supported_version(client: MilvusClient) -> str:
         if error.code() != grpc.StatusCode.UNIMPLEMENTED:
             raise
         raise UnsupportedVersion(
-            unsupported_lite() or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
+            unsupported_lite()
+            or "the server does not report its version: upgrade it to Milvus 2.3 or newer"
         ) from error
     if fault := unsupported_milvus(server_version):
         raise UnsupportedVersion(fault)
@@ -234,7 +245,9 @@ def translated(collection: str) -> Iterator[None]:
             raise ServerUnavailable(
                 f"the server stopped answering about {collection!r}: {message_of(error)}"
             ) from error
-        raise StoreError(f"Milvus refused a request on {collection!r}: {message_of(error)}") from error
+        raise StoreError(
+            f"Milvus refused a request on {collection!r}: {message_of(error)}"
+        ) from error
     except JSONDecodeError as error:
         # Milvus Lite returns the text of a JSON field without its quotes.
         raise StoreError(
@@ -277,7 +290,12 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
 
 
 Feature = Literal[
-    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "load fields"
+    "function chains",
+    "new fields",
+    "new vector fields",
+    "dropped fields",
+    "partial updates",
+    "load fields",
 ]
 NEVER = NEWEST = (99,)  # Also for a version that is not a number.
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -335,7 +353,9 @@ def exceeds_limit(error: Exception) -> bool:
 
 def message_of(error: Exception) -> str:
     """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
-    words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    words = (
+        error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    )
     return redacted(str(words))
 
 
@@ -353,7 +373,10 @@ class IndexType:
 
 
 BOOL = ("TRUE", "FALSE")
-REFINE: dict[str, Rule] = {"refine": BOOL, "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")}
+REFINE: dict[str, Rule] = {
+    "refine": BOOL,
+    "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT"),
+}
 CELLS: dict[str, Rule] = {"nlist": range(1, 65_537)}
 GRAPH: dict[str, Rule] = {"M": range(2, 2_049), "efConstruction": range(1, 2**31)}
 PRODUCT: dict[str, Rule] = {"m": range(1, 65_537), "nbits": range(1, 25)}
@@ -371,7 +394,9 @@ INDEX_TYPES = {
     "SCANN": IndexType({**CELLS, "with_raw_data": BOOL}),
     "HNSW": IndexType(GRAPH, on_lite=True),
     "HNSW_SQ": IndexType(
-        {**GRAPH, "sq_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16"), **REFINE}, since=(2, 5), on_lite=True
+        {**GRAPH, "sq_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16"), **REFINE},
+        since=(2, 5),
+        on_lite=True,
     ),
     "HNSW_PQ": IndexType({**GRAPH, **PRODUCT, **REFINE}, since=(2, 5)),
     "HNSW_PRQ": IndexType({**GRAPH, **PRODUCT, "nrq": range(1, 17), **REFINE}, since=(2, 5)),
@@ -410,7 +435,11 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     index are valid: its server has built it, and may be newer than this table."""
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
     lite, is_same_kind = is_lite(server_version), kind == source.index_type
-    built = [name for name, index in INDEX_TYPES.items() if (index.on_lite if lite else index.since <= version)]
+    built = [
+        name
+        for name, index in INDEX_TYPES.items()
+        if (index.on_lite if lite else index.since <= version)
+    ]
     if is_same_kind and kind not in INDEX_TYPES:
         return
     if not is_same_kind and kind not in built:
@@ -422,7 +451,9 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     for name, value in planned.index_params.items():
         if is_same_kind and str(source.index_params.get(name)) == str(value):
             continue
-        rule = BOOL if name == "mmap.enabled" else parameters.get(name)  # Every index can be memory-mapped.
+        rule = (
+            BOOL if name == "mmap.enabled" else parameters.get(name)
+        )  # Every index can be memory-mapped.
         if rule is None:
             names = ", ".join(parameters) or "none"
             raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")

@@ -38,10 +38,20 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
-from milvus_hubness.milvus.store.server import ROWS_PER_REQUEST, in_parts, is_one_of, literal, translated
+from milvus_hubness.milvus.store.server import (
+    ROWS_PER_REQUEST,
+    in_parts,
+    is_one_of,
+    literal,
+    translated,
+)
 
-FITS_PROPERTY = "hubness_write_intents_fits"  # Digest of the schema of the collection whose writes are noted.
-RETIRED_PROPERTY = "hubness_write_intents_retired"  # Marks a write-intent log that is about to be dropped.
+FITS_PROPERTY = (
+    "hubness_write_intents_fits"  # Digest of the schema of the collection whose writes are noted.
+)
+RETIRED_PROPERTY = (
+    "hubness_write_intents_retired"  # Marks a write-intent log that is about to be dropped.
+)
 NAME_FIELD = "hubness_note"  # Field with the name of a noted row.
 
 
@@ -56,7 +66,13 @@ def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
     return (partition or "_default") if intent_log.by_partition else ""
 
 
-def line(intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
+def line(
+    intent_log: WriteIntentLog,
+    key: Key,
+    partition: str | None,
+    name: str,
+    changed: Collection[str] = (),
+) -> Row:
     """Return the note of a row, as stored. name: of the noted row; empty for a deletion. changed: see Note."""
     return {
         "place": place_of(intent_log, key, partition),
@@ -87,7 +103,10 @@ class MilvusWriteIntents(MilvusRequests):
             indexes = self._indexes(source.name)
         ttl = source.time_to_live
         parts = {
-            intent_log.collection: (_lines_schema(source), milvus_schema.flat_index("vector", "IP")),
+            intent_log.collection: (
+                _lines_schema(source),
+                milvus_schema.flat_index("vector", "IP"),
+            ),
             intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
         }
         for collection, (schema, index) in parts.items():
@@ -101,7 +120,11 @@ class MilvusWriteIntents(MilvusRequests):
                         FITS_PROPERTY: fits,
                         # Noted rows live no longer than the rows themselves: a job that is resumed
                         # after that does not bring an expired row back.
-                        **({milvus_schema.TTL_PROPERTY: str(ttl)} if ttl and collection == intent_log.rows else {}),
+                        **(
+                            {milvus_schema.TTL_PROPERTY: str(ttl)}
+                            if ttl and collection == intent_log.rows
+                            else {}
+                        ),
                     },
                     consistency_level="Strong",
                 )
@@ -160,23 +183,35 @@ class MilvusWriteIntents(MilvusRequests):
         return True
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        collections = [name for name in (intent_log.collection, intent_log.rows) if self.exists(name)]
+        collections = [
+            name for name in (intent_log.collection, intent_log.rows) if self.exists(name)
+        ]
         for collection in collections:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if WRITE_INTENTS_OF_PROPERTY not in properties:
-                raise CollectionExists(f"{collection!r} exists and is not a write-intent log: rename it")
+                raise CollectionExists(
+                    f"{collection!r} exists and is not a write-intent log: rename it"
+                )
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
         for collection in collections:
             self.drop(collection)
 
-    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
+    def notes(
+        self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None
+    ) -> list[Note]:
         if not self.count(intent_log.collection):
             return []
         places = [place_of(intent_log, key, partition) for key in keys]
         return [
-            Note(row["key"], row["partition"] or None, row["name"] or None, changed_in(row), row["id"])
+            Note(
+                row["key"],
+                row["partition"] or None,
+                row["name"] or None,
+                changed_in(row),
+                row["id"],
+            )
             for row in self.get(intent_log.collection, places, "vector").rows
         ]
 
@@ -189,7 +224,9 @@ class MilvusWriteIntents(MilvusRequests):
             rows = self._rows(intent_log.rows, key_field, keys, None)
         by_name = {row.pop(NAME_FIELD): row for row in rows}
         batch = self._batch(schema, field, list(by_name), by_name)
-        return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
+        return list(by_name), Batch(
+            [row[key_field] for row in batch.rows], batch.vectors, batch.rows
+        )
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
         left: set[str] = set()
@@ -203,9 +240,15 @@ class MilvusWriteIntents(MilvusRequests):
         return frozenset(left)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
-        return sum(self.count(name) for name in (intent_log.collection, intent_log.rows) if self.exists(name))
+        return sum(
+            self.count(name)
+            for name in (intent_log.collection, intent_log.rows)
+            if self.exists(name)
+        )
 
-    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
+    def replay(
+        self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
+    ) -> list[Note]:
         schema = self.client.describe_collection(collection)
         by_partition: dict[str | None, list[Note]] = {}
         for note in notes:
@@ -217,7 +260,12 @@ class MilvusWriteIntents(MilvusRequests):
         return done
 
     def _replay(
-        self, collection: str, schema: Row, intent_log: WriteIntentLog, notes: Sequence[Note], partition: str | None
+        self,
+        collection: str,
+        schema: Row,
+        intent_log: WriteIntentLog,
+        notes: Sequence[Note],
+        partition: str | None,
     ) -> list[Note]:
         names = [note.row for note in notes if note.row is not None]
         noted = self._by_value(intent_log.rows, schema, NAME_FIELD, names, None)
@@ -229,7 +277,11 @@ class MilvusWriteIntents(MilvusRequests):
         key_field = milvus_schema.key_field(schema)["name"]
         stored = self._by_value(collection, schema, key_field, [note.key for note in notes], within)
         deleted = [note for note in notes if note.row is None and note.key in stored]
-        changed = [note for note in notes if note.row is not None and stored.get(note.key) != noted[note.row]]
+        changed = [
+            note
+            for note in notes
+            if note.row is not None and stored.get(note.key) != noted[note.row]
+        ]
         if changed:
             self._upsert(collection, [noted[note.row] for note in changed if note.row], partition)
         if deleted:
@@ -255,7 +307,9 @@ def name_for(intent_log: WriteIntentLog) -> str:
 
 def _digest(source: CollectionInfo) -> str:
     facts = milvus_schema.facts(source)
-    result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"], source.time_to_live])
+    result = json.dumps(
+        [facts["fields"], facts["functions"], facts["dynamic"], source.time_to_live]
+    )
     return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
 
 
@@ -263,9 +317,13 @@ def changed_in(line: Row) -> tuple[str, ...]:
     """Return the fields that a partial update changes, from a note as stored."""
     if not line["changed"]:
         return ()
-    fields = read_value(line["changed"], f"the note {line['place']!r} of a write", "run refresh again")
+    fields = read_value(
+        line["changed"], f"the note {line['place']!r} of a write", "run refresh again"
+    )
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise StateError(f"the note {line['place']!r} of a write names no fields: run refresh again")
+        raise StateError(
+            f"the note {line['place']!r} of a write names no fields: run refresh again"
+        )
     return tuple(fields)
 
 
@@ -285,10 +343,18 @@ def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | Non
 def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     key = milvus_schema.key_field(source.schema)
     limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
-    schema = MilvusClient.create_schema(description=f"write-intent log of {source.name}", enable_dynamic_field=False)
+    schema = MilvusClient.create_schema(
+        description=f"write-intent log of {source.name}", enable_dynamic_field=False
+    )
     schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
     schema.add_field("key", DataType(key["type"]), **limits)
-    for name, length in {"made": 64, "partition": 1_024, "name": 64, "id": 64, "changed": 65_535}.items():
+    for name, length in {
+        "made": 64,
+        "partition": 1_024,
+        "name": 64,
+        "id": 64,
+        "changed": 65_535,
+    }.items():
         schema.add_field(name, DataType.VARCHAR, max_length=length)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
     return schema
@@ -297,9 +363,21 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
 def _rows_schema(source: CollectionInfo) -> CollectionSchema:
     """Return a schema with the source's fields, except those that the server computes; none of them is a key."""
     computed = milvus_schema.function_outputs(source.schema)
-    no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
-    name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}
-    fields = [{**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed]
+    no_key = {
+        "is_primary": False,
+        "auto_id": False,
+        "is_partition_key": False,
+        "is_clustering_key": False,
+    }
+    name = {
+        "name": NAME_FIELD,
+        "type": DataType.VARCHAR,
+        "params": {"max_length": 64},
+        "is_primary": True,
+    }
+    fields = [
+        {**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed
+    ]
     described = {**source.schema, "fields": [name, *fields], "functions": []}
     return CollectionSchema.construct_from_dict(described)
 

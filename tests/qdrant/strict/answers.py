@@ -25,7 +25,9 @@ class Refused(Exception):
 
     def response(self) -> httpx.Response:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return httpx.Response(self.status, json={"status": {"error": self.text}, "time": 0.0}, headers=headers)
+        return httpx.Response(
+            self.status, json={"status": {"error": self.text}, "time": 0.0}, headers=headers
+        )
 
 
 def refusal_of(error: Exception) -> Refused:
@@ -70,7 +72,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, models.GroupsResult):
         return {
             "groups": [
-                {"id": group.id, "hits": _plain(group.hits), "lookup": _plain(group.lookup)} for group in value.groups
+                {"id": group.id, "hits": _plain(group.hits), "lookup": _plain(group.lookup)}
+                for group in value.groups
             ]
         }
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else value

@@ -40,9 +40,13 @@ def stored_form(vector: Any, params: models.VectorParams) -> np.ndarray:
 class StrictCollection(LocalCollection):
     """settings: with which it was created; a server shows them. shards: their number. part: see StrictServer."""
 
-    def __init__(self, settings: models.CreateCollection, shards: int, seed: str, part: int | None) -> None:
+    def __init__(
+        self, settings: models.CreateCollection, shards: int, seed: str, part: int | None
+    ) -> None:
         kept = models.CreateCollection(
-            vectors=settings.vectors, sparse_vectors=settings.sparse_vectors, metadata=settings.metadata
+            vectors=settings.vectors,
+            sparse_vectors=settings.sparse_vectors,
+            metadata=settings.metadata,
         )
         self.settings = settings
         self.shards = settings.shard_number or shards
@@ -90,7 +94,10 @@ class StrictCollection(LocalCollection):
         return vectors if vectors is None else self._stored["", idx]
 
     def upsert(
-        self, points: Any, update_filter: models.Filter | None = None, update_mode: models.UpdateMode | None = None
+        self,
+        points: Any,
+        update_filter: models.Filter | None = None,
+        update_mode: models.UpdateMode | None = None,
     ) -> None:
         structs = self._materialize_points(points)
         # Points with equal scores come in another order in each collection.
@@ -100,7 +107,9 @@ class StrictCollection(LocalCollection):
 
     # -- requests about points by id -------------------------------------------------------
 
-    def update_vectors(self, points: Sequence[models.PointVectors], update_filter: models.Filter | None = None) -> None:
+    def update_vectors(
+        self, points: Sequence[models.PointVectors], update_filter: models.Filter | None = None
+    ) -> None:
         by_id = {point.id: point for point in points}
         for point in points:
             self._validate_named_vectors(_by_name(point.vector))
@@ -223,7 +232,10 @@ class StrictCollection(LocalCollection):
                 "config": info.config.model_copy(update=config),
                 "status": status,
                 "indexed_vectors_count": 0 if is_busy else points,
-                "payload_schema": {name: self._described_index(name, schema) for name, schema in self.indexes.items()},
+                "payload_schema": {
+                    name: self._described_index(name, schema)
+                    for name, schema in self.indexes.items()
+                },
             }
         )
 

@@ -22,7 +22,9 @@ class Limits:
     def __init__(self, collection: StrictCollection) -> None:
         self._collection = collection
         config = collection.settings.strict_mode_config
-        self._config = config if config is not None and config.enabled else models.StrictModeConfig()
+        self._config = (
+            config if config is not None and config.enabled else models.StrictModeConfig()
+        )
 
     # -- reads -------------------------------------------------------------------------------
 
@@ -37,7 +39,9 @@ class Limits:
         elif request.query is not None and not inner:
             self._full_scan(request)
         default = 10
-        self._limit("limit", (request.limit or default) * rows_per_hit, self._config.max_query_limit)
+        self._limit(
+            "limit", (request.limit or default) * rows_per_hit, self._config.max_query_limit
+        )
         self.read_filter(request.filter)
         if request.params is not None:
             self._exact(request.params.exact)
@@ -47,7 +51,8 @@ class Limits:
         is_checked = self._config.unindexed_filtering_retrieve is False
         if is_checked and self._collection.index_type(key) is None:
             raise _forbidden(
-                f'Index required but not found for "{key}"', "Create an index supporting `match` for this key."
+                f'Index required but not found for "{key}"',
+                "Create an index supporting `match` for this key.",
             )
 
     def batch(self, size: int) -> None:
@@ -90,7 +95,8 @@ class Limits:
     def _limit(self, name: str, value: int | None, limit: int | None) -> None:
         if limit is not None and value is not None and value > limit:
             raise _forbidden(
-                f'Limit exceeded {value} > {limit} for "{name}"', f'Reduce the "{name}" parameter to or below {limit}.'
+                f'Limit exceeded {value} > {limit} for "{name}"',
+                f'Reduce the "{name}" parameter to or below {limit}.',
             )
 
     def _exact(self, exact: bool | None) -> None:
@@ -107,7 +113,9 @@ class Limits:
             return
         own = self._collection.get_vector_params(using).hnsw_config
         shared = self._collection.settings.hnsw_config
-        links = [config.m for config in (own, shared) if config is not None and config.m is not None]
+        links = [
+            config.m for config in (own, shared) if config is not None and config.m is not None
+        ]
         if links and links[0] == 0:
             where = f" on '{using}'" if using else ""
             raise _forbidden(

@@ -22,7 +22,10 @@ def listening(server: StrictServer, port: int = 0) -> Iterator[str]:
         def _answer(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
             request = httpx.Request(
-                self.command, f"http://strict{self.path}", headers=dict(self.headers), content=self.rfile.read(size)
+                self.command,
+                f"http://strict{self.path}",
+                headers=dict(self.headers),
+                content=self.rfile.read(size),
             )
             response = server.answer(request)
             self.send_response(response.status_code)

@@ -153,10 +153,14 @@ class StrictServer(QdrantLocal):
         return models.VersionInfo(title="qdrant - vector search engine", version=self.version)
 
     def _create(self, name: str, settings: models.CreateCollection) -> bool:
-        self.create_collection(name, settings.vectors, settings.sparse_vectors, metadata=settings.metadata)
+        self.create_collection(
+            name, settings.vectors, settings.sparse_vectors, metadata=settings.metadata
+        )
         if settings.strict_mode_config is None and self.strict_mode is not None:
             settings = settings.model_copy(update={"strict_mode_config": self.strict_mode})
-        self.collections[name] = StrictCollection(settings, self.shards, f"{self.seed} {name}", self.part)
+        self.collections[name] = StrictCollection(
+            settings, self.shards, f"{self.seed} {name}", self.part
+        )
         return True
 
     def _change(self, name: str, change: models.UpdateCollection) -> bool:

@@ -18,7 +18,11 @@ from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
 
-DISTANCES = {"COSINE": models.Distance.COSINE, "IP": models.Distance.DOT, "L2": models.Distance.EUCLID}
+DISTANCES = {
+    "COSINE": models.Distance.COSINE,
+    "IP": models.Distance.DOT,
+    "L2": models.Distance.EUCLID,
+}
 
 
 @dataclass(frozen=True)
@@ -56,19 +60,29 @@ class CachedState:
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
         """Return the states whose biases are in the vectors."""
-        return {name: state for name, state in self.states.items() if not state.codec.leaves_vectors}
+        return {
+            name: state for name, state in self.states.items() if not state.codec.leaves_vectors
+        }
 
     def fits(self, vector: Any) -> bool:
         """Whether a stored vector, or several by name, have the widths of this state."""
         vectors = named(vector)
-        return all(len(vectors[name]) == size for name, size in self.sizes.items() if vectors.get(name))
+        return all(
+            len(vectors[name]) == size for name, size in self.sizes.items() if vectors.get(name)
+        )
 
     def shown(self, point: Any, requested: Collection[str] = ()) -> Any:
         """Return a point as the user sees it. requested: hidden keys that the request names."""
         changed: dict[str, Any] = {}
         # Most points have no hidden key, and then there is nothing to copy.
-        if point.payload and not self.hidden.isdisjoint(point.payload) and (hidden := self.hidden - set(requested)):
-            changed["payload"] = {key: value for key, value in point.payload.items() if key not in hidden}
+        if (
+            point.payload
+            and not self.hidden.isdisjoint(point.payload)
+            and (hidden := self.hidden - set(requested))
+        ):
+            changed["payload"] = {
+                key: value for key, value in point.payload.items() if key not in hidden
+            }
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.decoded(point.vector)
         return point.model_copy(update=changed) if changed else point
@@ -79,7 +93,9 @@ class CachedState:
             state = self.in_vectors.get(UNNAMED)
             return _decoded_vector(state, vector).tolist() if state else vector
         return {
-            name: _decoded_vector(self.in_vectors[name], value).tolist() if name in self.in_vectors else value
+            name: _decoded_vector(self.in_vectors[name], value).tolist()
+            if name in self.in_vectors
+            else value
             for name, value in vector.items()
         }
 
@@ -101,7 +117,9 @@ class CachedState:
             changed["config"] = config.model_copy(update={"metadata": metadata or None})
         indexes = result.payload_schema or {}
         if not self.hidden.isdisjoint(indexes):
-            changed["payload_schema"] = {key: own for key, own in indexes.items() if key not in self.hidden}
+            changed["payload_schema"] = {
+                key: own for key, own in indexes.items() if key not in self.hidden
+            }
         return result.model_copy(update=changed)
 
     def _params(self, name: str, params: Any) -> Any:
@@ -115,4 +133,6 @@ def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
     """Return the user's vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
     codec = state.codec
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
-    return codec.decode_rows({codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}})[0]
+    return codec.decode_rows(
+        {codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}}
+    )[0]

@@ -61,7 +61,9 @@ class Methods(ABC):
             score_threshold=score_threshold,
             lookup_from=lookup_from,
         )
-        return self._run(self._operations.query(collection_name, request, options, strength, profile))
+        return self._run(
+            self._operations.query(collection_name, request, options, strength, profile)
+        )
 
     def query_batch_points(
         self,
@@ -74,7 +76,9 @@ class Methods(ABC):
     ) -> Any:
         """As QdrantClient.query_batch_points; strength and profile as for query_points."""
         expect_arguments(options, OF_QUERIES)
-        return self._run(self._operations.batch(collection_name, requests, options, strength, profile))
+        return self._run(
+            self._operations.batch(collection_name, requests, options, strength, profile)
+        )
 
     def query_points_groups(
         self,
@@ -113,16 +117,22 @@ class Methods(ABC):
         )
         options["with_lookup"] = with_lookup
         return self._run(
-            self._operations.groups(collection_name, request, group_by, group_size, options, strength, profile)
+            self._operations.groups(
+                collection_name, request, group_by, group_size, options, strength, profile
+            )
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
         """As QdrantClient.search_matrix_pairs. Raises UnsupportedOperation for augmented vectors."""
-        return self._run(self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs))
+        return self._run(
+            self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs)
+        )
 
     def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
         """As QdrantClient.search_matrix_offsets. Raises UnsupportedOperation for augmented vectors."""
-        return self._run(self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs))
+        return self._run(
+            self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs)
+        )
 
     # -- reads ----------------------------------------------------------------------------------------
 
@@ -175,20 +185,35 @@ class Methods(ABC):
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 
     def update_vectors(
-        self, collection_name: str, points: Sequence[models.PointVectors], wait: bool = True, **options: Any
+        self,
+        collection_name: str,
+        points: Sequence[models.PointVectors],
+        wait: bool = True,
+        **options: Any,
     ) -> Any:
         """As QdrantClient.update_vectors; raises as `upsert` does."""
         return self._write(collection_name, "update_vectors", points=points, wait=wait, **options)
 
     def delete_vectors(
-        self, collection_name: str, vectors: Sequence[str], points: Any, wait: bool = True, **options: Any
+        self,
+        collection_name: str,
+        vectors: Sequence[str],
+        points: Any,
+        wait: bool = True,
+        **options: Any,
     ) -> Any:
         """As QdrantClient.delete_vectors."""
-        return self._write(collection_name, "delete_vectors", vectors=vectors, points=points, wait=wait, **options)
+        return self._write(
+            collection_name, "delete_vectors", vectors=vectors, points=points, wait=wait, **options
+        )
 
-    def delete(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
+    def delete(
+        self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
+    ) -> Any:
         """As QdrantClient.delete."""
-        return self._write(collection_name, "delete", points_selector=points_selector, wait=wait, **options)
+        return self._write(
+            collection_name, "delete", points_selector=points_selector, wait=wait, **options
+        )
 
     def set_payload(
         self,
@@ -201,33 +226,68 @@ class Methods(ABC):
     ) -> Any:
         """As QdrantClient.set_payload."""
         return self._write(
-            collection_name, "set_payload", payload=payload, points=points, key=key, wait=wait, **options
+            collection_name,
+            "set_payload",
+            payload=payload,
+            points=points,
+            key=key,
+            wait=wait,
+            **options,
         )
 
     def overwrite_payload(
-        self, collection_name: str, payload: dict[str, Any], points: Any, wait: bool = True, **options: Any
+        self,
+        collection_name: str,
+        payload: dict[str, Any],
+        points: Any,
+        wait: bool = True,
+        **options: Any,
     ) -> Any:
         """As QdrantClient.overwrite_payload. Biases in payloads are lost until the next refresh."""
-        return self._write(collection_name, "overwrite_payload", payload=payload, points=points, wait=wait, **options)
+        return self._write(
+            collection_name,
+            "overwrite_payload",
+            payload=payload,
+            points=points,
+            wait=wait,
+            **options,
+        )
 
     def delete_payload(
-        self, collection_name: str, keys: Sequence[str], points: Any, wait: bool = True, **options: Any
+        self,
+        collection_name: str,
+        keys: Sequence[str],
+        points: Any,
+        wait: bool = True,
+        **options: Any,
     ) -> Any:
         """As QdrantClient.delete_payload."""
-        return self._write(collection_name, "delete_payload", keys=keys, points=points, wait=wait, **options)
+        return self._write(
+            collection_name, "delete_payload", keys=keys, points=points, wait=wait, **options
+        )
 
-    def clear_payload(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
+    def clear_payload(
+        self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
+    ) -> Any:
         """As QdrantClient.clear_payload. Biases in payloads are lost until the next refresh."""
-        return self._write(collection_name, "clear_payload", points_selector=points_selector, wait=wait, **options)
+        return self._write(
+            collection_name, "clear_payload", points_selector=points_selector, wait=wait, **options
+        )
 
     def batch_update_points(
-        self, collection_name: str, update_operations: Sequence[Any], wait: bool = True, **options: Any
+        self,
+        collection_name: str,
+        update_operations: Sequence[Any],
+        wait: bool = True,
+        **options: Any,
     ) -> Any:
         """As QdrantClient.batch_update_points. Corrected collections get one request per operation."""
         calls = calls_of(update_operations, {"wait": wait, **options})
         return self._run(self._operations.write(collection_name, calls))
 
-    def upload_points(self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any) -> Any:
+    def upload_points(
+        self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
+    ) -> Any:
         """As QdrantClient.upload_points. Corrected collections are written by this process alone."""
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

@@ -13,7 +13,14 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
 from qdrant_hubness.client.cached_state import CachedState
-from qdrant_hubness.client.rewrite import DEFAULT_LIMIT, Decoding, Named, Rewriting, picked_by_mmr, points_named
+from qdrant_hubness.client.rewrite import (
+    DEFAULT_LIMIT,
+    Decoding,
+    Named,
+    Rewriting,
+    picked_by_mmr,
+    points_named,
+)
 from qdrant_hubness.client.state_cache import Operation
 from qdrant_hubness.client.writes import Writing
 from qdrant_hubness.store.rows import UNNAMED, named
@@ -26,7 +33,9 @@ class Operations(Writing):
 
     # -- points by id -------------------------------------------------------------------------------------
 
-    def retrieve(self, collection: str, ids: Sequence[Any], options: Options) -> Operation[list[Any]]:
+    def retrieve(
+        self, collection: str, ids: Sequence[Any], options: Options
+    ) -> Operation[list[Any]]:
         """As QdrantClient.retrieve."""
 
         def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
@@ -57,7 +66,9 @@ class Operations(Writing):
 
         return self.with_state(collection, call)
 
-    def matrix(self, method: str, collection: str, args: tuple[Any, ...], options: Options) -> Operation[Any]:
+    def matrix(
+        self, method: str, collection: str, args: tuple[Any, ...], options: Options
+    ) -> Operation[Any]:
         """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for augmented vectors."""
         cached = yield from self.cached_state(collection)
         if (options.get("using") or UNNAMED) in cached.in_vectors:
@@ -79,7 +90,9 @@ class Operations(Writing):
         """As QdrantClient.query_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            return [(yield Ask("query_points", (collection,), {**arguments(requests[0]), **options}))]
+            return [
+                (yield Ask("query_points", (collection,), {**arguments(requests[0]), **options}))
+            ]
 
         return (yield from self._queried(collection, [request], send, strength, profile))[0]
 
@@ -96,7 +109,11 @@ class Operations(Writing):
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
             # Augmented queries have more digits than the user's.
             batch = list(requests)
-            return (yield from self.divided(collection, "query_batch_points", batch, options, is_added=False))
+            return (
+                yield from self.divided(
+                    collection, "query_batch_points", batch, options, is_added=False
+                )
+            )
 
         return self._queried(collection, requests, send, strength, profile)
 
@@ -115,7 +132,9 @@ class Operations(Writing):
                 rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
-                rewritten, decoding = yield from self._rewritten(collection, rewriting, request, most)
+                rewritten, decoding = yield from self._rewritten(
+                    collection, rewriting, request, most
+                )
                 sent.append(rewritten)
                 decodings.append(decoding)
             answers = []
@@ -124,7 +143,9 @@ class Operations(Writing):
                 points = yield from self._diverse(collection, cached, decoding, response.points)
                 requested = payload_keys(request.with_payload)
                 # The answer was made for this call, and nobody else has it.
-                response.points = [cached.shown(decoding.scored(point), requested) for point in points]
+                response.points = [
+                    cached.shown(decoding.scored(point), requested) for point in points
+                ]
                 answers.append(response)
             return answers
 
@@ -147,7 +168,9 @@ class Operations(Writing):
             rewriting = self._rewriting(cached, strength, profile)
             sent, decoding = yield from self._rewritten(collection, rewriting, request, limit)
             if decoding.mmr is not None:
-                raise UnsupportedOperation("a corrected vector does not support mmr in groups: use query_points")
+                raise UnsupportedOperation(
+                    "a corrected vector does not support mmr in groups: use query_points"
+                )
             grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
             grouped |= {"group_by": group_by, "group_size": group_size, **options}
             response = yield Ask("query_points_groups", (collection,), grouped)
@@ -156,8 +179,12 @@ class Operations(Writing):
             groups = [
                 group.model_copy(
                     update={
-                        "hits": [cached.shown(decoding.scored(hit), requested) for hit in group.hits],
-                        "lookup": lookup_state.shown(group.lookup) if group.lookup is not None else None,
+                        "hits": [
+                            cached.shown(decoding.scored(hit), requested) for hit in group.hits
+                        ],
+                        "lookup": lookup_state.shown(group.lookup)
+                        if group.lookup is not None
+                        else None,
                     }
                 )
                 for group in response.groups
@@ -169,9 +196,13 @@ class Operations(Writing):
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
             return CachedState("")
-        return (yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection))
+        return (
+            yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection)
+        )
 
-    def _rewriting(self, cached: CachedState, strength: float | None, profile: str | None) -> Rewriting:
+    def _rewriting(
+        self, cached: CachedState, strength: float | None, profile: str | None
+    ) -> Rewriting:
         """Return the rewriting of requests that name no points. Raises InvalidInput for the strength."""
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
@@ -199,7 +230,9 @@ class Operations(Writing):
             state = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield from self.divided(place or collection, "retrieve", ids, options)
-            vectors = {record.id: named(state.decoded(record.vector)).get(field) for record in records}
+            vectors = {
+                record.id: named(state.decoded(record.vector)).get(field) for record in records
+            }
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(

@@ -95,18 +95,24 @@ def structs(points: Any) -> list[models.PointStruct]:
     """Return the points of an argument of `upsert`, a list or a Batch."""
     if not isinstance(points, models.Batch):
         return [
-            point if isinstance(point, models.PointStruct) else models.PointStruct.model_validate(point)
+            point
+            if isinstance(point, models.PointStruct)
+            else models.PointStruct.model_validate(point)
             for point in points
         ]
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
     if {len(points.ids)} != {len(payloads), *map(len, vectors.values())}:
-        raise InvalidInput("the batch has unequal numbers of ids, vectors and payloads: pass one of each per point")
+        raise InvalidInput(
+            "the batch has unequal numbers of ids, vectors and payloads: pass one of each per point"
+        )
     named = vectors.keys() != {UNNAMED}
     return [
         models.PointStruct.model_construct(
             id=id,
-            vector={name: rows[i] for name, rows in vectors.items()} if named else vectors[UNNAMED][i],
+            vector={name: rows[i] for name, rows in vectors.items()}
+            if named
+            else vectors[UNNAMED][i],
             payload=payloads[i],
         )
         for i, id in enumerate(points.ids)
@@ -141,17 +147,29 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
         return "update_vectors", {"points": request.points, **_further(request, "update_filter")}
     if isinstance(operation, models.DeleteVectorsOperation):
         request = operation.delete_vectors
-        return "delete_vectors", {"vectors": request.vector, "points": _selector(request), **_further(request)}
+        return "delete_vectors", {
+            "vectors": request.vector,
+            "points": _selector(request),
+            **_further(request),
+        }
     if isinstance(operation, models.DeletePayloadOperation):
         request = operation.delete_payload
-        return "delete_payload", {"keys": request.keys, "points": _selector(request), **_further(request)}
+        return "delete_payload", {
+            "keys": request.keys,
+            "points": _selector(request),
+            **_further(request),
+        }
     if isinstance(operation, models.SetPayloadOperation):
         request = operation.set_payload
         arguments = {"payload": request.payload, "points": _selector(request), "key": request.key}
         return "set_payload", {**arguments, **_further(request)}
     if isinstance(operation, models.OverwritePayloadOperation):
         request = operation.overwrite_payload
-        return "overwrite_payload", {"payload": request.payload, "points": _selector(request), **_further(request)}
+        return "overwrite_payload", {
+            "payload": request.payload,
+            "points": _selector(request),
+            **_further(request),
+        }
     if isinstance(operation, models.DeleteOperation):
         return "delete", {"points_selector": operation.delete}
     if isinstance(operation, models.ClearPayloadOperation):
@@ -182,7 +200,9 @@ def points_of(
 ) -> Iterator[models.PointStruct]:
     """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids they get new UUIDs."""
     if isinstance(vectors, dict):
-        rows: Iterable[Any] = (dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True))
+        rows: Iterable[Any] = (
+            dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)
+        )
     else:
         rows = vectors
     numbered = (str(uuid.uuid4()) for _ in itertools.count()) if ids is None else ids

@@ -64,7 +64,12 @@ def _pairs(context: Any) -> list[Any]:
 
 def _needs_no_vector(query: Any) -> bool:
     return isinstance(
-        query, models.OrderByQuery | models.FusionQuery | models.RrfQuery | models.FormulaQuery | models.SampleQuery
+        query,
+        models.OrderByQuery
+        | models.FusionQuery
+        | models.RrfQuery
+        | models.FormulaQuery
+        | models.SampleQuery,
     )
 
 
@@ -107,7 +112,9 @@ class Decoding:
         """Return the point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
-        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[0, 0]
+        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[
+            0, 0
+        ]
         return point.model_copy(update={"score": _rooted(float(squared))})
 
 
@@ -161,10 +168,14 @@ class Rewriting:
             rows = packed(values, state.dim)
             if rows is not None and np.isfinite(rows).all():
                 queries = self._encode(state, rows, self._weight(state))
-                encoded |= {id(value): Uncopied(query) for value, query in zip(values, queries, strict=True)}
+                encoded |= {
+                    id(value): Uncopied(query) for value, query in zip(values, queries, strict=True)
+                }
         return encoded
 
-    def request(self, request: models.QueryRequest, *, most: int) -> tuple[models.QueryRequest, Decoding]:
+    def request(
+        self, request: models.QueryRequest, *, most: int
+    ) -> tuple[models.QueryRequest, Decoding]:
         """Return the request to send, and how to decode its answer. most: the points of the answer and of the offset.
 
         Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
@@ -183,14 +194,19 @@ class Rewriting:
             self._require_mergeable(request.query, inner)
             changed["prefetch"] = [
                 self._rewritten(
-                    prefetch, self.cached_state.state_of(prefetch.using), prefetch.limit or DEFAULT_LIMIT, is_top=False
+                    prefetch,
+                    self.cached_state.state_of(prefetch.using),
+                    prefetch.limit or DEFAULT_LIMIT,
+                    is_top=False,
                 )[0]
                 for prefetch in inner
             ]
         query = request.query
         if query is None or _needs_no_vector(query):
             return request.model_copy(update=changed), Decoding()
-        if request.lookup_from is not None or (state is not None and not state.codec.leaves_vectors):
+        if request.lookup_from is not None or (
+            state is not None and not state.codec.leaves_vectors
+        ):
             query, excluded = self._with_vectors(request)
             changed["query"], changed["lookup_from"] = query, None
             if excluded:
@@ -199,11 +215,20 @@ class Rewriting:
             return request.model_copy(update=changed), Decoding()
         weight = self._weight(state)
         if state.codec.needs_candidates:
-            return self._by_formula(request.model_copy(update=changed), state, weight, most), Decoding()
+            return self._by_formula(
+                request.model_copy(update=changed), state, weight, most
+            ), Decoding()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
     def _in_vectors(
-        self, request: Any, changed: dict[str, Any], query: Any, state: CollectionState, weight: float, *, is_top: bool
+        self,
+        request: Any,
+        changed: dict[str, Any],
+        query: Any,
+        state: CollectionState,
+        weight: float,
+        *,
+        is_top: bool,
     ) -> tuple[Any, Decoding]:
         encode = self._encoder(state, weight)
         if not isinstance(query, models.NearestQuery):
@@ -235,12 +260,17 @@ class Rewriting:
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
         """Raise UnsupportedOperation if the query merges scores of prefetches that are still products."""
-        merges = (isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF) or isinstance(
-            query, models.FormulaQuery
-        )
+        merges = (
+            isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
+        ) or isinstance(query, models.FormulaQuery)
         for prefetch in inner:
             state = self.cached_state.state_of(prefetch.using)
-            if merges and state is not None and state.metric == "L2" and not _needs_no_vector(prefetch.query):
+            if (
+                merges
+                and state is not None
+                and state.metric == "L2"
+                and not _needs_no_vector(prefetch.query)
+            ):
                 raise UnsupportedOperation(
                     "a query cannot merge the scores of a corrected Euclid vector, which Qdrant computes as products: "
                     "merge by reciprocal ranks"
@@ -260,7 +290,9 @@ class Rewriting:
 
         query = _mapped(request.query, resolved)
         if isinstance(query, models.RecommendQuery) and query.recommend.strategy in _AVERAGES:
-            query = models.NearestQuery.model_construct(nearest=_average(query.recommend).tolist(), mmr=None)
+            query = models.NearestQuery.model_construct(
+                nearest=_average(query.recommend).tolist(), mmr=None
+            )
         return query, excluded
 
     def _weight(self, state: CollectionState) -> float:
@@ -289,7 +321,9 @@ class Rewriting:
         if weight == 0:
             return request
         query = request.query
-        is_average = isinstance(query, models.RecommendQuery) and query.recommend.strategy in _AVERAGES
+        is_average = (
+            isinstance(query, models.RecommendQuery) and query.recommend.strategy in _AVERAGES
+        )
         is_nearest = not isinstance(query, get_args(models.Query)) or (
             isinstance(query, models.NearestQuery) and query.mmr is None
         )
@@ -331,13 +365,18 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
         return query.model_copy(update={"recommend": recommend.model_copy(update=examples)})
     if isinstance(query, models.DiscoverQuery):
         discover = query.discover
-        changed = {"target": change(discover.target), "context": _mapped_pairs(discover.context, change)}
+        changed = {
+            "target": change(discover.target),
+            "context": _mapped_pairs(discover.context, change),
+        }
         return query.model_copy(update={"discover": discover.model_copy(update=changed)})
     if isinstance(query, models.ContextQuery):
         return query.model_copy(update={"context": _mapped_pairs(query.context, change)})
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
-        items = [item.model_copy(update={"example": change(item.example)}) for item in feedback.feedback]
+        items = [
+            item.model_copy(update={"example": change(item.example)}) for item in feedback.feedback
+        ]
         changed = {"target": change(feedback.target), "feedback": items}
         return query.model_copy(update={"relevance_feedback": feedback.model_copy(update=changed)})
     return models.NearestQuery.model_construct(nearest=change(query), mmr=None)
@@ -346,15 +385,22 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
 def _mapped_pairs(context: Any, change: Callable[[Any], Any]) -> Any:
     pairs = context if isinstance(context, list) else [] if context is None else [context]
     return [
-        pair.model_copy(update={"positive": change(pair.positive), "negative": change(pair.negative)}) for pair in pairs
+        pair.model_copy(
+            update={"positive": change(pair.positive), "negative": change(pair.negative)}
+        )
+        for pair in pairs
     ]
 
 
 def _average(recommend: Any) -> Floats:
     """Return the query vector (d,) by which Qdrant recommends with the strategy average_vector."""
     if not recommend.positive:
-        raise InvalidInput("the recommendation by the average vector has no positive example: add one")
-    mean: Floats = np.mean([as_vector(example) for example in recommend.positive], axis=0, dtype=np.float32)
+        raise InvalidInput(
+            "the recommendation by the average vector has no positive example: add one"
+        )
+    mean: Floats = np.mean(
+        [as_vector(example) for example in recommend.positive], axis=0, dtype=np.float32
+    )
     if recommend.negative:
         negatives = [as_vector(example) for example in recommend.negative]
         mean = 2 * mean - np.mean(negatives, axis=0, dtype=np.float32)

@@ -43,7 +43,9 @@ class StateCache:
     cached. bank_budget: bytes of banks in memory. local: whether the client is in the local mode.
     """
 
-    def __init__(self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool) -> None:
+    def __init__(
+        self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool
+    ) -> None:
         self.strength = strength
         self._state_ttl = state_ttl
         self._banks = BankCache(bank_budget)
@@ -70,7 +72,11 @@ class StateCache:
         name, properties = yield from self._properties(collection, described)
         state = CachedState(
             name,
-            {field: params.size for field, params in schema.dense(described).items() if _is_single(params)},
+            {
+                field: params.size
+                for field, params in schema.dense(described).items()
+                if _is_single(params)
+            },
             read_states(properties, name),
             DualWrite.read(properties, name),
             WriteIntentLog.read(properties, name),
@@ -98,7 +104,13 @@ class StateCache:
                 yield Pause(seconds)
 
     def divided(
-        self, collection: str, method: str, items: list[Any], options: dict[str, Any], *, is_added: bool = True
+        self,
+        collection: str,
+        method: str,
+        items: list[Any],
+        options: dict[str, Any],
+        *,
+        is_added: bool = True,
     ) -> Operation[Any]:
         """Ask with a list of items as the argument after the collection; in halves if the request is too large. Return
         the last answer, or the answers to all items in a list. is_added: whether this waits as `patiently` does."""
@@ -110,12 +122,16 @@ class StateCache:
             if not is_too_large(error) or len(items) < 2:
                 raise
         middle = len(items) // 2
-        first = yield from self.divided(collection, method, items[:middle], options, is_added=is_added)
+        first = yield from self.divided(
+            collection, method, items[:middle], options, is_added=is_added
+        )
         # The rest belongs to a request that has begun.
         second = yield from self.divided(collection, method, items[middle:], options)
         return [*first, *second] if isinstance(first, list) else second
 
-    def with_state(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
+    def with_state(
+        self, collection: str, call: Callable[[CachedState], Operation[T]]
+    ) -> Operation[T]:
         """Return call(state). If it fails and the collection has another state by now, call once more."""
         cached = yield from self.cached_state(collection)
         try:
@@ -129,7 +145,10 @@ class StateCache:
         return (yield from call(now))
 
     def with_state_of_vectors(
-        self, collection: str, call: Callable[[CachedState], Operation[T]], vectors: Callable[[T], list[Any]]
+        self,
+        collection: str,
+        call: Callable[[CachedState], Operation[T]],
+        vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
         """As `with_state`, for a call that returns stored vectors, whose width shows if an alias was moved.
 
@@ -151,7 +170,10 @@ class StateCache:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             properties = of_metadata(described)
-            if not (DualWrite.read(properties, collection) or WriteIntentLog.read(properties, collection)):
+            if not (
+                DualWrite.read(properties, collection)
+                or WriteIntentLog.read(properties, collection)
+            ):
                 return collection, properties
             return (yield from self._real_name(collection)), properties
         name = yield from self._real_name(collection)
@@ -207,8 +229,12 @@ class StateCache:
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
         """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a running refresh."""
         biases = np.zeros((len(vectors), state.slots), np.float32)
-        profiles = {slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)}
-        moving = [update.profile for update in (state.outgoing, state.incoming) if update is not None]
+        profiles = {
+            slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)
+        }
+        moving = [
+            update.profile for update in (state.outgoing, state.incoming) if update is not None
+        ]
         profiles |= {profile.slot: profile for profile in moving}
         computed: list[tuple[Profile, Floats]] = []
         for slot, profile in profiles.items():
@@ -219,12 +245,16 @@ class StateCache:
             biases[:, slot] = done
         return biases
 
-    def _biases(self, collection: str, state: CollectionState, profile: Profile, vectors: Floats) -> Operation[Floats]:
+    def _biases(
+        self, collection: str, state: CollectionState, profile: Profile, vectors: Floats
+    ) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
         biases: Floats = yield Compute(lambda: bank.correction(state.layout).centred(vectors))
         return biases
 
-    def locality_hints(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
+    def locality_hints(
+        self, collection: str, state: CollectionState, vectors: Floats
+    ) -> Operation[Floats]:
         """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
@@ -233,7 +263,9 @@ class StateCache:
         hints: Floats = yield Compute(lambda: bank.correction(state.layout).locality_hints(vectors))
         return hints
 
-    def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[CachedBank]:
+    def _bank(
+        self, collection: str, state: CollectionState, profile: Profile
+    ) -> Operation[CachedBank]:
         of = (collection, state.field, profile.slot)
         cached = self._banks.get(of, profile)
         return cached or self._banks.keep(of, profile, (yield from self._load_bank(profile)))
@@ -247,7 +279,9 @@ class StateCache:
         while True:
             options = {"limit": rows, "offset": offset, "with_vectors": True}
             where = {"scroll_filter": rows_of(reference, parts_of(reference))}
-            page, offset = yield from self.patiently(reference.collection, "scroll", **options, **where)
+            page, offset = yield from self.patiently(
+                reference.collection, "scroll", **options, **where
+            )
             records += page
             if offset is None:
                 break

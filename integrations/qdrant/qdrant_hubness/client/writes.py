@@ -29,7 +29,17 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.milvus.client.steps import Ask
 from qdrant_hubness.client.cached_state import CachedState
-from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
+from qdrant_hubness.client.points import (
+    SELECTORS,
+    Call,
+    by_name,
+    filter_of,
+    ids_of,
+    key_of,
+    merged,
+    parts,
+    structs,
+)
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.client.state_cache import Operation, StateCache
 from qdrant_hubness.store.requests import FAILURES, error_text, is_too_large, lacks_points
@@ -72,7 +82,9 @@ class Writing(StateCache):
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
             return
-        upsert_options = {name: value for name, value in options.items() if name not in _IN_PARALLEL}
+        upsert_options = {
+            name: value for name, value in options.items() if name not in _IN_PARALLEL
+        }
         remaining = iter(points)
         while part := list(islice(remaining, batch_size)):
             yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
@@ -134,7 +146,9 @@ class Writing(StateCache):
             done += len(part)
         return result
 
-    def _set_biases(self, collection: str, payloads: Iterable[tuple[Key, Columns]]) -> Operation[None]:
+    def _set_biases(
+        self, collection: str, payloads: Iterable[tuple[Key, Columns]]
+    ) -> Operation[None]:
         for key, columns in payloads:
             try:
                 yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
@@ -144,7 +158,12 @@ class Writing(StateCache):
                     raise
 
     def _complete(
-        self, collection: str, cached: CachedState, call: Call, payloads: dict[Key, Columns], error: Exception
+        self,
+        collection: str,
+        cached: CachedState,
+        call: Call,
+        payloads: dict[Key, Columns],
+        error: Exception,
     ) -> Operation[None]:
         """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
         between the collection and its copy."""
@@ -153,7 +172,9 @@ class Writing(StateCache):
             yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
         elif payloads and isinstance(error, PartialWrite):
             keys = self._ids(call)[: error.row_count]
-            yield from self._set_biases(collection, [(key, payloads[key]) for key in keys if key in payloads])
+            yield from self._set_biases(
+                collection, [(key, payloads[key]) for key in keys if key in payloads]
+            )
         if cached.dual_write is None:
             return
         try:
@@ -162,12 +183,16 @@ class Writing(StateCache):
             message = "%r may have taken over a part of a failed write that its copy lacks: %s"
             _log.warning(message, cached.name, copy_error)
 
-    def _update_existing(self, collection: str, cached: CachedState, call: Call) -> Operation[list[Key]]:
+    def _update_existing(
+        self, collection: str, cached: CachedState, call: Call
+    ) -> Operation[list[Key]]:
         """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
         A point of the first request that counts as written may not be: see PointsMissing."""
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
-            records = yield from self.divided(collection, "retrieve", list(points), {"with_payload": False})
+            records = yield from self.divided(
+                collection, "retrieve", list(points), {"with_payload": False}
+            )
             points = {record.id: points[record.id] for record in records}
             if not points:
                 break
@@ -192,7 +217,11 @@ class Writing(StateCache):
             return call.having(**{SELECTORS[call.method]: models.PointIdsList(points=list(ids))})
         if not call.is_conditional:
             return call
-        points = structs(call.options["points"]) if call.method == "upsert" else list(call.options["points"])
+        points = (
+            structs(call.options["points"])
+            if call.method == "upsert"
+            else list(call.options["points"])
+        )
         ids = [key_of(point.id) for point in points]
         records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
         existing = {record.id for record in records}
@@ -213,7 +242,12 @@ class Writing(StateCache):
         ids: list[Key] = []
         offset: Any = None
         while True:
-            options = {"scroll_filter": where, "limit": size, "offset": offset, "with_payload": False}
+            options = {
+                "scroll_filter": where,
+                "limit": size,
+                "offset": offset,
+                "with_payload": False,
+            }
             page, offset = yield from self.patiently(collection, "scroll", **options)
             ids += [record.id for record in page]
             if offset is None:
@@ -238,7 +272,12 @@ class Writing(StateCache):
         notes = []
         if cached.intent_log is not None:
             notes = [
-                line(field, key_of(point.id), own[field], {n: biases[n] for n in _fields_of(state) if n in biases})
+                line(
+                    field,
+                    key_of(point.id),
+                    own[field],
+                    {n: biases[n] for n in _fields_of(state) if n in biases},
+                )
                 for point, own, biases in zip(points, vectors, columns, strict=True)
                 for field, state in cached.states.items()
                 if field in own
@@ -246,7 +285,10 @@ class Writing(StateCache):
         if upserts:
             encoded = [
                 construct(
-                    models.PointStruct, id=point.id, vector=merged(own), payload={**(point.payload or {}), **biases}
+                    models.PointStruct,
+                    id=point.id,
+                    vector=merged(own),
+                    payload={**(point.payload or {}), **biases},
                 )
                 for point, own, biases in zip(points, vectors, columns, strict=True)
             ]
@@ -255,7 +297,11 @@ class Writing(StateCache):
                 construct(models.PointVectors, id=point.id, vector=merged(own))
                 for point, own in zip(points, vectors, strict=True)
             ]
-        payloads = [] if upserts else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
+        payloads = (
+            []
+            if upserts
+            else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
+        )
         return call.having(points=encoded), notes, payloads
 
     def _encode(
@@ -276,14 +322,18 @@ class Writing(StateCache):
             places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
             if not places:
                 continue
-            rows = _rows(collection, state, [points[i] for i in places], [vectors[i][field] for i in places])
+            rows = _rows(
+                collection, state, [points[i] for i in places], [vectors[i][field] for i in places]
+            )
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
             biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
-            payloads = with_columns([{} for _ in places], encoded if state.codec.leaves_vectors else {})
+            payloads = with_columns(
+                [{} for _ in places], encoded if state.codec.leaves_vectors else {}
+            )
             for i, own, payload in zip(places, stored, payloads, strict=True):
                 vectors[i][field] = own
                 columns[i] |= payload
@@ -361,7 +411,9 @@ class Writing(StateCache):
                     f"copy {copy!r}: fewer clients at once must write the same points"
                 )
 
-    def _put(self, cached: CachedState, target: CachedState, copy: str, records: list[Any]) -> Operation[None]:
+    def _put(
+        self, cached: CachedState, target: CachedState, copy: str, records: list[Any]
+    ) -> Operation[None]:
         if not records:
             return
         shown = [cached.shown(record) for record in records]
@@ -377,12 +429,16 @@ class Writing(StateCache):
             yield from self.divided(copy, "upsert", part, {"wait": True})
 
 
-def _rows(collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]) -> Floats:
+def _rows(
+    collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
+) -> Floats:
     """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
     if (rows := packed(vectors, state.dim)) is not None:
         return rows
     listed = [as_vector(vector) for vector in vectors]
-    if odd := [point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim]:
+    if odd := [
+        point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim
+    ]:
         raise DimensionMismatch(
             f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
         )

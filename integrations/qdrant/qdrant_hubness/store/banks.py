@@ -23,7 +23,9 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     bank_field = UNNAMED
 
     def _make_bank(self, collection: str, dim: int) -> None:
-        vectors = models.VectorParams(size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0))
+        vectors = models.VectorParams(
+            size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0)
+        )
         self.make_collection(collection, {BANK_PROPERTY: "1"}, vectors_config=vectors)
         for name in ("generation", "part"):
             self.index_payload(collection, name, "keyword")
@@ -31,7 +33,9 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)
         params = schema.dense(described).get(UNNAMED)
-        return params.size if params else 0, BANK_PROPERTY in self._properties(collection, described)
+        return params.size if params else 0, BANK_PROPERTY in self._properties(
+            collection, described
+        )
 
     def _bank_key(self, row_id: str) -> Key:
         return point_id(row_id)
@@ -54,7 +58,10 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         for collection in self.client.get_collections().collections:
             # Another process may have dropped it meanwhile.
             if self.exists(collection.name):
-                yield collection.name, self._properties(collection.name, self.ask("get_collection", collection.name))
+                yield (
+                    collection.name,
+                    self._properties(collection.name, self.ask("get_collection", collection.name)),
+                )
 
 
 def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:

@@ -87,7 +87,9 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
 
 def _of(*groups: str) -> models.Filter:
-    return models.Filter(must=[models.FieldCondition(key="group", match=models.MatchAny(any=list(groups)))])
+    return models.Filter(
+        must=[models.FieldCondition(key="group", match=models.MatchAny(any=list(groups)))]
+    )
 
 
 def _record(point: Any) -> Record:

@@ -53,7 +53,9 @@ class Limits:
         return cls(
             rows_per_read=max(1, reads),
             rows_per_write=max(1, _least(config.upsert_max_batchsize, config.write_rate_limit)),
-            searches=max(1, _least(getattr(config, "search_max_batchsize", None), config.read_rate_limit)),
+            searches=max(
+                1, _least(getattr(config, "search_max_batchsize", None), config.read_rate_limit)
+            ),
             hits=_least(config.max_query_limit),
             conditions=_least(config.filter_max_conditions),
             indexes=_least(getattr(config, "max_payload_index_count", None)),

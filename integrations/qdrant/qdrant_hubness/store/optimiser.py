@@ -24,7 +24,11 @@ class Optimiser:
     """
 
     def __init__(
-        self, collection: str, *, busy_seconds: float = BUSY_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        collection: str,
+        *,
+        busy_seconds: float = BUSY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._collection = collection
         self._busy_seconds = busy_seconds

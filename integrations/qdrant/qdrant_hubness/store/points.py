@@ -86,7 +86,9 @@ def _next(key: Key) -> Key | None:
 
 
 def create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
-    return models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=collection, alias_name=alias))
+    return models.CreateAliasOperation(
+        create_alias=models.CreateAlias(collection_name=collection, alias_name=alias)
+    )
 
 
 def drop_alias(alias: str) -> models.DeleteAliasOperation:
@@ -128,7 +130,8 @@ class QdrantPoints:
                 raise _unsendable(items[0], error) from error
         middle = len(items) // 2
         answers = [
-            self.ask(method, collection, **options | {argument: half}) for half in (items[:middle], items[middle:])
+            self.ask(method, collection, **options | {argument: half})
+            for half in (items[:middle], items[middle:])
         ]
         return [*answers[0], *answers[1]] if isinstance(answers[0], list) else answers[1]
 
@@ -187,17 +190,30 @@ class QdrantPoints:
         """Count points. Where strict mode forbids exact counts, this counts the ids."""
         if limits.allows_exact:
             return int(self.ask("count", collection, count_filter=where, exact=True).count)
-        pages = (self._records(collection, partition, limits, where=where) for partition in PARTITIONS)
+        pages = (
+            self._records(collection, partition, limits, where=where) for partition in PARTITIONS
+        )
         return sum(1 for page in pages for _ in page)
 
     def scan_keys(
-        self, collection: str, *, limit: int, after: Key | None = None, partition: str | None = None, pending: str = ""
+        self,
+        collection: str,
+        *,
+        limit: int,
+        after: Key | None = None,
+        partition: str | None = None,
+        pending: str = "",
     ) -> list[Key]:
         """As Store.scan_keys."""
         described = self.ask("get_collection", collection)
         where = self._pending(collection, pending, described) if pending else None
         records = self._records(
-            collection, self._named(partition, after), Limits.of(described), after=after, most=limit, where=where
+            collection,
+            self._named(partition, after),
+            Limits.of(described),
+            after=after,
+            most=limit,
+            where=where,
         )
         return [record.id for record in records]
 
@@ -234,22 +250,34 @@ class QdrantPoints:
         )
         return form.batch(list(records))
 
-    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
+    def get(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
         """As Store.get."""
         return self._retrieve(collection, keys, self.form(collection, field))
 
-    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         """As Store.upsert."""
         form = self.form(collection, field)
         for points in self._parts(form.points(batch), form.limits):
             self.ask("upsert", collection, points=points, **SURE)
 
-    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(
+        self, collection: str, batch: Batch, field: str, *, partition: str | None = None
+    ) -> None:
         """As Store.insert: an upsert costs Qdrant no more."""
         self.upsert(collection, batch, field, partition=partition)
 
     def rewrite(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         """As Store.rewrite: vectors, and only the changed fields of the payload."""
         form = self.form(collection, field)
@@ -264,13 +292,22 @@ class QdrantPoints:
                 gone |= self._write_epochs(collection, batch, form.state.codec.epoch_field)
             return len(batch) - len(gone)
 
-        payloads = [(key, {n: row[n] for n in columns}) for key, row in zip(batch.keys, batch.rows, strict=True)]
+        payloads = [
+            (key, {n: row[n] for n in columns})
+            for key, row in zip(batch.keys, batch.rows, strict=True)
+        ]
         for part in self._parts(payloads, form.limits):
             gone |= self._set_payloads(collection, dict(part))
         return len(batch) - len(gone)
 
     def update(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+        self,
+        collection: str,
+        batch: Batch,
+        field: str,
+        changed: Sequence[str],
+        *,
+        partition: str | None,
     ) -> int:
         """As Store.update."""
         return self.rewrite(collection, batch, field, changed, partition=partition)
@@ -333,7 +370,14 @@ class QdrantPoints:
         rows = self._rows_per_request(form)
         for start in range(0, len(keys), rows):
             part = list(keys[start : start + rows])
-            records += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
+            records += self.ask(
+                "retrieve",
+                collection,
+                ids=part,
+                with_payload=True,
+                with_vectors=True,
+                **self._reads,
+            )
         return form.batch(in_order(records, keys))
 
     def _records(
@@ -408,7 +452,10 @@ class QdrantPoints:
         """Return the filter that selects points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         states = self._states(collection, described).values()
-        if any(state.codec.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
+        if any(
+            state.codec.epoch_field == epoch_field and state.codec.needs_candidates
+            for state in states
+        ):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])
@@ -441,7 +488,9 @@ class QdrantPoints:
         return gone
 
     def _existing(self, collection: str, keys: Sequence[Key]) -> set[Key]:
-        records = self.ask("retrieve", collection, ids=list(keys), with_payload=False, **self._reads)
+        records = self.ask(
+            "retrieve", collection, ids=list(keys), with_payload=False, **self._reads
+        )
         return {record.id for record in records}
 
     def _update_vectors(self, collection: str, points: Sequence[models.PointVectors]) -> set[Key]:
@@ -450,13 +499,17 @@ class QdrantPoints:
 
         return self._until_acknowledged(collection, {point.id: point for point in points}, send)
 
-    def _set_payload(self, collection: str, payload: dict[str, Any], keys: Sequence[Key]) -> set[Key]:
+    def _set_payload(
+        self, collection: str, payload: dict[str, Any], keys: Sequence[Key]
+    ) -> set[Key]:
         def send(part: list[Key]) -> None:
             self.ask("set_payload", collection, payload=payload, points=part, **SURE)
 
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
-    def _delete_payload(self, collection: str, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
+    def _delete_payload(
+        self, collection: str, names: Sequence[str], keys: Sequence[Key]
+    ) -> set[Key]:
         def send(part: list[Key]) -> None:
             self.ask("delete_payload", collection, keys=list(names), points=part, **SURE)
 
@@ -465,7 +518,9 @@ class QdrantPoints:
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
         """Set fields of each point to values of its own, in one request: it ends at the operation that fails."""
         operations = {
-            key: models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
+            key: models.SetPayloadOperation(
+                set_payload=models.SetPayload(payload=payload, points=[key])
+            )
             for key, payload in payloads.items()
         }
 
@@ -479,7 +534,9 @@ class QdrantPoints:
         points: dict[int | None, list[Key]] = {}
         for key, row in zip(batch.keys, batch.rows, strict=True):
             epoch = row.get(epoch_field)
-            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(key)
+            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(
+                key
+            )
 
         gone: set[Key] = set()
         for epoch, keys in points.items():
@@ -492,7 +549,9 @@ class QdrantPoints:
     def _rows_per_request(self, form: Form) -> int:
         """Return how many points to read at once."""
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
-        return min(form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row)))
+        return min(
+            form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
+        )
 
     def _parts(self, items: Sequence[T], limits: Limits) -> Iterator[list[T]]:
         """Yield what is written in parts that a request can hold."""

@@ -85,7 +85,11 @@ class Properties:
 def of_metadata(described: Any) -> dict[str, str]:
     """Return the properties of this package in the metadata of a collection."""
     metadata = described.config.metadata or {}
-    return {name: text for name, text in metadata.items() if name.startswith(PREFIX) and isinstance(text, str)}
+    return {
+        name: text
+        for name, text in metadata.items()
+        if name.startswith(PREFIX) and isinstance(text, str)
+    }
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
@@ -95,5 +99,7 @@ def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
     except ValueError:
         return ()
     return (
-        tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX)) if isinstance(keys, list) else ()
+        tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))
+        if isinstance(keys, list)
+        else ()
     )

@@ -20,7 +20,11 @@ from weakref import WeakKeyDictionary
 import grpc
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.common.client_exceptions import QdrantException, ResourceExhaustedResponse
-from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
+from qdrant_client.http.exceptions import (
+    ApiException,
+    ResponseHandlingException,
+    UnexpectedResponse,
+)
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
@@ -72,7 +76,9 @@ _locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
 _locks_lock = threading.Lock()
 
 
-def connect(uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False) -> QdrantClient:
+def connect(
+    uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False
+) -> QdrantClient:
     """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or ":memory:".
 
     create: make the database of a folder that holds none, as QdrantClient does. Without it a
@@ -82,7 +88,9 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60, create: 
     folder.
     """
     if "://" not in uri and uri != ":memory:" and os.path.exists(uri) and not os.path.isdir(uri):
-        raise InvalidParameter(f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT")
+        raise InvalidParameter(
+            f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
+        )
     is_folder = "://" not in uri and uri != ":memory:"
     if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
         raise ServerUnavailable(

@@ -63,7 +63,11 @@ class Normalisation:
 
     def is_same(self, a: Floats, b: Floats) -> bool:
         """Whether two vectors (…, d) have the same direction."""
-        return bool(np.allclose(unit_directions(a), unit_directions(b), rtol=self.spacing, atol=self.smallest))
+        return bool(
+            np.allclose(
+                unit_directions(a), unit_directions(b), rtol=self.spacing, atol=self.smallest
+            )
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +88,9 @@ class OtherVector:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OtherVector):
             return False
-        places = [own.value["indices"] if isinstance(own.value, dict) else None for own in (self, other)]
+        places = [
+            own.value["indices"] if isinstance(own.value, dict) else None for own in (self, other)
+        ]
         first, second = np.asarray(self), np.asarray(other)
         if places[0] != places[1] or first.shape != second.shape:
             return False
@@ -167,7 +173,9 @@ class Form:
         split = self.form.split(batch.vectors).tolist()
         present = ~np.isnan(batch.vectors[:, 0])
         return [
-            construct(models.PointVectors, id=key, vector={self.field: vector} if self.field else vector)
+            construct(
+                models.PointVectors, id=key, vector={self.field: vector} if self.field else vector
+            )
             for key, vector, has_own in zip(batch.keys, split, present, strict=True)
             if has_own
         ]
@@ -220,7 +228,10 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, models.SparseVector):
         order = sorted(range(len(value.indices)), key=value.indices.__getitem__)
-        return {"indices": [value.indices[i] for i in order], "values": [value.values[i] for i in order]}
+        return {
+            "indices": [value.indices[i] for i in order],
+            "values": [value.values[i] for i in order],
+        }
     return value
 
 

@@ -18,9 +18,17 @@ from milvus_hubness.jobs.store.records import (
 )
 from qdrant_hubness.store.rows import UNNAMED, Normalisation
 
-METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
+METRICS = {
+    models.Distance.COSINE: "COSINE",
+    models.Distance.DOT: "IP",
+    models.Distance.EUCLID: "L2",
+}
 """The distances that can be corrected, and the metrics of the layout."""
-DTYPES: dict[Any, Dtype] = {None: "float32", models.Datatype.FLOAT32: "float32", models.Datatype.FLOAT16: "float16"}
+DTYPES: dict[Any, Dtype] = {
+    None: "float32",
+    models.Datatype.FLOAT32: "float32",
+    models.Datatype.FLOAT16: "float16",
+}
 
 Described = models.CollectionInfo
 Params = models.VectorParams
@@ -44,7 +52,9 @@ def normalised(described: Described, units: int) -> dict[str, Normalisation]:
     units: units in the last place by which it may change the numbers of such a vector.
     """
     return {
-        name: Normalisation(units * SPACING[DTYPES[params.datatype]], units * SMALLEST[DTYPES[params.datatype]])
+        name: Normalisation(
+            units * SPACING[DTYPES[params.datatype]], units * SMALLEST[DTYPES[params.datatype]]
+        )
         for name, params in dense(described).items()
         if params.distance == models.Distance.COSINE and params.datatype in DTYPES
     }
@@ -111,7 +121,11 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
         vectors = dense(described)
         why = "missing"
         if field in vectors:
-            why = "a multivector" if vectors[field].multivector_config else str(vectors[field].datatype)
+            why = (
+                "a multivector"
+                if vectors[field].multivector_config
+                else str(vectors[field].datatype)
+            )
         reasons.append(
             f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
@@ -154,7 +168,10 @@ def quantization_remarks(config: Any, spread: int) -> list[str]:
 def _keeps_signs(config: Any) -> bool:
     """Whether the quantiser keeps one bit of each number: binary quantization that names no other encoding."""
     binary = getattr(config, "binary", None)
-    return binary is not None and binary.encoding in (None, models.BinaryQuantizationEncoding.ONE_BIT)
+    return binary is not None and binary.encoding in (
+        None,
+        models.BinaryQuantizationEncoding.ONE_BIT,
+    )
 
 
 def _rescores(config: Any) -> bool:
@@ -171,12 +188,19 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
     params = described.config.params
     return {
         "vectors": {name: _set(item) for name, item in sorted(dense(described).items())},
-        "sparse": {name: _set(item) for name, item in sorted((params.sparse_vectors or {}).items())},
-        "indexes": {name: str(item.data_type.value) for name, item in sorted((described.payload_schema or {}).items())},
+        "sparse": {
+            name: _set(item) for name, item in sorted((params.sparse_vectors or {}).items())
+        },
+        "indexes": {
+            name: str(item.data_type.value)
+            for name, item in sorted((described.payload_schema or {}).items())
+        },
     }
 
 
-def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None) -> dict[str, Any]:
+def copy_config(
+    source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
+) -> dict[str, Any]:
     """Return the arguments of create_collection for a copy: those of the source, with the augmented vector."""
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
@@ -193,7 +217,9 @@ def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[s
         "on_disk_payload": params.on_disk_payload,
         "hnsw_config": models.HnswConfigDiff(**_set(config.hnsw_config)),
         "optimizers_config": models.OptimizersConfigDiff(**_set(config.optimizer_config)),
-        "wal_config": models.WalConfigDiff(**_set(config.wal_config)) if config.wal_config else None,
+        "wal_config": models.WalConfigDiff(**_set(config.wal_config))
+        if config.wal_config
+        else None,
         "quantization_config": config.quantization_config,
         "strict_mode_config": _strict(config.strict_mode_config),
         "metadata": metadata,

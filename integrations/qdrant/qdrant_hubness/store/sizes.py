@@ -36,12 +36,16 @@ def json_bytes(value: Any) -> int:
     if isinstance(value, str):
         return _encoded_bytes(value)
     if isinstance(value, dict):
-        return sum(json_bytes(name) + json_bytes(item) + BYTES_PER_ITEM for name, item in value.items())
+        return sum(
+            json_bytes(name) + json_bytes(item) + BYTES_PER_ITEM for name, item in value.items()
+        )
     if isinstance(value, np.ndarray):
         return BYTES_PER_NUMBER * value.size
     if isinstance(value, BaseModel):
         return sum(
-            (_payload_bytes(item) if name == "payload" else json_bytes(item)) + BYTES_PER_ITEM + len(name)
+            (_payload_bytes(item) if name == "payload" else json_bytes(item))
+            + BYTES_PER_ITEM
+            + len(name)
             for name, item in value.__dict__.items()
         )
     return len(str(value)) + BYTES_PER_ITEM

@@ -54,7 +54,9 @@ class QdrantStore(QdrantWriteIntents):
 
     # -- descriptions ------------------------------------------------------------------------------
 
-    def info(self, collection: str, *, counted: bool = True, checked: bool = True) -> CollectionInfo:
+    def info(
+        self, collection: str, *, counted: bool = True, checked: bool = True
+    ) -> CollectionInfo:
         name = self._real_name(collection)
         described = self.ask("get_collection", name)
         properties = self.properties.of(name, described)
@@ -88,7 +90,12 @@ class QdrantStore(QdrantWriteIntents):
         width = self._copy_width(vector) if vector is not None and is_supported else 0
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
-            described, field, points=source.rows, width=width, keys=1, conditions=strict_mode.COPY_CONDITIONS
+            described,
+            field,
+            points=source.rows,
+            width=width,
+            keys=1,
+            conditions=strict_mode.COPY_CONDITIONS,
         )
         counts = {name: self._count_with(source.name, described, name) for name in names}
         counts = {name: count for name, count in counts.items() if count}
@@ -107,7 +114,9 @@ class QdrantStore(QdrantWriteIntents):
 
     def _copy_width(self, field: VectorField) -> int:
         """Return the width of the augmented vectors of a copy without room for further profiles."""
-        layout = Layout(field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field))
+        layout = Layout(
+            field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field)
+        )
         return form_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
@@ -120,8 +129,13 @@ class QdrantStore(QdrantWriteIntents):
             return self._count(collection, limits, models.Filter(must_not=[lacking]))
 
         with_payload = models.PayloadSelectorInclude(include=[key])
-        pages = (self._records(collection, partition, limits, with_payload=with_payload) for partition in PARTITIONS)
-        return sum(not _is_empty((record.payload or {}).get(key)) for page in pages for record in page)
+        pages = (
+            self._records(collection, partition, limits, with_payload=with_payload)
+            for partition in PARTITIONS
+        )
+        return sum(
+            not _is_empty((record.payload or {}).get(key)) for page in pages for record in page
+        )
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         described: Any = source.schema["described"]
@@ -136,7 +150,9 @@ class QdrantStore(QdrantWriteIntents):
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         if planned != source:
-            raise InvalidParameter("this database builds the index of a copy as in the source: omit the index options")
+            raise InvalidParameter(
+                "this database builds the index of a copy as in the source: omit the index options"
+            )
 
     def bias_spread(self, source: CollectionInfo, field: str) -> int:
         return schema.bias_spread(source, field)
@@ -164,14 +180,21 @@ class QdrantStore(QdrantWriteIntents):
             record
             for partition in PARTITIONS
             for record in self._records(
-                source.name, partition, limits, most=SIZED_POINTS, with_payload=True, with_vectors=True
+                source.name,
+                partition,
+                limits,
+                most=SIZED_POINTS,
+                with_payload=True,
+                with_vectors=True,
             )
         ]
         mean = sum(map(json_bytes, some)) // max(1, len(some))
         rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, CHUNK_BYTES // max(1, mean)))
         return min(rows, limits.rows_per_read)
 
-    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+    def nearest(
+        self, collection: str, field: str, query_vectors: Floats, k: int
+    ) -> list[list[Key]]:
         form = self.form(collection, field)
         queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
         requests = [
@@ -185,7 +208,9 @@ class QdrantStore(QdrantWriteIntents):
         ]
         keys: list[list[Key]] = []
         bytes_per_query = BYTES_PER_NUMBER * form.form.width
-        rows = min(QUERIES_PER_REQUEST, form.limits.searches, max(1, REQUEST_BYTES // bytes_per_query))
+        rows = min(
+            QUERIES_PER_REQUEST, form.limits.searches, max(1, REQUEST_BYTES // bytes_per_query)
+        )
         for start in range(0, len(requests), rows):
             part = requests[start : start + rows]
             answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
@@ -198,12 +223,19 @@ class QdrantStore(QdrantWriteIntents):
         if self.exists(target):
             before = self._states(target, self.ask("get_collection", target)).get(state.field)
             if before is None or (before.migration, before.phase) != (state.migration, "copying"):
-                raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+                raise CollectionExists(
+                    f"the name {target!r} is taken: choose another with --target"
+                )
         else:
-            metadata = schema.copied_metadata(source, state) if self.properties.in_metadata else None
+            metadata = (
+                schema.copied_metadata(source, state) if self.properties.in_metadata else None
+            )
             if metadata is None:
                 properties = self.properties.of(source.name, source.schema["described"])
-                states = {own.property_name: properties[own.property_name] for own in source.states.values()}
+                states = {
+                    own.property_name: properties[own.property_name]
+                    for own in source.states.values()
+                }
                 self.properties.alter(target, {**states, state.property_name: state.to_json()})
             self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
         for name, index in (source.schema["described"].payload_schema or {}).items():
@@ -214,7 +246,9 @@ class QdrantStore(QdrantWriteIntents):
 
     # -- biases in payloads ----------------------------------------------------------------------
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
+    def bias_fields(
+        self, source: CollectionInfo, suffix: str
+    ) -> Literal["present", "can be added", "none"]:
         """As Store.bias_fields: payloads accept any key, but a score of Euclid is a root.
 
         The keys are not present before `add_bias_fields` has had clients hide them.
@@ -302,7 +336,9 @@ class QdrantStore(QdrantWriteIntents):
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
             # After a restart the optimiser waits for a change.
-            self.ask("update_collection", collection, optimizers_config=models.OptimizersConfigDiff())
+            self.ask(
+                "update_collection", collection, optimizers_config=models.OptimizersConfigDiff()
+            )
         awaited = f"Qdrant to optimise {collection!r}"
         wait_until(awaited, lambda: optimiser.standing(self.ask("get_collection", collection)))
 
@@ -325,7 +361,9 @@ class QdrantStore(QdrantWriteIntents):
 
     def point_alias(self, alias: str, collection: str) -> None:
         created = create_alias(alias, collection)
-        self.change_aliases([drop_alias(alias), created] if self._behind(alias) else [created], alias)
+        self.change_aliases(
+            [drop_alias(alias), created] if self._behind(alias) else [created], alias
+        )
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)

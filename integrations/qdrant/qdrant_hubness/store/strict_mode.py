@@ -13,7 +13,9 @@ COPY_CONDITIONS, ENABLED_CONDITIONS = 1, 2
 """Conditions of the filter for points without a bias: an enabled collection also looks for points without a mark."""
 
 
-def obstacles(described: Any, field: str, *, points: int, width: int, keys: int, conditions: int) -> list[str]:
+def obstacles(
+    described: Any, field: str, *, points: int, width: int, keys: int, conditions: int
+) -> list[str]:
     """Return the limits of strict mode that a job cannot keep, each with the remedy.
 
     points: their number in the collection. width: of the augmented vectors of `field`. keys, conditions: the
@@ -22,7 +24,13 @@ def obstacles(described: Any, field: str, *, points: int, width: int, keys: int,
     limits = Limits.of(described)
     reasons = []
     if limits.conditions < conditions:
-        reasons.append(_reason("filter_max_conditions", limits.conditions, "a filter for points without a bias has it"))
+        reasons.append(
+            _reason(
+                "filter_max_conditions",
+                limits.conditions,
+                "a filter for points without a bias has it",
+            )
+        )
     indexed = len(described.payload_schema or {}) + keys
     if limits.indexes < indexed:
         why = f"{keys} more payload index{'es' * (keys != 1)} would make {indexed}"

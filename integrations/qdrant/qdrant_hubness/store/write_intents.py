@@ -52,7 +52,9 @@ def line_id(field: str, key: Key) -> str:
     return point_id(f"{field}\0{key!r}")
 
 
-def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any]) -> models.PointStruct:
+def line(
+    field: str, key: Key, vector: Sequence[float], columns: dict[str, Any]
+) -> models.PointStruct:
     """Return a note: the new vector of a point in a field, and the biases for its payload."""
     # The numbers are those that are sent as the point's, so nothing is left to validate.
     return models.PointStruct.model_construct(
@@ -112,13 +114,17 @@ class QdrantWriteIntents(QdrantBanks):
             raise CollectionExists(f"{name!r} exists and is not a write-intent log: rename it")
         self.drop(name)
 
-    def notes(self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None) -> list[Note]:
+    def notes(
+        self, intent_log: WriteIntentLog, keys: Sequence[Key], *, partition: str | None = None
+    ) -> list[Note]:
         """As Store.notes."""
         if not self.count(intent_log.collection):
             return []
         return [_note(line) for line in self._lines(intent_log, keys)]
 
-    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
+    def replay(
+        self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
+    ) -> list[Note]:
         """As Store.replay."""
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
@@ -126,7 +132,9 @@ class QdrantWriteIntents(QdrantBanks):
         size = min(_KEYS_PER_REQUEST, Limits.of(described).rows_per_read)
         for start in range(0, len(notes), size):
             keys = list(dict.fromkeys(note.key for note in notes[start : start + size]))
-            records = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
+            records = self.ask(
+                "retrieve", collection, ids=keys, with_vectors=list(states), **self._reads
+            )
             held = {record.id: record for record in records}
             for line in self._lines(intent_log, keys):
                 state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
@@ -143,7 +151,9 @@ class QdrantWriteIntents(QdrantBanks):
         size = min(_KEYS_PER_REQUEST, self._limits(intent_log.collection).rows_per_read)
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
-            lines += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
+            lines += self.ask(
+                "retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads
+            )
         return lines
 
     def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
