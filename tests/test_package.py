@@ -1,4 +1,4 @@
-"""What is shipped: the public names, the arrows between the rooms, and a wheel that runs by itself."""
+"""What is shipped: the public names, the arrows between the storeys, and a wheel that runs by itself."""
 
 import ast
 import json
@@ -6,29 +6,12 @@ import os
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import milvus_hubness
+from tests.support.storeys import PACKAGE, ROOT, STOREYS, files, imports, storey_of
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "milvus_hubness"
-
-STOREYS = (
-    "errors",
-    "basics",
-    "correction",
-    "quality",
-    "jobs",
-    "milvus",
-    "reports",
-    "extras",
-    "serve",
-    "demo",
-    "cli",
-)
-"""From the ground up. A file imports files of its own storey and of those below it."""
 WITHOUT_PYMILVUS = {
     "errors",
     "basics",
@@ -39,34 +22,6 @@ WITHOUT_PYMILVUS = {
     "extras",
     "serve",
 }
-
-
-def storey_of(path):
-    return path.relative_to(PACKAGE).with_suffix("").parts[0]
-
-
-def files():
-    return sorted(
-        path for path in PACKAGE.rglob("*.py") if storey_of(path) not in {"__init__", "__main__"}
-    )
-
-
-def dotted(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {dotted(path) for path in PACKAGE.rglob("*.py")}
-
-
-def imports(path):
-    """The modules that a file imports, also inside its functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in MODULES else node.module
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
