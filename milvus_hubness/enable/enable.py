@@ -41,7 +41,6 @@ from milvus_hubness.stores.protocols import (
 from milvus_hubness.stores.records import CollectionInfo
 from milvus_hubness.waiting import wait_seconds
 
-BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
 SAMPLED_ROWS = 128
 KEYS_NAMED = 5
@@ -219,8 +218,9 @@ def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Pr
     rows, wrong = 0, list[Key]()
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
-        biases = correction.centred(biased_rows.vectors)[:, None]
-        near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
+        biases = correction.centred(biased_rows.vectors)
+        allowed = correction.allowed_differences(biased_rows.vectors, biases)
+        near = np.abs(biased_rows.biases - biases[:, None]) <= allowed[:, None]
         off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
         wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)

@@ -10,7 +10,7 @@ import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import SPACING, Floats
-from milvus_hubness.correction import load_corrections
+from milvus_hubness.correction import BIAS_TOLERANCE, load_corrections
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
@@ -160,7 +160,6 @@ def warm(store: Store, migration: Migration) -> None:
 
 
 COUNTS = 3
-BIAS_TOLERANCE = 1e-5
 TOP = 10
 SEARCHED = 100
 """Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
@@ -265,14 +264,15 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     codec, slot = state.codec, state.profile.slot
     columns = codec.columns(copied.vectors, copied.rows)
     stored = codec.read_biases(columns)[:, slot]
-    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
+    decoded = pair.copy.decode_rows(copied)
+    fresh = pair.copy.encode_rows(decoded)
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
     # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
     rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
-    relative = max(BIAS_TOLERANCE, rounding)
-    allowed = np.maximum(relative * np.maximum(1, np.abs(computed)), state.profile.tolerance)
-    off = np.abs(stored - computed) > allowed
-    if pair.copy.corrections[slot].fitted.estimator.potentials:
+    correction = pair.copy.corrections[slot]
+    allowed = correction.allowed_differences(decoded.vectors, computed, max(BIAS_TOLERANCE, rounding))
+    off = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
+    if correction.fitted.estimator.potentials:
         off &= ~codec.are_new(columns)
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
