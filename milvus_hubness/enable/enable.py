@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from milvus_hubness.errors import (
     VerificationFailed,
     name_some,
 )
-from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
+from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, find_themselves
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import Lease, leasing
@@ -245,13 +246,15 @@ def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState)
         if not keys:
             continue
         encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
-        by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
-        by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
+        searches = [
+            partial(store.nearest, info.name, field, query_vectors)
+            for field, query_vectors in ((state.field, vectors), (state.searched_field, encoded))
+        ]
+        steady, by_field, by_second = find_themselves(keys, *searches)
         after = store.get(info.name, keys, state.field, partition=partition)
-        same = {key for key, is_same in same_rows(before, after).items() if is_same}
-        for key, first, second in zip(keys, by_field, by_second, strict=True):
-            if key in same:
-                counts += [1, key in first[:TOP], key in second[:TOP]]
+        same = same_rows(before, after)
+        counted = steady & np.array([same.get(key, False) for key in keys])
+        counts += [counted.sum(), (counted & by_field).sum(), (counted & by_second).sum()]
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second
 

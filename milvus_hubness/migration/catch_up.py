@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import SPACING, Floats
+from milvus_hubness.codec.arrays import SPACING
+from milvus_hubness.codec.base import Flags
 from milvus_hubness.correction import BIAS_TOLERANCE, load_corrections
 from milvus_hubness.defaults import Engine
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
@@ -171,7 +173,8 @@ FEWEST_MISSES = 3
 @dataclass(frozen=True)
 class Verification:
     """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
-    own vector was searched for; in_source, in_copy: those among the ten best."""
+    own vector was searched for, without those that rows written meanwhile pushed out of the ten best or let in;
+    in_source, in_copy: those among the ten best."""
 
     rows: int
     fields: int
@@ -192,13 +195,18 @@ def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chun
     biases = searched = in_source = in_copy = 0
     for copied in _samples(pair, equal.sample):
         _check_biases(pair, copied)
+        biases += len(copied)
         vectors = pair.copy.decode_rows(copied).vectors
         valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
-        biases, searched = biases + len(copied), searched + len(valid)
         if len(valid):
             keys, queries = [copied.keys[i] for i in valid], vectors[valid]
-            in_source += _self_matches(pair, pair.origin, keys, queries)
-            in_copy += _self_matches(pair, pair.copy, keys, queries)
+            in_origin, in_its_copy = (
+                partial(side.nearest, pair.store, pair.state.field, queries) for side in (pair.origin, pair.copy)
+            )
+            steady, by_origin, by_copy = find_themselves(keys, in_origin, in_its_copy)
+            searched += int(steady.sum())
+            in_source += int((steady & by_origin).sum())
+            in_copy += int((steady & by_copy).sum())
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
             f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
@@ -283,10 +291,21 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
         )
 
 
-def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floats) -> int:
-    """Return the number of rows that are among the TOP best of a search for their own vectors (n, d)."""
-    nearest = side.nearest(pair.store, pair.state.field, vectors, SEARCHED)
-    return sum(key in best[:TOP] for key, best in zip(keys, nearest, strict=True))
+def find_themselves(
+    keys: Sequence[Key], first: Callable[[int], list[list[Key]]], second: Callable[[int], list[list[Key]]]
+) -> tuple[Flags, Flags, Flags]:
+    """Return which rows count, and which are among the TOP best of searches for their own vectors, in the first place
+    and in the second, each (n,). first, second: search for the vectors of all rows, and return so many keys of each.
+
+    A row need not be its own nearest under IP, and new rows may push it out of its ten best. So the first place is
+    searched again after the second, and a row counts only if both answers agree: clients write meanwhile.
+    """
+
+    def found(search: Callable[[int], list[list[Key]]]) -> Flags:
+        return np.array([key in best[:TOP] for key, best in zip(keys, search(SEARCHED), strict=True)], np.bool_)
+
+    before, by_second, after = found(first), found(second), found(first)
+    return before == after, before, by_second
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
