@@ -29,6 +29,11 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 
 Biases = npt.NDArray[np.floating[Any]]
 
+BIAS_TOLERANCE = 1e-5
+"""How much two computations of one bias may differ, relative to a centred bias of at least 1."""
+ROUNDING = 2.0**-20
+"""How much they may differ relative to the numbers that they add up: eight units in the last place of float32."""
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -145,6 +150,24 @@ class Correction:
         if valid.any():
             biases[valid] = self._finite(self._biases(rows[valid]) - np.float32(self.mean_bias))
         return biases
+
+    def allowed_differences(
+        self, vectors: Floats, centred: Floats, tolerance: float = BIAS_TOLERANCE
+    ) -> Floats:
+        """Return how much stored biases may differ from `centred`, those of vectors (n, d) computed now, (n,).
+
+        tolerance: relative to centred biases of at least 1. Similarities, and biases before they are centred, may be
+        far larger than that, if vectors are long or far from the bank. Their float32 rounding depends on the other
+        rows of the same computation, so that it is allowed too.
+        """
+        valid = ~self.layout.invalid(vectors)
+        size = np.zeros(len(vectors))
+        if valid.any():
+            # At least as large as the sum of sizes of the terms of any inner product.
+            largest = np.abs(self.fitted.bank.vectors).max(axis=0)
+            terms = np.abs(self.layout.reduce_items(vectors[valid])) @ largest
+            size[valid] = np.maximum(terms, np.abs(centred[valid] + self.mean_bias))
+        return np.maximum(tolerance * np.maximum(1, np.abs(centred)), ROUNDING * size)
 
     def _finite(self, biases: Biases) -> Floats:
         """Return the biases as float32. Raises InvalidInput for NaN and infinity, which a database would store and rank

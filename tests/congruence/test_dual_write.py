@@ -13,6 +13,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     DualWriteFailed,
+    MigrationOptions,
     QueryBank,
     Sinkhorn,
     StoreError,
@@ -20,7 +21,9 @@ from milvus_hubness import (
     migrate,
     plan_enable,
     plan_migration,
+    rollback,
 )
+from milvus_hubness.jobs.common.progress import Events
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.support.galleries import all_keys, nnn, plain_collection, vectors
@@ -466,6 +469,43 @@ def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, sta
     assert all(now > then for now, then in zip(done, before, strict=True))
     held = moving.held(moving.target)
     assert set(range(1_000, 1_000 + done[2])) <= set(held)
+
+
+@pytest.mark.parametrize("rename", [False, True], ids=["alias", "rename"])
+@pytest.mark.parametrize("by", [{"ids": [5]}, {"filter": "id == 5"}], ids=str)
+def test_a_delete_that_meets_the_end_of_a_rollback_fails_nobody(backend, rename, by):
+    """The client has read that deletes go to both collections. At its first delete the name is back already, and the
+    ledger says so."""
+    rng, plain, store, name = (
+        np.random.default_rng(3),
+        backend.client(),
+        backend.store(),
+        backend.name("moving"),
+    )
+    plain_collection(plain, name, vectors(rng, ITEMS, DIM), "IP")
+    backend.made += [f"{name}__before_hubness", f"{name}_hubness"]
+    uses = name if rename else backend.name("moving_live")
+    plan = plan_migration(
+        store,
+        name,
+        QueryBank(vectors(rng, 30, DIM)),
+        estimator=NNN(K),
+        rename=rename,
+        alias=None if rename else uses,
+    )
+    migrate(store, plan)
+    clients = []
+
+    def reads(event):
+        if event.name == "catching-up":
+            clients.append(backend.hubness_client(state_ttl=AN_HOUR))
+            clients[-1].get(uses, [1])
+
+    rollback(store, plan.target, options=MigrationOptions(events=Events([reads])))
+    assert store.info(uses).name == name
+    clients[-1].delete(uses, **by)
+    assert 5 not in all_keys(store, name)
+    assert len(all_keys(store, name)) == ITEMS - 1
 
 
 @pytest.mark.lite_only

@@ -1,10 +1,13 @@
 """A day with a database: rows come and go, the bank is replaced, and all that was due is done."""
 
+import time
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import time_machine
+from grpc import _channel
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration, refresh
 from milvus_hubness.jobs.refresh.status import status
@@ -16,8 +19,17 @@ DIM = 16
 START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
 
 
+@pytest.fixture
+def real_deadlines(monkeypatch):
+    """Deadlines of requests are moments of the real clock: the transport compares them with it, and one that is
+    computed from the day of the test would be months over."""
+    ahead = time.time() - time.monotonic()
+    real = SimpleNamespace(time=lambda: time.monotonic() + ahead, perf_counter=time.perf_counter)
+    monkeypatch.setattr(_channel, "time", real)
+
+
 @pytest.mark.long
-def test_a_day_of_churn_and_new_banks(lite, tmp_path):
+def test_a_day_of_churn_and_new_banks(lite, tmp_path, real_deadlines):
     rng, name = np.random.default_rng(3), lite.name()
     corrected = f"{name}_hubness"
     shift = rng.normal(size=DIM) / np.sqrt(DIM)

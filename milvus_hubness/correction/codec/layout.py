@@ -52,9 +52,10 @@ class Layout:
     dim, metric: the user's. slots: columns for biases; a refresh fills a standby slot and then switches to it.
     multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m sub-vectors needs
     lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their weights are stored
-    and sent exactly. mean: c as `index_hints.mean_of` returns it, for L2 only. anchor, pull: a and p of the graph hint
-    column, the last one if a is not 0. locality_hints, reach: the directions and the length of the locality hint
-    columns, for IP and COSINE only; none if the text is empty. The width must have the hint columns to spare.
+    and sent exactly, to within the smallest number of float32. mean: c as `index_hints.mean_of` returns it, for L2
+    only. anchor, pull: a and p of the graph hint column, the last one if a is not 0. locality_hints, reach: the
+    directions and the length of the locality hint columns, for IP and COSINE only; none if the text is empty. The width
+    must have the hint columns to spare.
 
     Quantisers that treat all columns alike need biases that look like the vector's own numbers: for them `bias_scale`
     and `spread` are chosen, see `quantisation`. A graph of unquantised vectors needs small biases
@@ -76,7 +77,8 @@ class Layout:
     reach: float = 0.0
     mean: str = ""
     bias_scale: float = 1.0
-    """f, a power of two: a bias b is stored as f·b, and its weight is sent as w/f."""
+    """f, a power of two: a bias b is stored as f·b/s, and its weight is sent as w·s/f. It is 1 under L2 and COSINE
+    unless biases are spread."""
     spread: int = 1
     """n, a power of two: a bias, and under L2 ½‖r‖², is stored in n columns, and a query has 1/n of its weight in
     each. If n is above 1, the column u of L2, which no query reads, is 0."""
@@ -96,17 +98,14 @@ class Layout:
                 raise InvalidParameter(
                     f"{name} is a finite number of at most {LARGEST_CONSTANT:g}, got {getattr(self, name)!r:.20}"
                 )
-        others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
-        if not _is_power_of_two(self.scale) or (self.metric != "L2" and others):
+        if self.metric != "L2" and (self.offset, self.scale, self.mean) != (0.0, 1.0, ""):
             raise InvalidParameter(
-                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset:g} and "
-                f"{self.scale:g} for {self.metric}"
+                f"a mean, an offset and a scale are for L2: got {self.offset:g} and {self.scale:g} for {self.metric}"
             )
-        # The product must be one too: biases are multiplied by it.
-        if not _is_power_of_two(self.bias_scale) or not _is_power_of_two(self._bias_factor):
-            raise InvalidParameter(
-                f"bias_scale is a power of two, got {self.bias_scale!r:.20} with scale {self.scale:g}"
-            )
+        _require_power_of_two("scale", self.scale)
+        _require_power_of_two("bias_scale", self.bias_scale)
+        # Biases are multiplied by it.
+        _require_power_of_two("bias_scale divided by scale", self._bias_factor)
         if not 1 <= self.spread <= LARGEST_SPREAD or not _is_power_of_two(self.spread):
             raise InvalidParameter(
                 f"spread is a power of two up to {LARGEST_SPREAD}, got {self.spread!r:.20}"
@@ -469,6 +468,13 @@ class Layout:
             return rows
         lengths[lengths == 0] = 1.0
         return (rows / lengths[:, None]).astype(np.float32)
+
+
+def _require_power_of_two(name: str, number: float) -> None:
+    if not _is_power_of_two(number):
+        raise InvalidParameter(
+            f"{name} is a power of two from {1 / LARGEST_SCALE:g} to {LARGEST_SCALE:g}, got {number!r:.30}"
+        )
 
 
 def _is_power_of_two(number: float) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,11 @@ from milvus_hubness.jobs.common.lease_records import default_client_ttl
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
 from milvus_hubness.jobs.common.row_writer import drop_intents, rewriting
 from milvus_hubness.jobs.enable.plan import EnablePlan
-from milvus_hubness.jobs.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
+from milvus_hubness.jobs.migration.catch_up import (
+    FEWER_ALLOWED,
+    FEWEST_MISSES,
+    find_themselves,
+)
 from milvus_hubness.jobs.migration.compare import same_rows
 from milvus_hubness.jobs.store.helpers import list_bank
 from milvus_hubness.jobs.store.protocols import (
@@ -43,7 +48,6 @@ from milvus_hubness.jobs.store.protocols import (
 )
 from milvus_hubness.jobs.store.records import CollectionInfo
 
-BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
 SAMPLED_ROWS = 128
 KEYS_NAMED = 5
@@ -237,8 +241,9 @@ def _fill(
     rows, wrong = 0, list[Key]()
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
-        biases = correction.centred(biased_rows.vectors)[:, None]
-        near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
+        biases = correction.centred(biased_rows.vectors)
+        allowed = correction.allowed_differences(biased_rows.vectors, biases)
+        near = np.abs(biased_rows.biases - biases[:, None]) <= allowed[:, None]
         off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
         wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
@@ -265,13 +270,15 @@ def _find_themselves(
         if not keys:
             continue
         encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
-        by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
-        by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
+        searches = [
+            partial(store.nearest, info.name, field, query_vectors)
+            for field, query_vectors in ((state.field, vectors), (state.searched_field, encoded))
+        ]
+        steady, by_field, by_second = find_themselves(keys, *searches)
         after = store.get(info.name, keys, state.field, partition=partition)
-        same = {key for key, is_same in same_rows(before, after).items() if is_same}
-        for key, first, second in zip(keys, by_field, by_second, strict=True):
-            if key in same:
-                counts += [1, key in first[:TOP], key in second[:TOP]]
+        same = same_rows(before, after)
+        counted = steady & np.array([same.get(key, False) for key in keys])
+        counts += [counted.sum(), (counted & by_field).sum(), (counted & by_second).sum()]
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import SPACING, Floats
+from milvus_hubness.correction.codec.arrays import SPACING
+from milvus_hubness.correction.codec.base import Flags
+from milvus_hubness.correction.fitted import BIAS_TOLERANCE
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.jobs.common.corrections import load_corrections
 from milvus_hubness.jobs.common.progress import Throttle, key_pages
@@ -178,7 +181,6 @@ def warm(store: Store, migration: Migration) -> None:
 
 
 COUNTS = 3
-BIAS_TOLERANCE = 1e-5
 TOP = 10
 SEARCHED = 100
 """Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
@@ -190,7 +192,8 @@ FEWEST_MISSES = 3
 @dataclass(frozen=True)
 class Verification:
     """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
-    own vector was searched for; in_source, in_copy: those among the ten best."""
+    own vector was searched for, without those that rows written meanwhile pushed out of the ten best or let in;
+    in_source, in_copy: those among the ten best."""
 
     rows: int
     fields: int
@@ -213,13 +216,19 @@ def verified(
     biases = searched = in_source = in_copy = 0
     for copied in _samples(pair, equal.sample):
         _check_biases(pair, copied)
+        biases += len(copied)
         vectors = pair.copy.decode_rows(copied).vectors
         valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
-        biases, searched = biases + len(copied), searched + len(valid)
         if len(valid):
             keys, queries = [copied.keys[i] for i in valid], vectors[valid]
-            in_source += _self_matches(pair, pair.origin, keys, queries)
-            in_copy += _self_matches(pair, pair.copy, keys, queries)
+            in_origin, in_its_copy = (
+                partial(side.nearest, pair.store, pair.state.field, queries)
+                for side in (pair.origin, pair.copy)
+            )
+            steady, by_origin, by_copy = find_themselves(keys, in_origin, in_its_copy)
+            searched += int(steady.sum())
+            in_source += int((steady & by_origin).sum())
+            in_copy += int((steady & by_copy).sum())
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
             f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
@@ -289,14 +298,17 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     codec, slot = state.codec, state.profile.slot
     columns = codec.columns(copied.vectors, copied.rows)
     stored = codec.read_biases(columns)[:, slot]
-    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
+    decoded = pair.copy.decode_rows(copied)
+    fresh = pair.copy.encode_rows(decoded)
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
     # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
     rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
-    relative = max(BIAS_TOLERANCE, rounding)
-    allowed = np.maximum(relative * np.maximum(1, np.abs(computed)), state.profile.tolerance)
-    off = np.abs(stored - computed) > allowed
-    if pair.copy.corrections[slot].fitted.estimator.potentials:
+    correction = pair.copy.corrections[slot]
+    allowed = correction.allowed_differences(
+        decoded.vectors, computed, max(BIAS_TOLERANCE, rounding)
+    )
+    off = np.abs(stored - computed) > np.maximum(allowed, state.profile.tolerance)
+    if correction.fitted.estimator.potentials:
         off &= ~codec.are_new(columns)
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
@@ -307,10 +319,25 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
         )
 
 
-def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floats) -> int:
-    """Return the number of rows that are among the TOP best of a search for their own vectors (n, d)."""
-    nearest = side.nearest(pair.store, pair.state.field, vectors, SEARCHED)
-    return sum(key in best[:TOP] for key, best in zip(keys, nearest, strict=True))
+def find_themselves(
+    keys: Sequence[Key],
+    first: Callable[[int], list[list[Key]]],
+    second: Callable[[int], list[list[Key]]],
+) -> tuple[Flags, Flags, Flags]:
+    """Return which rows count, and which are among the TOP best of searches for their own vectors, in the first place
+    and in the second, each (n,). first, second: search for the vectors of all rows, and return so many keys of each.
+
+    A row need not be its own nearest under IP, and new rows may push it out of its ten best. So the first place is
+    searched again after the second, and a row counts only if both answers agree: clients write meanwhile.
+    """
+
+    def found(search: Callable[[int], list[list[Key]]]) -> Flags:
+        return np.array(
+            [key in best[:TOP] for key, best in zip(keys, search(SEARCHED), strict=True)], np.bool_
+        )
+
+    before, by_second, after = found(first), found(second), found(first)
+    return before == after, before, by_second
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:

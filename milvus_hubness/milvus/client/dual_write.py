@@ -154,12 +154,12 @@ class DualWrites:
             now = yield from self._states.read_again(collection, timeout)
             if now in (NOTHING, replace(cached, dual_write=None)):
                 return  # the dual writes have ended
-            yield from self._states.expect_copy(cached, dual_write)
             if now.dual_write is None:
                 copy = yield from self._states.cached_state(dual_write.collection, timeout)
                 if copy == NOTHING:
-                    # A rollback renamed the collections: the copy has the name now.
+                    # A rollback renamed the collections: the copy has the name now, and the ledger no other one.
                     dual_write = dual_write.model_copy(update={"collection": collection})
+            yield from self._states.expect_copy(cached, dual_write)
             yield from work(dual_write)
         except _FAILURES as error:
             raise DualWriteFailed(

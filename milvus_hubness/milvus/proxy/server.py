@@ -461,9 +461,12 @@ class Proxy:
                 self.port = self._server.add_secure_port(address, credentials)
         if not self.port:
             await self._channel.close()
-            raise InvalidParameter(
-                f"cannot listen on {address}: choose a free port, and a certificate of its key"
+            known = (
+                ", and a key that gRPC knows: RSA, or elliptic on P-256 or P-384"
+                if self.options.tls
+                else ""
             )
+            raise InvalidParameter(f"cannot listen on {address}: choose a free port{known}")
         await self._server.start()
 
     async def stop(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -29,18 +29,31 @@ from milvus_hubness.errors import (
 from tests.support.galleries import decoded, nnn
 
 METRICS = ["IP", "COSINE", "L2"]
+SMALLEST = 2.0**-149
+"""The smallest number above 0 in float32."""
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
+
+ONE_ROW_OF_ZEROS = (
+    np.zeros((1, 1), np.float32),
+    np.zeros((1, 1), np.float32),
+    np.zeros(1, np.float32),
+)
 
 
 @st.composite
 def cases(draw, metric=None):
+    """bias_scale: as `with_bias_scale` and `measured_on` choose one, for spread layouts and for IP only. Relative to
+    the smallest scale of L2, which unspread layouts have, any other is refused."""
     dim = draw(st.integers(1, 40))
+    metric = metric or draw(st.sampled_from(METRICS))
+    spread = draw(st.sampled_from([1, 1, 2, 8]))
+    scales = [1.0, 0.25, 64.0] if spread > 1 or metric == "IP" else [1.0]
     layout = Layout(
         dim,
-        metric or draw(st.sampled_from(METRICS)),
+        metric,
         draw(st.integers(1, 5)),
-        bias_scale=draw(st.sampled_from([1.0, 0.25, 64.0])),
-        spread=draw(st.sampled_from([1, 1, 2, 8])),
+        bias_scale=draw(st.sampled_from(scales)),
+        spread=spread,
     )
     items = draw(hnp.arrays(np.float32, (draw(st.integers(1, 6)), dim), elements=FLOATS))
     queries = draw(hnp.arrays(np.float32, (draw(st.integers(1, 4)), dim), elements=FLOATS))
@@ -165,6 +178,7 @@ def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
 
 
 @given(cases())
+@example((Layout(1, "L2", 1), np.float32([[2.0**-126]]), np.float32([[0.0]]), np.float32([0.5])))
 def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
     layout, items, queries, biases = case
     layout = measured_on(layout, items, queries)
@@ -560,20 +574,30 @@ def test_a_bias_is_spread_over_columns_of_equal_weight(metric):
 
 
 @given(cases(), st.floats(-2, 2))
+@example((Layout(1, "IP", 1, spread=8), *ONE_ROW_OF_ZEROS), 1.3132002446209012e-38)
+@example((Layout(1, "IP", 1, bias_scale=0.25), *ONE_ROW_OF_ZEROS[:2], np.float32([1.4e-45])), 1.0)
 def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
-    """Scale and spread are powers of two, so that they move exponents and leave all digits alone."""
+    """Scale and spread are powers of two, so that they move exponents and leave all digits alone. Numbers that become
+    subnormal lose digits: no number in a column is off by more than the smallest one of float32."""
     layout, items, queries, biases = case
     plain = replace(layout, bias_scale=1.0, spread=1, anchor=0.0, pull=0.0, length_pull=0.0)
-    stored, slot = layout.augment(items, biases), layout.slots - 1
-    np.testing.assert_array_equal(
-        layout.biases(stored, slot), plain.biases(plain.augment(items, biases), slot)
-    )
+    slot = layout.slots - 1
+
+    read = [form.biases(form.augment(items, biases), slot) for form in (layout, plain)]
+    # In units of a bias, as stored in either form.
+    smallest = SMALLEST * layout.scale * (1 / layout.bias_scale + 1)
+    np.testing.assert_allclose(*read, rtol=0, atol=smallest)
+
     weights = [
-        form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)].sum(axis=1)
+        form.encode_queries(queries, strength, slot=slot)[:, form.columns_of(slot)]
+        .astype(float)
+        .sum(axis=1)
         * form.bias_scale
         for form in (layout, plain)
     ]
-    np.testing.assert_array_equal(*weights)
+    np.testing.assert_allclose(
+        *weights, rtol=0, atol=SMALLEST * (layout.spread * layout.bias_scale + 1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -582,7 +606,10 @@ def test_no_number_of_a_spread_form_is_rounded_differently(case, strength):
      {"bias_scale": math.nan}, {"bias_scale": 2.0**101}, {"bias_scale": 2.0**60, "scale": 2.0**-60}],
 )  # fmt: skip
 def test_scales_and_spreads_that_would_round_are_refused(others):
-    with pytest.raises(InvalidParameter, match="power of two"):
+    """The message names the number that is refused."""
+    [*_, last] = others
+    refused = "bias_scale divided by scale" if len(others) > 1 else last
+    with pytest.raises(InvalidParameter, match=f"^{refused} is a power of two"):
         Layout(4, "L2", **others)
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from milvus_hubness.cli import app
 from milvus_hubness.errors import InvalidParameter
 from tests.milvus.proxy.running import ProxyProcess, eventually, started
+from tests.milvus.proxy.test_command import certificate_of
 from tests.milvus.proxy.upstreams import FakeUpstream
 
 SERVICE = "/milvus.proto.milvus.MilvusService/"
@@ -173,10 +174,16 @@ def test_a_worker_that_cannot_start_again_is_tried_until_it_can(upstream, capfd)
 
 
 @pytest.mark.long
-def test_a_worker_that_cannot_serve_says_why():
-    wrong = ["--tls-cert", __file__, "--tls-key", __file__]
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_worker_that_cannot_serve_says_why(tmp_path, workers):
+    """Its key is one that Python's ssl takes, so that it is not refused before, and gRPC does not."""
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:brainpoolP256r1", "-nodes"]
+    key, certificate = certificate_of(tmp_path, "odd", *curve)
+    files = ["--tls-cert", str(certificate), "--tls-key", str(key)]
     done = CliRunner().invoke(
-        app, ["proxy", "--upstream", "localhost:1", "--port", "0", "--workers", "2", *wrong]
+        app, ["proxy", "--upstream", "localhost:1", "--port", "0", "--workers", workers, *files]
     )
     assert isinstance(done.exception, InvalidParameter)
-    assert "a certificate of its key" in str(done.exception)
+    said = str(done.exception)
+    assert said.startswith("cannot listen on 127.0.0.1:")
+    assert said.endswith("a key that gRPC knows: RSA, or elliptic on P-256 or P-384")

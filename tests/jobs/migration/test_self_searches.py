@@ -1,0 +1,92 @@
+"""Rows searched for by their own vectors, in two places and while others write: the last check of a verification."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    QueryBank,
+    VerificationFailed,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+)
+from milvus_hubness.jobs.migration.catch_up import SEARCHED, find_themselves
+from milvus_hubness.milvus.store.milvus_store import MilvusStore
+from tests.congruence.test_second_vector import with_second_field
+from tests.support.galleries import plain_collection, vectors
+
+ROWS, DIM = 60, 12
+
+
+def copied(lite, name, items, bank):
+    plain_collection(lite.client(), name, items, "IP")
+    lite.made.append(f"{name}_hubness")
+    plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), force=True)
+    return lambda: migrate(lite.store(), plan, client_ttl=0.0)
+
+
+def enabled(lite, name, items, bank):
+    with_second_field(lite.client(), name, items, "IP", 16)
+    plan = plan_enable(lite.store(), name, bank, estimator=NNN(4), where="vectors", force=True)
+    return lambda: enable(lite.store(), plan, client_ttl=0.0)
+
+
+@pytest.fixture(params=[copied, enabled])
+def world(request, lite):
+    """(name, items, job) of a collection whose rows are mostly among their own ten best."""
+    rng = np.random.default_rng(5)
+    name, items = lite.name(), vectors(rng, ROWS, DIM)
+    return name, items, request.param(lite, name, items, QueryBank(vectors(rng, 40, DIM)))
+
+
+def watched(monkeypatch, change):
+    """Let `change` replace the answer of each search of the check; it gets its number and answer."""
+    search, number = MilvusStore.nearest, itertools.count()
+
+    def nearest(store, collection, field, query_vectors, k):
+        found = search(store, collection, field, query_vectors, k)
+        return change(next(number), found) if k == SEARCHED else found
+
+    monkeypatch.setattr(MilvusStore, "nearest", nearest)
+
+
+def test_rows_written_between_the_searches_are_no_misses(world, lite, monkeypatch):
+    """Under IP, long rows push others out of their own ten best, in both places alike."""
+    name, items, job = world
+    writer = lite.hubness_client()
+    written = []
+
+    def then_write(number, found):
+        keys = range(1_000 + 10 * number, 1_010 + 10 * number)
+        rows = [{"id": key, "vector": 9 * items[key % ROWS], "group": 1} for key in keys]
+        writer.insert(name, rows)
+        written.extend(keys)
+        return found
+
+    watched(monkeypatch, then_write)
+    job()
+    assert len(written) >= 20
+
+
+def test_searches_that_miss_rows_in_the_second_place_alone_are_reported(world, monkeypatch):
+    watched(
+        monkeypatch, lambda number, found: [best[20:] for best in found] if number == 1 else found
+    )
+    with pytest.raises(
+        VerificationFailed, match=f"miss rows: of {ROWS} rows searched for by their own vectors"
+    ):
+        world[-1]()
+
+
+def test_a_row_counts_if_the_first_place_answers_alike_before_and_after():
+    first = iter([[[1], [2], [9], [4]], [[1], [9], [3], [4]]])
+    steady, in_first, in_second = find_themselves(
+        [1, 2, 3, 4], lambda k: next(first), lambda k: [[1], [2], [3], [*range(10, 20), 4]]
+    )
+    assert steady.tolist() == [True, False, False, True]
+    assert in_first[steady].tolist() == [True, True]
+    assert in_second[steady].tolist() == [True, False]
