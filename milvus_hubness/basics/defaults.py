@@ -16,8 +16,8 @@ WAIT_VARIABLE, WAIT_SECONDS = "MILVUS_HUBNESS_WAIT_SECONDS", 3_600.0
 SHORT_METHODS = ("blend", "csls", "dn", "dualis", "is", "nnn", "relative", "sn", "dbsn")
 """Aliases of the estimators."""
 
-Engine = Literal["local", "server", "ray"]
-"""Where biases are computed: on this machine, by Milvus's search over the bank, or on a Ray cluster."""
+Engine = Literal["local", "ray"]
+"""Where biases are computed: on this machine, or on a Ray cluster."""
 
 Live = Literal["never", "on drift", "always"]
 """When sampled queries enter an online bank."""

@@ -68,8 +68,8 @@ ClientTtl = Annotated[
 RowsPerSecond = Annotated[float | None, "Maximum rows written per second. [default: no limit]"]
 EngineName = Annotated[
     Engine,
-    "Where biases are computed. local: this machine. server: Milvus's search over the bank, for nnn "
-    "and csls. ray: the Ray cluster of $RAY_ADDRESS, or all local cores.",
+    "Where biases are computed. local: this machine. ray: the Ray cluster of $RAY_ADDRESS, or all "
+    "local cores.",
 ]
 
 

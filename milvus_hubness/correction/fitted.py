@@ -21,7 +21,7 @@ from milvus_hubness.correction.codec.index_hints import NEAR, columns, coordinat
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.correction.estimators.base import TargetBank
-from milvus_hubness.correction.estimators.nearest import MOST_PRODUCTS
+from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.correction.kernels.primitives import resolve_device, uses_numpy
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
@@ -111,7 +111,7 @@ class Correction:
         if (
             on_cuda
             or count > MOST_PRODUCTS
-            or self.fitted.estimator.needs.targets
+            or not self.fitted.takes_products
             or self.compute is not None
         ):
             return replace(self, are_new=are_new).centred(vectors), self.locality_hints(vectors)
@@ -120,10 +120,8 @@ class Correction:
         valid = ~self.layout.invalid(vectors)
         if valid.any():
             products = self.layout.reduce_items(vectors[valid]) @ bank.T
-            nearest = self.fitted.nearest(products, are_new=are_new)
-            biases[valid] = self._finite(
-                self.fitted.estimator.from_nearest(nearest).biases - self.mean_bias
-            )
+            uncentred = self.fitted.bias_of_products(products, are_new=are_new)
+            biases[valid] = self._finite(uncentred - np.float32(self.mean_bias))
             if hints.size:
                 _, coordinates, lengths = self._landmarks
                 scores = products[:, places(len(bank))] / lengths

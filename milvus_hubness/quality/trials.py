@@ -171,7 +171,7 @@ def _by_method(
     banks = [bank, *(QueryBank(bank.vectors[part]) for part in parts)]
     bests = [best, *(TopK(best.values[part], best.indices[part]) for part in parts)]
     relative = [_relative_biases(*part, gallery) for part in zip(banks, bests, strict=True)]
-    own = [RelativeNNN(k, spread=unit).clamped(m) for k in RELATIVE_KS]
+    own = [RelativeNNN(k).clamped(m) for k in RELATIVE_KS]
     several = zip(own, *relative, strict=True)
     yield [
         _agreed(replace(one, strength="agreement"), biases, (1.0,))[0] for one, *biases in several

@@ -242,9 +242,9 @@ def test_a_vector_without_a_direction_has_bias_0_in_the_copy(lite):
     assert row["vector"] == [0.0] * DIM
 
 
-def test_a_bank_too_large_to_be_searched_leaves_the_bias_to_the_migration(lite):
+def test_a_bank_too_large_for_the_client_leaves_the_bias_to_the_migration(lite):
     moving = Moving(lite, estimator=Sinkhorn(0.1)).forward(required=True)
-    small = lite.hubness_client(policy={"window": 4, "whole": 4}, bank_budget=1)
+    small = lite.hubness_client(bank_budget=1)
     small.insert(moving.source, moving.rows([100]))
     row = moving.held(moving.target, "hubness_bias", "hubness_epoch")[100]
     assert (row["hubness_bias"], row["hubness_epoch"]) == (0, 0)

@@ -149,19 +149,6 @@ def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
     here.assert_found(items=np.vstack([here.items, here.new]))
 
 
-@pytest.mark.lite_only
-def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(backend):
-    here = Divided(backend)
-    here.client = backend.hubness_client(bank_budget=1_000)
-    keys = here.insert()
-    assert not here.cells(keys).any()
-    here.assert_found(items=np.vstack([here.items, here.new]))
-    done = refresh(here.store, here.name, refit=True)
-    assert (done.action, done.written) == ("full", len(keys))
-    here.assert_filled(keys, here.new)
-    here.assert_filled(range(ITEMS), here.items)
-
-
 def test_a_second_vector_field_has_them(backend):
     """An index of the copy's kind searches it."""
     rng = np.random.default_rng(5)
@@ -185,7 +172,7 @@ def test_a_second_vector_field_has_them(backend):
     rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, new, strict=True)]
     backend.hubness_client().insert(name, rows)
     np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
-    backend.hubness_client(bank_budget=1_000).upsert(name, rows)
+    backend.hubness_client().upsert(name, rows, bias="pending")
     assert not held(keys).any()
     done = refresh(store, name, refit=True)
     assert (done.action, done.written) == ("full", len(keys))
@@ -200,18 +187,19 @@ def test_a_second_vector_field_has_them(backend):
 
 
 def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite):
-    """One that writes without end, and has no room for the bank: its rows are found by the right scores."""
+    """One that writes without end, and computes no bias: its rows are found by the right scores."""
     rng = np.random.default_rng(6)
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
     with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
-    writer = lite.hubness_client(bank_budget=1_000)
+    writer = lite.hubness_client()
 
     class WrittenBefore(MilvusStore):
         """Every pass begins with the keys."""
 
         def scan_keys(self, *args, **options):
-            writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
+            row = {"id": 7, "vector": items[8], "group": 0}
+            writer.upsert(name, [row], bias="pending")
             return super().scan_keys(*args, **options)
 
     plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))

@@ -23,7 +23,6 @@ from tests.support.galleries import (
     METRICS,
     as_distance,
     nnn,
-    not_called,
     plain_collection,
     similarity,
     vectors,
@@ -170,21 +169,6 @@ def test_rows_beside_their_biases_may_wait_too(lite):
     lite.hubness_client().insert(name, [{"id": 60, "vector": items[0], "group": 0}], bias="pending")
     assert status(store, name).pending == 1
     assert refresh(store, name).written == 1
-
-
-@pytest.mark.parametrize("metric", METRICS)
-def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric, monkeypatch):
-    here = Collection(lite, metric)
-    here.add_images()
-    monkeypatch.setattr(MilvusStore, "load_bank", not_called)
-    small = lite.hubness_client(bank_budget=1_000)
-    new = vectors(np.random.default_rng(7), 3, DIM)
-    small.insert(
-        here.name, [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
-    )
-    for profile in ("default", "image"):
-        found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
-        here.assert_found(found, profile, np.r_[here.items, new])
 
 
 def test_banks_share_their_budget(lite, monkeypatch):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.defaults import SHORT_METHODS
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
-from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
+from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.kernels.primitives import (
     finite_number,
     positive_number,
@@ -37,7 +37,7 @@ TEMPERATURE_OF = {
 }
 """The parameter in units of the spread, by the parameter in units of the score."""
 
-MEASURED = {"items", "agreement", "spread"}
+MEASURED = {"items", "agreement"}
 """Parameters that a fit sets, besides each tau of a temperature."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -120,11 +120,6 @@ class Estimator(ABC):
         """How many numbers per bank query `fit` finds by iterating over the gallery."""
         return 0
 
-    @property
-    @abstractmethod
-    def needs(self) -> Needs:
-        """The part of the bank that `from_nearest` needs."""
-
     def fit(
         self,
         bank: BankLike,
@@ -166,18 +161,6 @@ class Estimator(ABC):
             absolute._fit(QueryBank.of(bank), FitInputs(None, target_bank, None)), estimator=self
         )
 
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
-
-        Raises BankTooSmall for fewer nearest rows than the formula takes, InvalidInput for missing targets.
-        """
-        biases, errors = self._from_nearest(queries, targets)
-        return Bounded(self.share * biases, self.share * errors)
-
-    @abstractmethod
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        """Return what `from_nearest` does, at strength 1."""
-
     def clamped(self, bank_size: int) -> Self:
         """Return the estimator with a k that a bank of this size has."""
         k: int | None = getattr(self, "k", None)
@@ -186,12 +169,19 @@ class Estimator(ABC):
     def _fitted(
         self,
         bank: QueryBank,
-        formula: Callable[[Vectors], npt.NDArray[Any]],
+        of_vectors: Callable[[Vectors], Numbers],
         diagnostics: Any = None,
+        *,
+        of_products: Callable[[Numbers], Numbers] | None = None,
     ) -> FittedBias:
-        """Return a fit that needs the bank alone."""
-        diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
-        return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
+        """Return a fit that needs the bank alone. of_vectors, of_products: as of `Formula`."""
+        return FittedBias(
+            estimator=self,
+            bank=bank,
+            formula=Formula(of_vectors, of_products),
+            diagnostics=diagnostics or BankDiagnostics(len(bank), bank.dim),
+            potentials=np.empty((len(bank), 0), np.float32),
+        )
 
     # -- temperatures -------------------------------------------------------------------------------
 
@@ -291,29 +281,45 @@ def correlation(first: Vectors, second: Vectors) -> float:
     return max(0.0, float(one @ other) / scale) if scale else 0.0
 
 
+@dataclass(frozen=True)
+class Formula:
+    """The biases (n,) of items at strength 1."""
+
+    of_vectors: Callable[[Vectors], Numbers]
+    """Computes them from the items' vectors (n, d), by kernels that never hold all products."""
+
+    of_products: Callable[[Numbers], Numbers] | None = None
+    """Computes them from the items' inner products (n, |bank|) with the whole bank; None if these are
+    not enough. Where the products are at hand, the biases need no other product."""
+
+
 @dataclass(frozen=True, eq=False)
 class FittedBias:
-    """An estimator after its fit: b(r) for any vector r, of the gallery or new.
-
-    estimator: with the tau that follows from a temperature, and its agreement. formula: the biases at strength 1.
-    diagnostics: the estimator's named tuple.
-    potentials: (|bank|, p) float32, the numbers stored with the bank to restore the fit without the gallery;
-    p = 0 if the bank alone is enough.
-    """
+    """An estimator after its fit: b(r) for any vector r, of the gallery or new."""
 
     estimator: Estimator
+    """With the tau that follows from a temperature, and its agreement."""
+
     bank: QueryBank
-    formula: Callable[[Vectors], npt.NDArray[Any]] = field(repr=False)
+
+    formula: Formula = field(repr=False)
+
     diagnostics: Any
+    """The estimator's named tuple."""
+
     potentials: Vectors = field(repr=False)
-    new_formula: Callable[[Vectors], npt.NDArray[Any]] | None = field(default=None, repr=False)
+    """(|bank|, p) float32, stored with the bank to restore the fit without the gallery; p = 0 if the
+    bank alone is enough."""
+
+    new_formula: Formula | None = field(default=None, repr=False)
+    """Of items that were added together after the fit; None if it is the same."""
 
     def bias(self, vectors: npt.ArrayLike) -> Vectors:
         """Return biases of vectors (n, d) in the bank's dimension, to be subtracted, float32 (n,).
 
         Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
         """
-        return self._evaluated(self.formula, vectors)
+        return self._evaluated(self.formula.of_vectors, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
         """Return biases as `bias` does, of items that were added together after the fit, in any order.
@@ -321,19 +327,27 @@ class FittedBias:
         For an estimator that balances the bank against its items, the new items leave room for each other, as many at a
         time as have MOST_PRODUCTS with the bank.
         """
-        return self._evaluated(self.new_formula or self.formula, vectors)
+        return self._evaluated(self._formula(are_new=True).of_vectors, vectors)
 
-    def nearest(self, products: Vectors, *, are_new: bool) -> Nearest:
-        """Return what `Estimator.from_nearest` takes, from inner products (n, |bank|) of items and the whole bank."""
-        potentials = np.broadcast_to(self.potentials, (len(products), *self.potentials.shape))
-        means = products.mean(1, dtype=np.float64) if self.estimator.needs.mean else np.empty(0)
-        return Nearest(
-            products, 0, means, potentials, np.empty(potentials.shape[-1]), are_new, is_whole=True
-        )
+    @property
+    def takes_products(self) -> bool:
+        """Whether `bias_of_products` can compute the biases."""
+        return self.formula.of_products is not None
 
-    def _evaluated(
-        self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike
-    ) -> Vectors:
+    def bias_of_products(self, products: Numbers, *, are_new: bool) -> Numbers:
+        """Return what `bias` or `new_bias` returns, not rounded to float32, from inner products (n, |bank|) of the
+        items and the whole bank."""
+        of_products = self._formula(are_new=are_new).of_products
+        if of_products is None:
+            raise InvalidInput(
+                f"the products with the bank are not enough for {self.estimator!r}: pass vectors"
+            )
+        return self.estimator.share * of_products(products)
+
+    def _formula(self, *, are_new: bool) -> Formula:
+        return self.new_formula if are_new and self.new_formula else self.formula
+
+    def _evaluated(self, formula: Callable[[Vectors], Numbers], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")
         if not len(items):

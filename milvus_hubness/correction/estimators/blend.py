@@ -15,10 +15,11 @@ from milvus_hubness.correction.estimators.base import (
     Estimator,
     FitInputs,
     FittedBias,
+    Formula,
     Strength,
     check_potentials,
 )
-from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
+from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn
 from milvus_hubness.correction.kernels.primitives import finite_number
@@ -77,17 +78,6 @@ class Blend(Estimator, alias="blend"):
     def potentials(self) -> int:
         return sum(part.potentials for part in self.estimators)
 
-    @property
-    def needs(self) -> Needs:
-        parts = [part.needs for part in self.estimators]
-        return Needs(
-            queries=max(needs.queries for needs in parts),
-            targets=max(needs.targets for needs in parts),
-            mean=any(needs.mean for needs in parts),
-            temperatures=tuple(tau for needs in parts for tau in needs.temperatures),
-            tolerance=min(needs.tolerance for needs in parts),
-        )
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         start = (
             None if inputs.start is None else check_potentials(bank, inputs.start, self.potentials)
@@ -114,19 +104,6 @@ class Blend(Estimator, alias="blend"):
         ]
         return self._mixed(bank, fits)
 
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        """Return Σ_e w_e of the parts' biases, and of their errors."""
-        parts = []
-        for part, columns in self.parts():
-            own = replace(
-                queries, potentials=queries.potentials[..., columns], masses=queries.masses[columns]
-            )
-            parts.append(part.from_nearest(own, targets))
-        biases, errors = zip(*parts, strict=True)
-        return Bounded(
-            np.asarray(self.weights) @ np.stack(biases), np.asarray(self.weights) @ np.stack(errors)
-        )
-
     def unmeasured(self) -> Blend:
         return replace(
             self, estimators=tuple(part.unmeasured() for part in self.estimators), agreement=None
@@ -144,16 +121,26 @@ class Blend(Estimator, alias="blend"):
             start = end
 
     def _mixed(self, bank: QueryBank, parts: Sequence[FittedBias]) -> FittedBias:
-        def weighted(biases: Sequence[Vectors]) -> npt.NDArray[np.float64]:
+        def mixed(biases: Sequence[Vectors]) -> npt.NDArray[np.float64]:
             return np.asarray(self.weights) @ np.stack(biases).astype(np.float64)
 
-        diagnostics = BlendDiagnostics(tuple(part.diagnostics for part in parts))
-        fitted = replace(self, estimators=tuple(part.estimator for part in parts))
+        def formula(*, are_new: bool) -> Formula:
+            def of_vectors(items: Vectors) -> Numbers:
+                return mixed(
+                    [part.new_bias(items) if are_new else part.bias(items) for part in parts]
+                )
+
+            def of_products(products: Numbers) -> Numbers:
+                return mixed([part.bias_of_products(products, are_new=are_new) for part in parts])
+
+            every_part_has_it = all(part.takes_products for part in parts)
+            return Formula(of_vectors, of_products if every_part_has_it else None)
+
         return FittedBias(
-            fitted,
-            bank,
-            lambda items: weighted([part.bias(items) for part in parts]),
-            diagnostics,
-            np.hstack([part.potentials for part in parts]),
-            lambda items: weighted([part.new_bias(items) for part in parts]),
+            estimator=replace(self, estimators=tuple(part.estimator for part in parts)),
+            bank=bank,
+            formula=formula(are_new=False),
+            diagnostics=BlendDiagnostics(tuple(part.diagnostics for part in parts)),
+            potentials=np.hstack([part.potentials for part in parts]),
+            new_formula=formula(are_new=True),
         )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
-from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs, largest
+from milvus_hubness.correction.estimators.products import topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
 
 
@@ -23,15 +21,10 @@ class CSLS(Estimator, alias="csls"):
     k: int = 10
     device: str = field(default="auto", repr=False, compare=False)
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(queries=self.k)
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         return self._fitted(
-            bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device)
+            bank,
+            lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device),
+            of_products=lambda products: 0.5 * topk_mean_of(products, self.k),
         )
-
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(0.5 * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores)))

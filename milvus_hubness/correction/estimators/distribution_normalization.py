@@ -8,7 +8,6 @@ import numpy as np
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
-from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs
 
 
 @dataclass(frozen=True)
@@ -21,13 +20,10 @@ class DistributionNormalization(Estimator, alias="dn"):
 
     lam: float = 0.5
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(mean=True)
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
-        return self._fitted(bank, lambda items: items @ mean)
-
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(self.lam * queries.means, np.zeros(len(queries.means)))
+        return self._fitted(
+            bank,
+            lambda items: items @ mean,
+            of_products=lambda products: self.lam * products.mean(1, dtype=np.float64),
+        )

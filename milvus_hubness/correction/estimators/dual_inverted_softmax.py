@@ -15,16 +15,7 @@ from milvus_hubness.correction.estimators.base import (
     FittedBias,
     require_target_bank,
 )
-from milvus_hubness.correction.estimators.nearest import (
-    ACCURACY,
-    LEADING,
-    Bounded,
-    Nearest,
-    Needs,
-    bounded_logsumexp,
-)
 from milvus_hubness.correction.kernels import logsumexp
-from milvus_hubness.errors import InvalidInput
 
 
 @dataclass(frozen=True)
@@ -52,10 +43,6 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
     def needs_target_bank(self) -> bool:
         return True
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(queries=LEADING, targets=LEADING, tolerance=ACCURACY * min(self._taus[:2]))
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         targets = require_target_bank(
             bank, inputs.target_bank, type(self).__name__, as_queries=True
@@ -68,19 +55,6 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
             return share * to_queries + (1 - share) * to_targets
 
         return self._fitted(bank, formula, BankDiagnostics(len(bank), bank.dim, len(targets)))
-
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        if targets is None:
-            raise InvalidInput(
-                "DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…"
-            )
-        query, target, share = self._taus
-        by_queries = bounded_logsumexp(queries, query)
-        by_targets = bounded_logsumexp(targets, target)
-        return Bounded(
-            share * by_queries.biases + (1 - share) * by_targets.biases,
-            share * by_queries.errors + (1 - share) * by_targets.errors,
-        )
 
     @property
     def _taus(self) -> tuple[float, float, float]:

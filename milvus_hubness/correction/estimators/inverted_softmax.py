@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import Estimator, FitInputs, FittedBias
-from milvus_hubness.correction.estimators.nearest import (
-    ACCURACY,
-    LEADING,
-    Bounded,
-    Nearest,
-    Needs,
-    bounded_logsumexp,
-)
+from milvus_hubness.correction.estimators.products import logsumexp_of
 from milvus_hubness.correction.kernels import logsumexp
 
 
@@ -35,15 +28,10 @@ class InvertedSoftmax(Estimator, alias="is"):
         super().__post_init__()
         self._set_temperatures(temperature=0.5)
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(queries=LEADING, tolerance=ACCURACY * self.tau_of())
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         tau = self.tau_of()
         return self._fitted(
-            bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device)
+            bank,
+            lambda items: logsumexp(items, bank.vectors, tau, device=self.device),
+            of_products=lambda products: logsumexp_of(products, tau),
         )
-
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return bounded_logsumexp(queries, self.tau_of())

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators.base import (
     Estimator,
@@ -14,7 +12,7 @@ from milvus_hubness.correction.estimators.base import (
     FittedBias,
     require_gallery,
 )
-from milvus_hubness.correction.estimators.nearest import Bounded, Nearest, Needs, largest
+from milvus_hubness.correction.estimators.products import Numbers, topk_mean_of
 from milvus_hubness.correction.kernels import topk_mean
 from milvus_hubness.correction.kernels.primitives import kernel_for
 from milvus_hubness.errors import InvalidParameter
@@ -60,32 +58,41 @@ class NNN(Estimator, alias="nnn"):
         if self.kernel not in ("dense", "approximate"):
             raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
 
-    @property
-    def needs(self) -> Needs:
-        return Needs(queries=self.k)
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         kernel = kernel_for(self.device)
         if self.kernel == "approximate" and kernel != "numpy":
-            from milvus_hubness.correction.kernels.approximate import ApproximateBank
-
-            gallery = bank.vectors if inputs.gallery is None else inputs.gallery
-            items = require_gallery(bank, gallery, "NNN")
-            near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
-            tuned, share = near.tuned, abs(self.alpha)
-            diagnostics = NNNDiagnostics(
-                len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
-                near.measured, tuned.recall,
-            )  # fmt: skip
-            return self._fitted(bank, lambda items: self.alpha * near.values(items), diagnostics)
+            return self._fit_approximately(bank, inputs)
         return self._fitted(
             bank,
             lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
             NNNDiagnostics(len(bank), bank.dim, kernel, 0.0, 0.0, 0),
+            of_products=self._of_products,
         )
 
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        return Bounded(
-            self.alpha * largest(queries.scores, self.k).mean(1), np.zeros(len(queries.scores))
+    def _fit_approximately(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        from milvus_hubness.correction.kernels.approximate import ApproximateBank
+
+        gallery = bank.vectors if inputs.gallery is None else inputs.gallery
+        items = require_gallery(bank, gallery, "NNN")
+        approximate = ApproximateBank(bank.vectors, items, self.k, device=self.device)
+
+        share = abs(self.alpha)
+        diagnostics = NNNDiagnostics(
+            bank_size=len(bank),
+            dim=bank.dim,
+            kernel=approximate.tuned.kind,
+            mean_error=share * approximate.tuned.mean_error,
+            max_error=share * approximate.tuned.max_error,
+            sampled=approximate.measured,
+            recall=approximate.tuned.recall,
         )
+        return self._fitted(
+            bank,
+            lambda items: self.alpha * approximate.values(items),
+            diagnostics,
+            of_products=self._of_products,
+        )
+
+    def _of_products(self, products: Numbers) -> Numbers:
+        return self.alpha * topk_mean_of(products, self.k)

@@ -18,17 +18,14 @@ from milvus_hubness.correction.estimators.base import (
     Estimator,
     FitInputs,
     FittedBias,
+    Formula,
     check_potentials,
     require_target_bank,
 )
-from milvus_hubness.correction.estimators.nearest import (
-    ACCURACY,
-    LEADING,
+from milvus_hubness.correction.estimators.products import (
     MOST_PRODUCTS,
-    Bounded,
-    Nearest,
-    Needs,
-    bounded_logsumexp,
+    Numbers,
+    logsumexp_of,
     logsumexp_with_room,
 )
 from milvus_hubness.correction.estimators.steps import (
@@ -137,11 +134,6 @@ class Sinkhorn(Estimator, alias="sn"):
     def potentials(self) -> int:
         return 1
 
-    @property
-    def needs(self) -> Needs:
-        tau = self.tau_of()
-        return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
-
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         return fit_together([self], bank, inputs)[0][0]
 
@@ -151,18 +143,6 @@ class Sinkhorn(Estimator, alias="sn"):
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self.with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
-
-    def _from_nearest(self, queries: Nearest, targets: Nearest | None) -> Bounded:
-        """Return the log-sum-exp over the nearest, with room for new items."""
-        if not queries.are_new:
-            return bounded_logsumexp(queries, self.tau_of())
-        biases = logsumexp_with_room(queries, self.tau_of(), self._fitted_on)
-        errors = (
-            bounded_logsumexp(queries, self.tau_of()).errors
-            if queries.rest
-            else np.zeros(len(biases))
-        )
-        return Bounded(biases, errors)
 
     @property
     def _fitted_on(self) -> int:
@@ -176,17 +156,29 @@ class Sinkhorn(Estimator, alias="sn"):
         self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
     ) -> FittedBias:
         tau = self.tau_of()
+        f = potentials[:, 0]
 
-        def formula(items: Vectors) -> npt.NDArray[np.float32]:
-            return logsumexp(items, bank.vectors, tau, potentials[:, 0], device=self.device)
+        def of_vectors(items: Vectors) -> Numbers:
+            return logsumexp(items, bank.vectors, tau, f, device=self.device)
 
-        def new_formula(items: Vectors) -> npt.NDArray[np.float64]:
+        def of_products(products: Numbers) -> Numbers:
+            return logsumexp_of(products + f, tau)
+
+        def new_of_vectors(items: Vectors) -> Numbers:
             parts = np.array_split(items, -(-len(items) * len(bank) // MOST_PRODUCTS))
-            whole = (fitted.nearest(part @ bank.vectors.T, are_new=True) for part in parts)
-            return np.concatenate([self._from_nearest(nearest, None).biases for nearest in whole])
+            return np.concatenate([new_of_products(part @ bank.vectors.T) for part in parts])
 
-        fitted = FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
-        return fitted
+        def new_of_products(products: Numbers) -> Numbers:
+            return logsumexp_with_room(products, f, tau, self._fitted_on)
+
+        return FittedBias(
+            estimator=self,
+            bank=bank,
+            formula=Formula(of_vectors, of_products),
+            diagnostics=diagnostics,
+            potentials=potentials,
+            new_formula=Formula(new_of_vectors, new_of_products),
+        )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from milvus_hubness.correction.estimators.base import (
     check_potentials,
     require_gallery,
     require_target_bank,
-    score_spread,
 )
 from milvus_hubness.correction.estimators.sinkhorn import SinkhornDiagnostics, iterate
 from milvus_hubness.correction.estimators.steps import TINY, AllScores
@@ -149,9 +148,7 @@ class RayGallery:
                 for shard in self._shards
             ]
             largest = -np.sort(-np.hstack(self._ray.get(parts)), axis=1)[:, : estimator.finds]
-            return estimator.with_finds(
-                bank, largest.mean(1), score_spread(bank, self._sample(bank))
-            )
+            return estimator.with_finds(bank, largest.mean(1))
         return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
 
     def biases(

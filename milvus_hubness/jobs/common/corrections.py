@@ -9,19 +9,16 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Protocol, get_args
 
-import numpy as np
-
 from milvus_hubness.basics.defaults import Engine
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.estimators import CSLS, NNN, Estimator, FittedBias, from_dict
-from milvus_hubness.correction.estimators.nearest import Nearest
+from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict
 from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
 from milvus_hubness.correction.kernels.primitives import prefer_torch
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.jobs.store.protocols import BankSearch, Rows, Store, capability
+from milvus_hubness.jobs.store.protocols import Rows, Store
 
 ENGINES = "milvus_hubness.engines"
 """The group of entry points by which a package offers an engine, a module as `RemoteEngine` describes it."""
@@ -53,55 +50,31 @@ def remote_engine(name: str) -> RemoteEngine:
     return engine
 
 
-WINDOW = 16_384
-
-
-def require_engine(engine: Engine, estimator: Estimator) -> None:
-    """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
+def require_engine(engine: Engine) -> None:
+    """Raise InvalidParameter unless there is such an engine."""
     if engine not in get_args(Engine):
-        raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
-    if engine == "server" and not (isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW):
-        raise InvalidParameter(
-            f"the server computes biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}: "
-            'use engine "local" or "ray"'
-        )
+        raise InvalidParameter(f'engine is "local" or "ray", not {engine!r}')
 
 
 def on_engine(
-    correction: Correction,
-    engine: Engine,
-    store: Store,
-    bank: BankReference,
-    targets: QueryBank | None = None,
+    correction: Correction, engine: Engine, targets: QueryBank | None = None
 ) -> Correction:
-    """Return the correction with its biases computed by this engine. targets: the stored target bank. Raises
-    InvalidParameter unless the server, if chosen, can compute them: NNN and CSLS with k up to 16,384, its limit for
-    hits. Raises MissingExtra for "ray" if Ray is not installed."""
-    require_engine(engine, correction.fitted.estimator)
+    """Return the correction with its biases computed by this engine.
+
+    targets: the stored target bank. Raises InvalidParameter for an engine that there is not, and
+    MissingExtra for "ray" if Ray is not installed.
+    """
+    require_engine(engine)
     if engine == "local":
         return correction
+
     layout, fitted = correction.layout, correction.fitted
-    if engine == "ray":
-        reduced = None if targets is None else reduced_targets(layout, targets)
-        workers = remote_engine(engine).biases(fitted, target_bank=reduced)
+    reduced = None if targets is None else reduced_targets(layout, targets)
+    workers = remote_engine(engine).biases(fitted, target_bank=reduced)
 
-        def compute(rows: Floats, are_new: bool) -> Biases:
-            items = layout.reduce_items(rows)
-            return fitted.new_bias(items) if are_new else workers(items)
-
-    else:
-
-        def compute(rows: Floats, are_new: bool) -> Biases:
-            """Read the scores of bank queries from the bank's index, which is as exact as that index."""
-            assert isinstance(fitted.estimator, NNN | CSLS)
-            scores = (
-                capability(store, BankSearch)
-                .bank_scores(bank, rows, fitted.estimator.k)
-                .astype(np.float64)
-            )
-            none = np.empty(0)
-            near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
-            return fitted.estimator.from_nearest(near).biases
+    def compute(rows: Floats, are_new: bool) -> Biases:
+        items = layout.reduce_items(rows)
+        return fitted.new_bias(items) if are_new else workers(items)
 
     return replace(correction, compute=compute)
 
@@ -127,7 +100,7 @@ def load_correction(
     correction = Correction.restore(
         state.layout, from_dict(profile.estimator), bank, profile.mean_bias
     )
-    return on_engine(correction, engine, store, profile.bank, bank.targets)
+    return on_engine(correction, engine, bank.targets)
 
 
 def load_corrections(

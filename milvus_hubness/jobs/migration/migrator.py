@@ -70,7 +70,7 @@ def migrate(
     if progress is not None:
         changes["events"] = as_events(progress)
     options = replace(options, **changes) if options else MigrationOptions(**changes)
-    require_engine(options.engine, plan.estimator)
+    require_engine(options.engine)
     options.events.report("plan", **plan.to_dict())
     with _leased(store, (plan.source.name, plan.target), options) as lease:
         ledger = Ledger(lease.store)

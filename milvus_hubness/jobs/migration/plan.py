@@ -48,7 +48,7 @@ from milvus_hubness.quality.recall import RecallGate
 class MigrationOptions:
     """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
     state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
-    up meanwhile. engine: computes the biases; "server" is for NNN and CSLS."""
+    up meanwhile. engine: computes the biases."""
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=default_client_ttl)

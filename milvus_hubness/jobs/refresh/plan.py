@@ -51,6 +51,7 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
+from milvus_hubness.jobs.common.corrections import require_engine
 from milvus_hubness.jobs.common.inputs import read_pairs
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
@@ -93,7 +94,7 @@ class RefreshOptions:
     rebuild_rows: if at least this share of at least so many rows must be written, and the collection is named by an
     alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
     difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
-    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
+    collection state, before the first write. engine: computes the written biases; the
     workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
@@ -123,6 +124,7 @@ class RefreshOptions:
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
+        require_engine(self.engine)
         for name in ("bank", "target_bank"):
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):

@@ -396,13 +396,6 @@ class QuerySampling(Protocol):
 
 
 @runtime_checkable
-class BankSearch(Protocol):
-    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
-        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k). Inner
-        products, or −½ the squared distances under L2. Raises BankTooSmall if the search returns fewer."""
-
-
-@runtime_checkable
 class LeavesKeys(Protocol):
     """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
 
@@ -419,7 +412,6 @@ _MISSING: dict[Any, str] = {
     SecondVectors: "has no second vector fields for augmented vectors: choose another bias location",
     SideCollections: "has no side collections: keep the biases in fields",
     QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
-    BankSearch: "cannot compute biases by its own search: use the engine local",
     LeavesKeys: "has no rows without a schema: drop the fields of the biases as its server allows",
 }
 Capability = TypeVar("Capability")

@@ -175,8 +175,8 @@ class Methods(CollectionMethods):
     ) -> Any:
         """Insert rows as pymilvus does, and compute their biases from the bank.
 
-        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank neither fits
-        into bank_budget nor can be searched on the server, and DimensionMismatch, NonFiniteVectors and, under COSINE,
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if bank_budget has no
+        room for the bank, and DimensionMismatch, NonFiniteVectors and, under COSINE,
         ZeroVectors, with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +15,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness.correction.banks.stored import StoredBank
 from milvus_hubness.correction.state import CollectionState, Profile, read_states
 from milvus_hubness.errors import (
+    BankTooLarge,
     CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
@@ -90,7 +91,7 @@ class CachedBank:
 
 
 class BankCache:
-    """Banks by profile, up to `budget` bytes; the bank in use stays, whatever its size."""
+    """Banks by profile, up to `budget` bytes; those in use stay, whatever their size."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -105,15 +106,25 @@ class BankCache:
         self._cached[name] = cached
         return cached
 
-    def keep(self, name: Name, profile: Profile, bank: StoredBank) -> CachedBank:
+    def keep(
+        self, name: Name, profile: Profile, bank: StoredBank, in_use: Collection[Name] = ()
+    ) -> CachedBank:
+        """Keep a bank, and evict others but those in use."""
         self._cached.pop(name, None)
         self._cached[name] = cached = CachedBank(profile, bank)
-        while (
-            len(self._cached) > 1
-            and sum(entry.size for entry in list(self._cached.values())) > self.budget
-        ):
-            self._cached.popitem(last=False)
+        self.evict({name, *in_use})
         return cached
+
+    def evict(self, in_use: Collection[Name]) -> None:
+        """Evict the banks that were not used for longest, but none in use, until the budget has room for the rest."""
+        entries = list(self._cached.items())
+        size = sum(entry.size for _, entry in entries)
+        for name, entry in entries:
+            if size <= self.budget:
+                break
+            if name not in in_use:
+                self._cached.pop(name, None)
+                size -= entry.size
 
 
 T = TypeVar("T")
@@ -126,6 +137,7 @@ PERHAPS_OUTDATED = (
     MilvusException,
     DimensionMismatch,
     EmptyBank,
+    BankTooLarge,
     CollectionNotFound,
     WriteIntentFailed,
     StateError,

@@ -24,19 +24,13 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class ClientPolicy:
-    """Limits and waits of a client.
+    """Waits of a client, and what it assumes of the server."""
 
-    window: largest number of hits or rows in one answer of Milvus, and here in the answers to all vectors of a request.
-    whole: largest bank whose scores are all requested in the last round, `window` per answer. numbers_per_page: numbers
-    of a bank that are read at once: Python takes some 30 bytes for each. cut_over_seconds: longest wait for a
-    collection whose name moves to its copy. chains: whether the server runs function chains; None asks the server.
-    """
-
-    window: int = 16_384
-    whole: int = 2**20
-    numbers_per_page: int = 2**20
     cut_over_seconds: float = 5.0
+    """Longest wait for a collection whose name moves to its copy."""
+
     chains: bool | None = None
+    """Whether the server runs function chains; None asks the server."""
 
 
 @contextmanager

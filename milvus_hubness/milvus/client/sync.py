@@ -33,9 +33,9 @@ class HubnessClient(Methods, MilvusClient):
 
     strength: w of every search that names none; None uses the strength of the collection (1.0 unless changed).
     state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two refreshes.
-    bank_budget: bytes of query banks in memory; for a larger bank, a search on the server finds enough of a new row's
-    nearest queries to compute its bias to 0.3% of tau. sample_queries: whether queries are sampled for online banks. A
-    sample has the query's vector, its profile and the time; no search waits for it.
+    bank_budget: bytes of query banks in memory; with a larger bank, only bias="pending" writes rows.
+    sample_queries: whether queries are sampled for online banks. A sample has the query's vector, its profile and the
+    time; no search waits for it.
     """
 
     _drive = staticmethod(drive)

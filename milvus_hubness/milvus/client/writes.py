@@ -112,7 +112,7 @@ class Writes:
                 continue
             codec, vectors = state.codec, vectors_of(state, rows, valid=valid)
             biases = yield from self._biases.of_rows(
-                write.collection, state, vectors, bias, write.timeout, are_new=are_new
+                write.collection, state, vectors, bias, are_new=are_new
             )
             columns = codec.pack(codec.encode_rows(vectors, biases))
             if codec.side_collection is None:

@@ -164,7 +164,7 @@ def _fill(
         )
     vectors = state.require_storable(vectors)
     biases = yield from operations.biases.of_rows(
-        sent.collection_name, state, vectors, "compute", None, are_new=are_new
+        sent.collection_name, state, vectors, "compute", are_new=are_new
     )
     stored = codec.pack(codec.encode_rows(vectors, biases))
     if codec.searched_field != codec.field:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
@@ -17,16 +16,15 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.correction.codec.fields import SIDE_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.correction.state import BankReference, CollectionState, read_states
+from milvus_hubness.correction.state import CollectionState, read_states
 from milvus_hubness.errors import (
-    BankTooSmall,
     CannotMigrate,
     CollectionExists,
     StateError,
     StoreError,
     redacted,
 )
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY, QUERIES
+from milvus_hubness.jobs.store.generations import BANK_PROPERTY
 from milvus_hubness.jobs.store.helpers import expect_helpers, own_online_banks
 from milvus_hubness.jobs.store.ownership import SIDE_PROPERTY, owner_in, samples_name
 from milvus_hubness.jobs.store.records import (
@@ -43,7 +41,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store import server as milvus_server
-from milvus_hubness.milvus.store.banks import MilvusQuerySamples, bank_rows
+from milvus_hubness.milvus.store.banks import MilvusQuerySamples
 from milvus_hubness.milvus.store.bulk import MilvusBulk
 from milvus_hubness.milvus.store.server import in_parts, supports, translated, translating
 from milvus_hubness.milvus.store.write_intents import MilvusWriteIntents
@@ -175,28 +173,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
             )
             keys += [list(hits.ids) for hits in results]
         return keys
-
-    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
-        scores = np.empty((len(query_vectors), k), np.float32)
-        self._load(reference.collection)
-        [index] = self.client.list_indexes(reference.collection, field_name="vector")
-        metric = self.client.describe_index(reference.collection, index)["metric_type"]
-        for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
-            results = self.client.search(
-                reference.collection,
-                data=list(query_vectors[start : start + QUERIES_PER_REQUEST]),
-                anns_field="vector",
-                filter=bank_rows(reference, [QUERIES], 0, reference.count),
-                limit=k,
-                consistency_level="Strong",
-            )
-            for row, hits in enumerate(results, start):
-                if len(hits) < k:
-                    raise BankTooSmall(
-                        f"the {k} nearest queries are needed, and the search returned {len(hits)}"
-                    )
-                scores[row] = [hit["distance"] for hit in hits]
-        return scores * np.float32(-0.5 if metric == "L2" else 1)
 
     # -- the corrected copy ---------------------------------------------------------------------------
 

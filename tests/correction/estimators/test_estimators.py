@@ -25,7 +25,12 @@ from milvus_hubness.correction.estimators import (
     from_dict,
     to_dict,
 )
-from milvus_hubness.correction.estimators.base import TargetBank, is_same, with_parameters
+from milvus_hubness.correction.estimators.base import (
+    Formula,
+    TargetBank,
+    is_same,
+    with_parameters,
+)
 from milvus_hubness.correction.kernels.primitives import kernel_on, resolve_device
 from milvus_hubness.errors import (
     BankTooSmall,
@@ -221,7 +226,8 @@ def test_the_default_corrects_vectors_of_any_length():
         fitted = Blend().fit(QueryBank(scale * task.bank), gallery=scale * task.gallery)
         unit = Sinkhorn(1.0).restore(QueryBank(task.bank[:1]), np.zeros((1, 1)))
         unscaled = replace(
-            unit, formula=lambda items, by=fitted, s=scale: by.bias(s * items) / s**2
+            unit,
+            formula=Formula(lambda items, by=fitted, s=scale: by.bias(s * items) / s**2),
         )
         found.append(recall_at_1(name, unscaled)[0])
     assert max(found) - min(found) < 0.1

@@ -7,7 +7,6 @@ import pytest
 
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
-from milvus_hubness.correction.estimators.nearest import Nearest, masses
 from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
 from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
 from milvus_hubness.correction.kernels import topk
@@ -245,19 +244,6 @@ def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
     )
     wanted = 0.25 * NNN(4).fit(fitted.bank).bias(new) + 0.75 * fitted.new_bias(new)
     np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
-
-
-def test_the_nearest_tell_the_room_of_one_item(grown):
-    fitted, new = grown
-    scores = new @ fitted.bank.vectors.T
-    order = np.argsort(-scores, axis=1)
-    f, tau = fitted.potentials.astype(float), fitted.estimator.tau
-    mass = masses(f, [tau], [-np.inf])
-    near = Nearest(
-        np.take_along_axis(scores, order, 1).astype(float), 0, np.empty(0), f[order], mass, True
-    )
-    alone = [fitted.new_bias(row[None])[0] for row in new]
-    np.testing.assert_allclose(fitted.estimator.from_nearest(near).biases, alone, atol=1e-5)
 
 
 @needs_real_data
