@@ -13,7 +13,8 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import Vectors, as_vectors
 from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import score_tiles, whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.primitives import score_tiles
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 
 if TYPE_CHECKING:

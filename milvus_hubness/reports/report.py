@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
-from milvus_hubness.correction.kernels.primitives import finite_number
+from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
