@@ -213,8 +213,7 @@ class Operands:
         `resolve_device` do.
         """
         validate_operands(X, B)
-        stays = device == "auto" and is_tensor(X) and X.is_cuda
-        target: torch.device = X.device if stays else resolve_device(device)
+        target = _device_for(X, device)
 
         if _is_double(X) and _is_double(B):
             dtype = torch.float64
@@ -317,6 +316,12 @@ class Operands:
         if weights is None:
             return tau, self.bank.new_zeros(len(self.bank))
         return tau, as_tensor(weights, self.bank.dtype, self.device)
+
+
+def _device_for(X: Matrix, device: str) -> torch.device:
+    if device == "auto" and is_tensor(X) and X.is_cuda:
+        return X.device
+    return resolve_device(device)
 
 
 def _slices(rows: int, size: int) -> list[slice]:
