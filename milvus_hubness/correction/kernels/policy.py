@@ -121,8 +121,8 @@ def uses_numpy(products: int, device: str = "auto") -> bool:
     if device == "auto" and products < policy.numpy_below:
         return True
 
-    is_torch_wanted = bool(_preferred) and find_spec("torch") is not None
-    return "torch" not in sys.modules and not is_torch_wanted
+    is_torch_preferred = bool(_preferred) and find_spec("torch") is not None
+    return "torch" not in sys.modules and not is_torch_preferred
 
 
 def kernel_on(device: torch.device) -> Kernel:
