@@ -33,12 +33,9 @@ from benchmarks.environment import environment, save, table
 from benchmarks.memory import measure
 from milvus_hubness.correction.kernels import logsumexp, topk_mean
 from milvus_hubness.correction.kernels.approximate import ApproximateBank
+from milvus_hubness.correction.kernels.libraries import import_faiss
 from milvus_hubness.correction.kernels.operands import numpy_is_faster, product
-from milvus_hubness.correction.kernels.primitives import (
-    import_faiss,
-    kernel_policy,
-    screens_in_bfloat16,
-)
+from milvus_hubness.correction.kernels.policy import kernel_policy, screens_in_bfloat16
 from tests.support.real_data import load_task
 
 ROWS, BANK, DIM, K, KS = 2_000, 113_000, 512, 128, (16, 128, 512)

@@ -34,7 +34,8 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Sinkhorn
 from milvus_hubness.correction.kernels import logsumexp, topk_mean
 from milvus_hubness.correction.kernels.approximate import GPU_LIMIT
-from milvus_hubness.correction.kernels.primitives import import_faiss, kernel_policy
+from milvus_hubness.correction.kernels.libraries import import_faiss
+from milvus_hubness.correction.kernels.policy import kernel_policy
 from tests.support.real_data import load_task
 
 SIZES = {"cuda": (65_536, 1_000_000), "cpu": (512, 20_000)}

@@ -24,7 +24,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Sinkhorn
 from milvus_hubness.correction.estimators.steps import scores_for
-from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.correction.kernels.policy import kernel_policy
 from tests.support.real_data import load_task, recall_at_1
 
 TAU, ITERATIONS = 0.03, 10

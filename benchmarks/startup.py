@@ -48,7 +48,7 @@ from milvus_hubness import (
 )  # fmt: skip
 from milvus_hubness.cli import app
 from milvus_hubness.correction.kernels import topk_mean
-from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.correction.kernels.policy import kernel_policy
 
 ROUNDS = 9
 MAX_IMPORT, MAX_HELP, MAX_STATUS, MAX_INSERT = 1.15, 0.4, 1.3, 1.1

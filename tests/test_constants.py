@@ -96,13 +96,13 @@ def test_no_constant_of_the_product_is_set():
         ('setattr(screened, "GROUP", 1)', "correction.kernels.screened.GROUP"),
         (
             'monkeypatch.setitem(TILE_SIZES, "cpu", None)',
-            "correction.kernels.primitives.TILE_SIZES",
+            "correction.kernels.policy.TILE_SIZES",
         ),
         (
             'monkeypatch.setitem(TILE_SIZES if TILE_SIZES else {}, "cpu", None)',
-            "correction.kernels.primitives.TILE_SIZES",
+            "correction.kernels.policy.TILE_SIZES",
         ),
-        ('TILE_SIZES["cpu"] = 1', "correction.kernels.primitives.TILE_SIZES"),
+        ('TILE_SIZES["cpu"] = 1', "correction.kernels.policy.TILE_SIZES"),
         ("screened.GROUP = 1", "correction.kernels.screened.GROUP"),
         ("for screened.GROUP in (1, 2): ...", "correction.kernels.screened.GROUP"),
         ("screened.GROUP += 1", "correction.kernels.screened.GROUP"),
@@ -112,7 +112,7 @@ def test_a_constant_that_is_set_is_found(line, name):
     imports = (
         "import milvus_hubness.errors\nfrom milvus_hubness.correction.kernels import screened\n"
     )
-    imports += "from milvus_hubness.correction.kernels.primitives import TILE_SIZES\n"
+    imports += "from milvus_hubness.correction.kernels.policy import TILE_SIZES\n"
     source = f"{imports}def test(monkeypatch):\n    {line}\n"
     assert constants_set(source) == [f"milvus_hubness.{name}"]
 

@@ -10,7 +10,16 @@ import zipfile
 import pytest
 
 import milvus_hubness
-from tests.support.storeys import PACKAGE, ROOT, STOREYS, files, imports, storey_of
+from tests.support.storeys import (
+    MODULES,
+    PACKAGE,
+    ROOT,
+    STOREYS,
+    dotted,
+    files,
+    imports,
+    storey_of,
+)
 
 WITHOUT_PYMILVUS = {
     "errors",
@@ -33,6 +42,23 @@ def test_arrows_run_down_only(path):
             assert STOREYS.index(other) <= STOREYS.index(storey), f"{storey} imports {module}"
         if storey in WITHOUT_PYMILVUS:
             assert not module.startswith("pymilvus"), f"{storey} imports {module}"
+
+
+def test_no_files_import_each_other():
+    """Neither two files nor more of them, in a circle."""
+    circles = {
+        dotted(path): MODULES.intersection(imports(path)) - {dotted(path)} for path in files()
+    }
+    while True:
+        used = set().union(*circles.values())
+        inner = {
+            module: found & circles.keys() for module, found in circles.items() if module in used
+        }
+        inner = {module: found for module, found in inner.items() if found}
+        if inner == circles:
+            break
+        circles = inner
+    assert not circles
 
 
 def test_rewriting_does_no_io():

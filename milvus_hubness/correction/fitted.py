@@ -23,7 +23,7 @@ from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dic
 from milvus_hubness.correction.estimators.base import TargetBank
 from milvus_hubness.correction.estimators.products import MOST_PRODUCTS
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import resolve_device, uses_numpy
+from milvus_hubness.correction.kernels.policy import resolve_device, uses_numpy
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidInput, InvalidParameter, ZeroVectors
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.kernels import topk, topk_mean
-from milvus_hubness.correction.kernels.primitives import whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
 

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import Vectors, as_vectors
 from milvus_hubness.correction.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import score_tiles, whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.primitives import score_tiles
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
 
 if TYPE_CHECKING:
@@ -21,52 +22,71 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 22
 DEPTH = 10
-TOGETHER, GROUP = 24, 8
-"""Biases that `assess` bounds together, and items of which a bound needs the best only."""
+TOGETHER = 24
+"""Biases that `assess` bounds together."""
+GROUP = 8
+"""Items of which a bound needs the best only."""
 MARGIN = 4 * float(np.finfo(np.float32).eps)
 """Scores that differ by less, relative to the largest, count as equal."""
 
 
 class Interval(NamedTuple):
-    """A statistic of all queries, and the bounds of its confidence interval."""
+    """A statistic of all queries, and its confidence interval."""
 
     estimate: float
     low: float
+    """The lower bound of the interval."""
     high: float
+    """The upper bound of the interval."""
 
 
 def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Return the mean of finite per-query values (n,), n ≥ 2, with its 95% bootstrap interval. Raises InvalidInput."""
+    """Return the mean of finite per-query values (n,), n ≥ 2, with its 95% bootstrap interval.
+
+    Raises InvalidInput.
+    """
     return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
 def paired_difference(
     before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Return the mean of `after` minus that of `before`, per-query values (n,) of the same queries, with joint
-    resampling. Raises as `confidence_interval`, and DimensionMismatch."""
-    first, second = _checked(before), _checked(after)
-    if len(first) != len(second):
+    """Return the mean of `after` minus that of `before`, with joint resampling.
+
+    Both are per-query values (n,) of the same queries. Raises as `confidence_interval`, and
+    DimensionMismatch.
+    """
+    before_values = _checked(before)
+    after_values = _checked(after)
+    if len(before_values) != len(after_values):
         raise DimensionMismatch(
-            f"{len(first)} queries before and {len(second)} after; they must be the same"
+            f"{len(before_values)} queries before and {len(after_values)} after; "
+            "they must be the same"
         )
-    return confidence_interval(second - first, resamples=resamples, seed=seed)
+    return confidence_interval(after_values - before_values, resamples=resamples, seed=seed)
 
 
 def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> list[Interval]:
-    """Return the mean of each row of values (m, n) with its 95% interval; all rows share the draws of queries."""
-    n, rng = values.shape[1], np.random.default_rng(seed)
+    """Return the mean of each row of values (m, n) with its 95% interval.
+
+    All rows share the draws of queries.
+    """
+    n = values.shape[1]
+    rng = np.random.default_rng(seed)
     means = np.empty((whole_number("resamples", resamples), len(values)))
-    rows = max(1, CHUNK // n)
-    for start in range(0, resamples, rows):
-        part = means[start : start + rows]
-        chosen = rng.integers(n, size=(len(part), n)) + n * np.arange(len(part))[:, None]
-        counts = np.bincount(chosen.ravel(), minlength=chosen.size).reshape(chosen.shape)
-        part[:] = counts @ values.T / n
+    draws_at_once = max(1, CHUNK // n)
+    for start in range(0, resamples, draws_at_once):
+        chunk = means[start : start + draws_at_once]
+        draws = rng.integers(n, size=(len(chunk), n))
+
+        # How often each draw has each query: one count over numbers that differ between draws.
+        numbers = draws + n * np.arange(len(chunk))[:, None]
+        counts = np.bincount(numbers.ravel(), minlength=numbers.size).reshape(numbers.shape)
+        chunk[:] = counts @ values.T / n
+
     lows, highs = np.quantile(means, [0.025, 0.975], axis=0)
-    return [
-        Interval(*bounds) for bounds in np.stack([values.mean(1), lows, highs], axis=1).tolist()
-    ]
+    bounds = np.stack([values.mean(1), lows, highs], axis=1).tolist()
+    return [Interval(estimate, low, high) for estimate, low, high in bounds]
 
 
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -83,9 +103,11 @@ def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 def nearest(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, k: int, bias: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n, k) numbers of the items (m, d) with the highest s(q, r) − b(r) for queries (n, d), best first. Raises
-    InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter."""
+    """Return (n, k) numbers of the items with the highest s(q, r) − b(r), best first.
 
+    queries: (n, d); gallery: (m, d); bias: (m,). Raises InvalidInput, DimensionMismatch,
+    NonFiniteVectors and, for k, InvalidParameter.
+    """
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
@@ -99,54 +121,75 @@ def nearest(
 def with_bias(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
 ) -> tuple[Vectors, Vectors]:
-    """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias the vectors."""
-    query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
-    if query_vectors.shape[1] != stored.shape[1]:
+    """Return <q, −1> and <r, b>, whose inner products are the corrected scores.
+
+    Without a bias, it returns the vectors.
+    """
+    query_vectors = as_vectors(queries, "the queries")
+    items = as_vectors(gallery, "the gallery")
+    if query_vectors.shape[1] != items.shape[1]:
         raise DimensionMismatch(
-            f"the queries have dimension {query_vectors.shape[1]}, the gallery has {stored.shape[1]}"
+            f"the queries have dimension {query_vectors.shape[1]}, the gallery has {items.shape[1]}"
         )
     if bias is None:
-        return query_vectors, stored
-    if np.shape(bias) != (len(stored),):
-        raise DimensionMismatch(
-            f"biases must have shape ({len(stored)},) and have {np.shape(bias)}"
-        )
-    column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
-    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack(
-        [stored, column]
-    )
+        return query_vectors, items
+
+    if np.shape(bias) != (len(items),):
+        raise DimensionMismatch(f"biases must have shape ({len(items)},) and have {np.shape(bias)}")
+    bias_column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
+    weight_column = np.full((len(query_vectors), 1), -1, np.float32)
+    return np.hstack([query_vectors, weight_column]), np.hstack([items, bias_column])
 
 
 Counts = npt.NDArray[np.int64]
 
 
 class HubnessSummary(NamedTuple):
-    """Measures of one k-occurrence distribution. kurtosis: E(N_k − μ)⁴ / σ⁴ − 3, 0 for equal counts. largest: the
-    largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR 2010). From hub_occurrence to
-    atkinson as scikit-hubness has them: the shares of all answers that are hubs, items with N_k ≥ 2k, and that are the
-    largest hub; the Gini index, and Atkinson's for ε = ½, 0 for equal counts. entropy: of the item of a random answer,
-    as a share of log n; 1 for equal counts."""
+    """Measures of one k-occurrence distribution.
+
+    hub_occurrence, groupie_ratio, gini and atkinson are as scikit-hubness has them.
+    """
 
     skewness: float
+    """As in `skewness`."""
+
     kurtosis: float
+    """E(N_k − μ)⁴ / σ⁴ − 3; 0 for equal counts."""
+
     excess_answers: float
+    """As in `excess_answers`."""
+
     largest: int
+    """The largest N_k."""
+
     antihubs: float
+    """The share of items that no query finds (Radovanović et al., JMLR 2010)."""
+
     hub_occurrence: float
+    """The share of all answers that are hubs, items with N_k ≥ 2k."""
+
     groupie_ratio: float
+    """The share of all answers that are the largest hub."""
+
     gini: float
+    """The Gini index; 0 for equal counts."""
+
     atkinson: float
+    """Atkinson's index for ε = ½; 0 for equal counts."""
+
     entropy: float
+    """Of the item of a random answer, as a share of log n; 1 for equal counts."""
 
 
 def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = DEPTH) -> Counts:
-    """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
-    al., JMLR 2010). retrieved: (n_queries, ≥ k) numbers of items, best first. Raises InvalidInput, InvalidParameter."""
-    k, n_items, results = (
-        whole_number("k", k),
-        whole_number("n_items", n_items),
-        np.asarray(retrieved),
-    )
+    """Return (n_items,) N_k: the number of queries with the item among their first k results.
+
+    retrieved: (n_queries, ≥ k) numbers of items, best first. Source: Radovanović et al., JMLR 2010.
+    Raises InvalidInput, InvalidParameter.
+    """
+    k = whole_number("k", k)
+    n_items = whole_number("n_items", n_items)
+    results = np.asarray(retrieved)
     if results.ndim != 2 or results.shape[1] < k or len(results) == 0:
         raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {results.shape}")
     numbers = results[:, :k].ravel()
@@ -156,23 +199,32 @@ def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = DEPTH) -> Coun
 
 
 def skewness(counts: npt.ArrayLike) -> float:
-    """Return E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are equal."""
+    """Return E(N_k − μ)³ / σ³ over the items; 0 if all counts are equal.
+
+    Source: Radovanović et al., JMLR 2010, eq. 1.
+    """
     return float(np.mean(_standardised(counts) ** 3))
 
 
 def excess_answers(counts: npt.ArrayLike) -> float:
-    """Return ½ Σ|N_k − μ| / Σ N_k, the excess answers taken by hubs, as a share: those to move for
-    equal counts (the Robin Hood index of Feldbauer et al., 2018)."""
+    """Return ½ Σ|N_k − μ| / Σ N_k, the excess answers taken by hubs, as a share.
+
+    They are those to move for equal counts (the Robin Hood index of Feldbauer et al., 2018).
+    """
     values = _counts(counts)
-    return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
+    if not values.any():
+        return 0.0
+    return float(np.abs(values - values.mean()).sum() / (2 * values.sum()))
 
 
 def hubness_summary(counts: npt.ArrayLike, k: int = DEPTH) -> HubnessSummary:
     """Return all measures of a k-occurrence distribution (n_items,)."""
     values = _counts(counts)
-    n, is_even = len(values), not np.ptp(values)
+    n = len(values)
+    is_even = not np.ptp(values)
     shares = np.sort(values) / (values.sum() or 1.0)
-    taken = shares[shares > 0]
+    positive_shares = shares[shares > 0]
+    entropy = -positive_shares @ np.log(positive_shares)
     return HubnessSummary(
         skewness=skewness(values),
         kurtosis=0.0 if is_even else float(np.mean(_standardised(values) ** 4)) - 3,
@@ -183,7 +235,7 @@ def hubness_summary(counts: npt.ArrayLike, k: int = DEPTH) -> HubnessSummary:
         groupie_ratio=float(shares[-1]),
         gini=0.0 if is_even else float((2 * np.arange(n) + 1 - n) @ shares / n),
         atkinson=0.0 if is_even else float(1 - n * np.sqrt(shares).mean() ** 2),
-        entropy=1.0 if is_even else float(-taken @ np.log(taken) / np.log(n)),
+        entropy=1.0 if is_even else float(entropy / np.log(n)),
     )
 
 
@@ -207,10 +259,13 @@ Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 
 
 class PositiveRanks(NamedTuple):
-    """The ranks (p,) of all positives, from 1; those of query i are ranks[starts[i]:starts[i + 1]], best first."""
+    """The ranks of all positives; those of query i are ranks[starts[i]:starts[i + 1]]."""
 
     ranks: npt.NDArray[np.int64]
+    """(p,), from 1; those of a query best first."""
+
     starts: npt.NDArray[np.int64]
+    """(n_queries + 1,) the position of each query's first rank, and p at the end."""
 
     @property
     def best(self) -> npt.NDArray[np.int64]:
@@ -228,55 +283,71 @@ def ranks(
     positives: Positives,
     bias: npt.ArrayLike | None = None,
 ) -> PositiveRanks:
-    """Return the rank of every positive under s(q, r) − b(r) among all gallery items. positives: for each query the
-    number of its gallery item, or several. Scores that are equal up to float32 rounding rank behind the positive's.
-    Memory: a tile of at least one row of scores. Raises InvalidInput, DimensionMismatch, NonFiniteVectors."""
+    """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
+
+    positives: for each query the number of its gallery item, or several. Scores that are equal up
+    to float32 rounding rank behind the positive's. Memory: a tile of at least one row of scores.
+    Raises InvalidInput, DimensionMismatch, NonFiniteVectors.
+    """
     import torch
 
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
-    places = np.empty(len(items), np.int64)
+    unordered = np.empty(len(items), np.int64)
     for part, scores in score_tensors(query_vectors, stored):
-        margin = MARGIN * scores.abs().amax(1)
-        first, last = starts[:-1][part], starts[1:][part]
-        for nth in range(int((last - first).max())):
-            some = np.flatnonzero(first + nth < last)
-            pair = first[some] + nth
-            here = torch.from_numpy(some).to(scores.device)
-            own = scores[here]
-            positive = own.gather(1, torch.from_numpy(items[pair, None]).to(scores.device))
-            places[pair] = 1 + (own > positive + margin[here, None]).sum(1).cpu().numpy()
-    return PositiveRanks(_in_order(places, starts), starts)
+        margins = MARGIN * scores.abs().amax(1)
+        first = starts[:-1][part]
+        end = starts[1:][part]
+
+        # The nth positive of all queries of the tile that have so many, at once.
+        for nth in range(int((end - first).max())):
+            having = np.flatnonzero(first + nth < end)
+            positions = first[having] + nth
+            rows = torch.from_numpy(having).to(scores.device)
+            columns = torch.from_numpy(items[positions, None]).to(scores.device)
+            row_scores = scores[rows]
+            limits = row_scores.gather(1, columns) + margins[rows, None]
+            unordered[positions] = 1 + (row_scores > limits).sum(1).cpu().numpy()
+    return PositiveRanks(_in_order(unordered, starts), starts)
 
 
 def score_tensors(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows."""
     import torch
 
-    return ((part, torch.as_tensor(scores)) for part, scores in score_tiles(queries, gallery))
+    for part, scores in score_tiles(queries, gallery):
+        yield part, torch.as_tensor(scores)
 
 
 class Outcome(NamedTuple):
-    """The outcome of searches under several biases. ranks: (n_biases, n_queries) of each query's best positive, as in
-    `ranks`; (n_biases, 0) without positives. retrieved: (n_biases, n_queries, at most 10) the first items."""
+    """The outcome of searches under several biases."""
 
     ranks: npt.NDArray[np.int32]
+    """(n_biases, n_queries), those of each query's best positive, as in `ranks`; (n_biases, 0)
+    without positives."""
+
     retrieved: npt.NDArray[np.int32]
+    """(n_biases, n_queries, at most 10), the first items."""
 
     def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
         """Return the outcome of these queries only."""
         return Outcome(self.ranks[:, queries], self.retrieved[:, queries])
 
     def gated(self, activated: Sequence[npt.NDArray[np.bool_] | None]) -> Outcome:
-        """Return the outcome with a gate on each search but the first, the raw one: queries whose first raw item is not
-        in the set keep the raw outcome. activated: (n_items,) whether an item is in the set; None without a gate."""
+        """Return the outcome with a gate on each search but the first, the raw one.
+
+        Queries whose first raw item is not activated keep the raw outcome. activated: for each
+        search but the raw one (n_items,) whether an item is activated; None without a gate.
+        """
         result = Outcome(self.ranks.copy(), self.retrieved.copy())
-        for row, members in enumerate(activated, 1):
-            if members is not None:
-                closed = ~members[self.retrieved[0, :, 0]]
-                result.retrieved[row, closed] = self.retrieved[0, closed]
-                if self.ranks.size:
-                    result.ranks[row, closed] = self.ranks[0, closed]
+        first_raw = self.retrieved[0, :, 0]
+        for row, is_activated in enumerate(activated, 1):
+            if is_activated is None:
+                continue
+            stays_raw = ~is_activated[first_raw]
+            result.retrieved[row, stays_raw] = self.retrieved[0, stays_raw]
+            if self.ranks.size:
+                result.ranks[row, stays_raw] = self.ranks[0, stays_raw]
         return result
 
     @property
@@ -292,77 +363,155 @@ def assess(
     biases: Sequence[Vectors],
     positives: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Outcome:
-    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d). positives: for
-    each query the numbers of its items. Memory: a tile of at least one row of scores."""
-    import torch
+    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery.
 
-    retrieved = np.empty((len(biases), len(queries), min(DEPTH, len(gallery))), np.int32)
-    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
-    answers = None if positives is None else torch.from_numpy(_padded(positives))
-    stacked = np.stack(biases)
-    alike = np.array_split(np.argsort(stacked.std(1), kind="stable"), -(-len(biases) // TOGETHER))
-    for part, scores in score_tensors(queries, gallery):
-        own_answers = None if answers is None else answers[part].to(scores.device)
-        for group in alike:
-            some = torch.from_numpy(stacked[group]).to(scores)
-            retrieved[group, part], some_ranks = _assess_together(
-                scores, some, own_answers, retrieved.shape[2]
-            )
-            if some_ranks is not None:
-                ranks[group, part] = some_ranks
-    return Outcome(ranks, retrieved)
-
-
-def _assess_together(
-    scores: torch.Tensor, biases: torch.Tensor, answers: torch.Tensor | None, depth: int
-) -> tuple[Counts, Counts | None]:
-    """Return the first items (e, m, depth) of scores (m, n) under biases (e, n), and ranks (e, m) of answers (m, a).
-
-    Each item's lowest and highest bias, apart from the mean of every bias, bound its corrected scores. Only those whose
-    bounds do not decide are computed for each bias.
+    gallery: (n_items, d). positives: for each query the numbers of its items. Memory: a tile of at
+    least one row of scores.
     """
     import torch
 
-    (m, n), means, largest = scores.shape, biases.mean(1, keepdim=True), scores.abs().amax(1)
-    least, most = scores - (biases - means).amax(0), scores - (biases - means).amin(0)
-    rounding = 2 * MARGIN * (largest + 2 * biases.abs().max())[:, None]
-    apart = n // GROUP if n >= GROUP * depth else n
-    threshold = (
-        least[:, : n // apart * apart].view(m, -1, apart).amax(1).topk(depth, dim=1).values[:, -1:]
-    )
-    rows, columns = (most >= threshold - rounding).nonzero(as_tuple=True)
-    counts = rows.bincount(minlength=m)
-    slots = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-    items = rows.new_zeros(m, int(counts.max()))
-    near = scores.new_full(items.shape, -torch.inf)
-    items[rows, slots], near[rows, slots] = columns, scores[rows, columns]
-    best = [items.gather(1, (near - bias[items]).topk(depth, dim=1).indices) for bias in biases]
-    first = torch.stack(best).cpu().numpy()
-    if answers is None:
-        return first, None
-    own = (scores.gather(1, answers) - biases[:, answers]).amax(2)
-    limits = own + MARGIN * largest.clamp(min=biases.abs().amax(1, keepdim=True))
-    above = least > (limits + means).amax(0)[:, None] + rounding
-    rows, columns = ((most > (limits + means).amin(0)[:, None] - rounding) & ~above).nonzero(
-        as_tuple=True
-    )
-    near, certain = scores[rows, columns], 1 + above.sum(1)
-    pairs = zip(biases, limits, strict=True)
-    ranks = [
-        certain + rows[near - bias[columns] > limit[rows]].bincount(minlength=m)
-        for bias, limit in pairs
-    ]
-    return first, torch.stack(ranks).cpu().numpy()
+    all_biases = np.stack(biases)
+    # Biases of nearly the same spread go together: bounds on all of a group are then tight.
+    by_spread = np.argsort(all_biases.std(1), kind="stable")
+    groups = np.array_split(by_spread, -(-len(biases) // TOGETHER))
+
+    depth = min(DEPTH, len(gallery))
+    retrieved = np.empty((len(biases), len(queries), depth), np.int32)
+    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
+    positive_items = None if positives is None else torch.from_numpy(_padded(positives))
+    for part, scores in score_tensors(queries, gallery):
+        for group in groups:
+            group_biases = torch.from_numpy(all_biases[group]).to(scores)
+            bounds = _Bounds.of(scores, group_biases)
+            retrieved[group, part] = _first_items(bounds, depth)
+            if positive_items is not None:
+                ranks[group, part] = _best_ranks(bounds, positive_items[part].to(scores.device))
+    return Outcome(ranks, retrieved)
+
+
+class _Bounds(NamedTuple):
+    """Bounds of the corrected scores of m queries and n items under a group of biases at once.
+
+    A bias is its mean, which changes no order, and the deviations from it. So the lowest and the
+    highest deviation of an item bound its corrected scores under the whole group, but for the
+    means. Most items are far from being decisive for any bias, as one comparison with a bound
+    shows; only the undecided ones are computed for each bias.
+    """
+
+    scores: torch.Tensor
+    """(m, n) raw."""
+
+    biases: torch.Tensor
+    """(group, n)."""
+
+    means: torch.Tensor
+    """(group, 1) of the biases."""
+
+    lower: torch.Tensor
+    """(m, n): s − b is at least this less the mean of b, for every bias b of the group."""
+
+    upper: torch.Tensor
+    """(m, n): s − b is at most this less the mean of b."""
+
+    largest: torch.Tensor
+    """(m,) the largest raw score of each query, in absolute value."""
+
+    rounding: torch.Tensor
+    """(m, 1) by how much float32 may make a bound wrong."""
+
+    @classmethod
+    def of(cls, scores: torch.Tensor, biases: torch.Tensor) -> _Bounds:
+        means = biases.mean(1, keepdim=True)
+        deviations = biases - means
+        largest = scores.abs().amax(1)
+        return cls(
+            scores=scores,
+            biases=biases,
+            means=means,
+            lower=scores - deviations.amax(0),
+            upper=scores - deviations.amin(0),
+            largest=largest,
+            rounding=2 * MARGIN * (largest + 2 * biases.abs().max())[:, None],
+        )
+
+
+def _first_items(bounds: _Bounds, depth: int) -> npt.NDArray[np.int64]:
+    """Return (group, m, depth) the items with the highest corrected scores, best first."""
+    import torch
+
+    # At least `depth` items reach the threshold under every bias, so an item whose upper bound does
+    # not is first under none.
+    threshold = _nth_largest(bounds.lower, depth) - bounds.rounding
+    rows, columns = (bounds.upper >= threshold).nonzero(as_tuple=True)
+
+    # The candidates of each query, moved to the left of a narrow table; the rest of it is −inf.
+    query_count = len(bounds.scores)
+    counts = rows.bincount(minlength=query_count)
+    starts = counts.cumsum(0) - counts
+    slots = torch.arange(len(rows), device=rows.device) - starts[rows]
+    items = rows.new_zeros(query_count, int(counts.max()))
+    items[rows, slots] = columns
+    candidate_scores = bounds.scores.new_full(items.shape, -torch.inf)
+    candidate_scores[rows, slots] = bounds.scores[rows, columns]
+
+    firsts = []
+    for bias in bounds.biases:
+        best = (candidate_scores - bias[items]).topk(depth, dim=1).indices
+        firsts.append(items.gather(1, best))
+    return _as_array(torch.stack(firsts))
+
+
+def _nth_largest(values: torch.Tensor, nth: int) -> torch.Tensor:
+    """Return (m, 1) the nth largest of each row of values (m, n), or a somewhat smaller number.
+
+    It is the nth largest of the maxima of groups, of which there are fewer to sort.
+    """
+    column_count = values.shape[1]
+    group_count = column_count // GROUP if column_count >= GROUP * nth else column_count
+    whole = column_count // group_count * group_count
+    maxima = values[:, :whole].view(len(values), -1, group_count).amax(1)
+    return maxima.topk(nth, dim=1).values[:, -1:]
+
+
+def _best_ranks(bounds: _Bounds, positives: torch.Tensor) -> npt.NDArray[np.int64]:
+    """Return (group, m) the rank of the best of each query's positives (m, p)."""
+    import torch
+
+    scores, biases = bounds.scores, bounds.biases
+    best = (scores.gather(1, positives) - biases[:, positives]).amax(2)
+    # An item ranks before the positive if its corrected score is above this, (group, m).
+    margins = MARGIN * bounds.largest.clamp(min=biases.abs().amax(1, keepdim=True))
+    limits = best + margins
+
+    limits_of_bounds = limits + bounds.means
+    highest_limit = limits_of_bounds.amax(0)[:, None] + bounds.rounding
+    lowest_limit = limits_of_bounds.amin(0)[:, None] - bounds.rounding
+    is_before_under_all = bounds.lower > highest_limit
+    is_undecided = (bounds.upper > lowest_limit) & ~is_before_under_all
+
+    rows, columns = is_undecided.nonzero(as_tuple=True)
+    undecided_scores = scores[rows, columns]
+    least_ranks = 1 + is_before_under_all.sum(1)
+    ranks = []
+    for bias, limit in zip(biases, limits, strict=True):
+        is_before = undecided_scores - bias[columns] > limit[rows]
+        before_counts = rows[is_before].bincount(minlength=len(scores))
+        ranks.append(least_ranks + before_counts)
+    return _as_array(torch.stack(ranks))
+
+
+def _as_array(tensor: torch.Tensor) -> npt.NDArray[np.int64]:
+    array: npt.NDArray[np.int64] = tensor.cpu().numpy()
+    return array
 
 
 def excess_answers_of(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
-    """Return (n_biases,) the share of excess answers taken by hubs among the answers to all queries."""
-    return np.array(
-        [
-            excess_answers(k_occurrence(items, n_items, items.shape[1]))
-            for items in outcome.retrieved
-        ]
-    )
+    """Return (n_biases,) the share of excess answers taken by hubs among all answers."""
+    shares = []
+    for items in outcome.retrieved:
+        counts = k_occurrence(items, n_items, items.shape[1])
+        shares.append(excess_answers(counts))
+    return np.array(shares)
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -373,42 +522,51 @@ def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
     )
 
 
-def _in_order(
-    places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return each query's ranks in ascending order, with distinct ranks for several equal positives."""
+def _in_order(ranks: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return each query's ranks in ascending order, with distinct ranks for equal positives."""
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    places = places[np.lexsort((places, query))]
-    nth = np.arange(len(places)) - starts[query]
-    apart = places.max(initial=0) + len(places) + 1
-    rising = np.maximum.accumulate(places - nth + query * apart)
-    in_order: npt.NDArray[np.int64] = rising + nth - query * apart
+    ranks = ranks[np.lexsort((ranks, query))]
+    nth = np.arange(len(ranks)) - starts[query]
+
+    # A rank is at least one more than the one before: a running maximum of rank − nth does that. It
+    # starts again with each query, because the ranks of a query are far above those before.
+    offset = query * (ranks.max(initial=0) + len(ranks) + 1)
+    rising = np.maximum.accumulate(ranks - nth + offset)
+    in_order: npt.NDArray[np.int64] = rising + nth - offset
     return in_order
 
 
 def checked_positives(
     positives: Positives, n_queries: int, n_items: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return all positives, sorted by query and without duplicates, and the start of each query's positives."""
+    """Return all positives, and the start of each query's.
+
+    They are sorted by query, without duplicates. Raises InvalidInput.
+    """
     if len(positives) != n_queries:
         raise InvalidInput(
             f"positives cover {len(positives)} queries, but {n_queries} queries were passed"
         )
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("queries or gallery items are missing")
+
     sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
-    if missing := [query for query, one in enumerate(sets) if not one]:
+    missing = [query for query, one in enumerate(sets) if not one]
+    if missing:
         raise InvalidInput(
             f"no positive for query {name_some(missing)}: each query needs at least one"
         )
+
     starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
     items = np.array([item for one in sets for item in one])
     if items.dtype.kind not in "iu":
         raise InvalidInput("positives must be the numbers of gallery items")
-    if len(astray := np.flatnonzero((items < 0) | (items >= n_items))):
-        lost = sorted({int(query) for query in np.searchsorted(starts, astray, "right") - 1})
+
+    outside = np.flatnonzero((items < 0) | (items >= n_items))
+    if len(outside):
+        faulty = sorted({int(query) for query in np.searchsorted(starts, outside, "right") - 1})
         raise InvalidInput(
-            f"positives of query {name_some(lost)} are not among the {n_items} gallery items"
+            f"positives of query {name_some(faulty)} are not among the {n_items} gallery items"
         )
     return items.astype(np.int64), starts
 
@@ -419,28 +577,39 @@ def hits(ranks: PositiveRanks, k: int) -> PerQuery:
 
 
 def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank,
-    that are among the first k (Manning et al., Introduction to Information Retrieval, 2008, 8.4)."""
+    """Return (n_queries,) AP@k = Σ (i / rank_i) / min(p, k).
+
+    The sum is over those of the p positives i = 1, 2, …, ordered by rank, that are among the first
+    k (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
+    """
     k = whole_number("k", k)
     counts = np.diff(ranks.starts)
     nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
-    return ranks.sums(nth / ranks.ranks * (ranks.ranks <= k)) / np.minimum(counts, k)
+    precisions = nth / ranks.ranks * (ranks.ranks <= k)
+    return ranks.sums(precisions) / np.minimum(counts, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002): Σ 1 / log2(1 + rank) over
-    the positives among the first k, divided by its value with all positives in front."""
+    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002).
+
+    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all
+    positives in front.
+    """
     k = whole_number("k", k)
     gained = ranks.sums((ranks.ranks <= k) / np.log2(1 + ranks.ranks))
-    best = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
-    ndcgs: PerQuery = gained / best[np.minimum(np.diff(ranks.starts), k) - 1]
+    best_by_count = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
+    counts = np.minimum(np.diff(ranks.starts), k)
+    ndcgs: PerQuery = gained / best_by_count[counts - 1]
     return ndcgs
 
 
 def retrieval_summary(
     ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
 ) -> dict[str, float]:
-    """Return R@k for each k, median and mean rank of the best positive, MRR (Voorhees, TREC-8, 1999), mAP and nDCG."""
+    """Return R@k for each k, median and mean rank of the best positive, MRR, mAP and nDCG.
+
+    Source of MRR: Voorhees, TREC-8, 1999.
+    """
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
         "MdR": float(np.median(ranks.best)),
@@ -452,8 +621,11 @@ def retrieval_summary(
 
 
 def as_plain(value: Any) -> Any:
-    """Return dataclasses and named tuples as dicts, estimators as in `estimators.to_dict`, NumPy numbers as numbers,
-    and other values that JSON lacks as strings."""
+    """Return a value as JSON has it.
+
+    Dataclasses and named tuples become dicts, estimators as in `estimators.to_dict`, NumPy numbers
+    numbers, and other values that JSON lacks strings.
+    """
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if type(value).__name__ in ESTIMATORS:
@@ -466,6 +638,7 @@ def as_plain(value: Any) -> Any:
         return {str(name): as_plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return [as_plain(one) for one in value]
+
     is_plain = (
         value is None
         or isinstance(value, str | int)

@@ -14,7 +14,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.kernels.ann import AnnIndex, IndexSpec, SearchParameter
-from milvus_hubness.correction.kernels.primitives import whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality.measures import Interval, confidence_interval
 

@@ -14,7 +14,7 @@ from milvus_hubness.basics.texts import points
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators import Blend, Estimator
 from milvus_hubness.correction.estimators.base import require_gallery
-from milvus_hubness.correction.kernels.primitives import whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.trials import Answers, Trial, search, sweep

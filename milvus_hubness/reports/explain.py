@@ -1,4 +1,4 @@
-"""Why a row is found or not, why the answers to a query stand where they stand, and the list of hubs and anti-hubs."""
+"""Explanations: of a row that is found or not, of the order of answers, and of hubs and anti-hubs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ DEPTH = 10
 
 
 class Rank(NamedTuple):
-    """A row among the results of a bank query: its scores as a search returns them, and its ranks, from 1."""
+    """A row among the results of a bank query."""
 
     query: int
+    """The number of the query."""
     text: str | None
     raw_score: float
+    """As a search returns it."""
     corrected_score: float
+    """As a search returns it."""
     raw_rank: int
+    """From 1."""
     corrected_rank: int
+    """From 1."""
 
     @property
     def best(self) -> tuple[int, int]:
@@ -35,89 +40,116 @@ class Rank(NamedTuple):
 
 
 class RowExplanation(NamedTuple):
-    """A row, and the bank queries that have it among their first k results before or after correction, best rank first.
-    before, after: the numbers of these. rows_with_less_bias: share of the rows whose bias is smaller."""
+    """A row, and the bank queries that find it."""
 
     key: Key
     k: int
+    """Number of results up to which a query finds a row."""
     bias: float
     strength: float
     rows_with_less_bias: float
+    """Share of the rows whose bias is smaller."""
     bank_size: int
     before: int
+    """Number of bank queries that find the row without correction."""
     after: int
+    """Number of bank queries that find the row with correction."""
     queries: list[Rank]
+    """The bank queries that find the row without or with correction, best rank first."""
 
 
 class Answer(NamedTuple):
-    """A row among the answers to a query. Under IP and COSINE, corrected_score is raw_score − strength · bias; under
-    L2, where scores are distances, raw_score + 2 · strength · bias."""
+    """A row among the answers to a query."""
 
     key: Key
     raw_score: float
     bias: float
     corrected_score: float
+    """Under IP and COSINE raw_score − strength · bias; under L2, where scores are distances,
+    raw_score + 2 · strength · bias."""
     raw_rank: int
     corrected_rank: int
 
 
 class QueryExplanation(NamedTuple):
-    """The first answers to a query by their corrected rank, then the named row if it is not among them.
-    strength: 0 if the gate leaves the query uncorrected, as `gated` says."""
+    """Why the answers to a query have their ranks."""
 
     text: str | None
     metric: str
     strength: float
+    """0 if the gate leaves the query uncorrected."""
     gated: bool
+    """Whether the gate leaves the query uncorrected."""
     answers: list[Answer]
+    """The first ones by their corrected rank, then the named row if it is not among them."""
 
 
 class Occurrence(NamedTuple):
-    """How many of the queries have a row among their first k results, N_k, before and after correction, and its share
-    of all answers."""
+    """How often a row is found."""
 
     kind: Literal["hub", "anti-hub"]
     key: Key
     before: int
+    """N_k, the number of queries with the row among their first k results, without correction."""
     after: int
+    """N_k with correction."""
     bias: float
     share_before: float
+    """Of all answers without correction."""
     share_after: float
+    """Of all answers with correction."""
 
 
 class Hubs(NamedTuple):
-    """The rows with the largest N_k before correction, largest first, and rows with N_k = 0 before it, those with the
-    largest bias first. antihubs_before, antihubs_after: numbers of all rows with N_k = 0."""
+    """The hubs and the anti-hubs of a collection."""
 
     k: int
     n_queries: int
     n_items: int
     antihubs_before: int
+    """Number of all rows with N_k = 0 without correction."""
     antihubs_after: int
+    """Number of all rows with N_k = 0 with correction."""
     rows: list[Occurrence]
+    """Those with the largest N_k without correction, largest first; then rows with N_k = 0, those
+    with the largest bias first."""
 
 
 def explain_row(
     biased: BiasedGallery, key: str | Key, texts: Sequence[str] | None = None
 ) -> RowExplanation:
-    """Return why the row of this key is found or not found by the queries of the bank. texts: of these queries. Raises
-    InvalidInput for an unknown key."""
-    place, strength = _place(biased, key), biased.strength
-    items, queries = biased.gallery.layout.reduce_items(biased.gallery.vectors), biased.bank.vectors
-    own, weighted = np.full(len(queries), place), strength * biased.biases
-    before = measures.ranks(queries, items, own).best
-    after = measures.ranks(queries, items, own, weighted).best
-    raw = queries @ items[place]
-    scores = _scores(biased, raw).tolist(), _scores(biased, raw - weighted[place]).tolist()
-    depth = min(DEPTH, len(items))
+    """Return why the row of this key is found or not found by the queries of the bank.
+
+    texts: of these queries. Raises InvalidInput for an unknown key.
+    """
+    row = _position(biased, key)
+    items = biased.gallery.layout.reduce_items(biased.gallery.vectors)
+    queries = biased.bank.vectors
+    weighted_biases = biased.strength * biased.biases
+
+    # The row is the positive of every query.
+    positives = np.full(len(queries), row)
+    before = measures.ranks(queries, items, positives).best
+    after = measures.ranks(queries, items, positives, weighted_biases).best
+
+    raw = queries @ items[row]
     names: Sequence[str | None] = texts or [None] * len(queries)
-    ranks = map(Rank, range(len(queries)), names, *scores, before.tolist(), after.tolist())
+    ranks = map(
+        Rank,
+        range(len(queries)),
+        names,
+        _scores(biased, raw).tolist(),
+        _scores(biased, raw - weighted_biases[row]).tolist(),
+        before.tolist(),
+        after.tolist(),
+    )
+    depth = min(DEPTH, len(items))
     return RowExplanation(
-        key=biased.gallery.keys[place],
+        key=biased.gallery.keys[row],
         k=depth,
-        bias=float(biased.biases[place]),
-        strength=strength,
-        rows_with_less_bias=float((biased.biases < biased.biases[place]).mean()),
+        bias=float(biased.biases[row]),
+        strength=biased.strength,
+        rows_with_less_bias=float((biased.biases < biased.biases[row]).mean()),
         bank_size=len(queries),
         before=int((before <= depth).sum()),
         after=int((after <= depth).sum()),
@@ -134,13 +166,19 @@ def explain_query(
     key: str | Key | None = None,
     texts: Sequence[str] | None = None,
 ) -> QueryExplanation:
-    """Return why the first `top` answers to a query stand where they stand, and where the row of `key` stands. queries:
-    as the application sends them; None for those of the bank. Raises InvalidInput, DimensionMismatch."""
-    layout, keys, reduced = biased.gallery.layout, biased.gallery.keys, _reduced(biased, queries)
+    """Return why the first `top` answers to a query, and the row of `key`, have their ranks.
+
+    queries: as the application sends them; None for those of the bank. Raises InvalidInput,
+    DimensionMismatch.
+    """
+    layout = biased.gallery.layout
+    keys = biased.gallery.keys
+    reduced = _reduced(biased, queries)
     if not 0 <= number < len(reduced):
         raise InvalidInput(
             f"no query {number}: choose one from 0 to {len(reduced) - 1} with --query-number"
         )
+
     raw = layout.reduce_items(biased.gallery.vectors) @ reduced[number]
     gated = biased.activated is not None and keys[int(raw.argmax())] not in biased.activated
     strength = 0.0 if gated else biased.strength
@@ -154,56 +192,70 @@ def explain_query(
     )
     answers = list(map(Answer, keys, *(column.tolist() for column in columns)))
     shown = sorted(answers, key=attrgetter("corrected_rank"))[:top]
-    if key is not None and (own := answers[_place(biased, key)]) not in shown:
-        shown.append(own)
+    if key is not None:
+        of_key = answers[_position(biased, key)]
+        if of_key not in shown:
+            shown.append(of_key)
     return QueryExplanation(
         None if texts is None else texts[number], layout.metric, strength, gated, shown
     )
 
 
 def list_hubs(biased: BiasedGallery, queries: BankLike | None = None, *, top: int = 50) -> Hubs:
-    """Return `top` hubs and `top` anti-hubs among the rows. queries: those that are counted; by default the bank's.
-    Raises DimensionMismatch."""
-    reduced, items = (
-        _reduced(biased, queries),
-        biased.gallery.layout.reduce_items(biased.gallery.vectors),
-    )
+    """Return `top` hubs and `top` anti-hubs among the rows.
+
+    queries: those that are counted; by default the bank's. Raises DimensionMismatch.
+    """
+    reduced = _reduced(biased, queries)
+    items = biased.gallery.layout.reduce_items(biased.gallery.vectors)
     k = min(DEPTH, len(items))
-    retrieved = (
-        measures.nearest(reduced, items, k, bias)
-        for bias in (None, biased.strength * biased.biases)
-    )
-    before, after = (measures.k_occurrence(numbers, len(items), k) for numbers in retrieved)
+
+    def occurrence(bias: npt.NDArray[np.float32] | None) -> measures.Counts:
+        retrieved = measures.nearest(reduced, items, k, bias)
+        return measures.k_occurrence(retrieved, len(items), k)
+
+    before = occurrence(None)
+    after = occurrence(biased.strength * biased.biases)
     total = k * len(reduced)
     columns = before, after, biased.biases, before / total, after / total
     rows = list(zip(biased.gallery.keys, *(column.tolist() for column in columns), strict=True))
-    hubs = [
-        rows[place] for place in np.argsort(-before, kind="stable")[:top].tolist() if before[place]
+    most_frequent = np.argsort(-before, kind="stable")[:top].tolist()
+    hubs = [Occurrence("hub", *rows[number]) for number in most_frequent if before[number]]
+    lost = [
+        Occurrence("anti-hub", *row) for row, count in zip(rows, before, strict=True) if not count
     ]
-    lost = sorted((row for row in rows if not row[1]), key=lambda row: -row[3])
-    listed = [Occurrence("hub", *row) for row in hubs] + [
-        Occurrence("anti-hub", *row) for row in lost[:top]
-    ]
-    return Hubs(k, len(reduced), len(items), len(lost), int((after == 0).sum()), listed)
+    lost.sort(key=attrgetter("bias"), reverse=True)
+    return Hubs(
+        k=k,
+        n_queries=len(reduced),
+        n_items=len(items),
+        antihubs_before=len(lost),
+        antihubs_after=int((after == 0).sum()),
+        rows=hubs + lost[:top],
+    )
 
 
 def _reduced(biased: BiasedGallery, queries: BankLike | None) -> Vectors:
-    """Return the queries, by default those of the bank, reduced to inner products. Raises DimensionMismatch."""
+    """Return the queries, by default those of the bank, reduced to inner products.
+
+    Raises DimensionMismatch.
+    """
     if queries is None:
         return biased.bank.vectors
-    bank, layout = QueryBank.of(queries), biased.gallery.layout
+    bank = QueryBank.of(queries)
+    layout = biased.gallery.layout
     bank.expect_dim(layout.dim, "the field")
     return layout.reduce_queries(bank.vectors)
 
 
-def _place(biased: BiasedGallery, key: str | Key) -> int:
-    """Return the position of the row of this key, or of the key that is written so."""
-    place = next((i for i, own in enumerate(biased.gallery.keys) if str(own) == str(key)), None)
-    if place is None:
-        raise InvalidInput(
-            f"{biased.info.name!r} has no row with the key {key!r} and a valid vector: check the key"
-        )
-    return place
+def _position(biased: BiasedGallery, key: str | Key) -> int:
+    """Return the position of the row of this key, or of the key whose text it is."""
+    for position, row_key in enumerate(biased.gallery.keys):
+        if str(row_key) == str(key):
+            return position
+    raise InvalidInput(
+        f"{biased.info.name!r} has no row with the key {key!r} and a valid vector: check the key"
+    )
 
 
 def _ranks(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from milvus_hubness.basics.texts import number
 from milvus_hubness.correction.banks.bank import QueryBank, Vectors
-from milvus_hubness.correction.kernels.primitives import finite_number
+from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.quality import measures
 from milvus_hubness.quality.bank_checks import bank_coverage
@@ -21,95 +21,122 @@ from milvus_hubness.quality.verdict import Figures, Finding, examine, findings
 
 
 class Bin(NamedTuple):
-    """A bin of the histogram: the number of items with low ≤ N_k ≤ high."""
+    """A bin of the histogram: the numbers of items with low ≤ N_k ≤ high."""
 
     low: int
     high: int
     before: int
+    """Without correction."""
     after: int
+    """With correction."""
 
 
 class Item(NamedTuple):
-    """A gallery item, with its N_k before and after. fields: its scalar fields."""
+    """A gallery item."""
 
     key: Any
     fields: dict[str, Any]
+    """Its scalar fields."""
     before: int
+    """N_k without correction."""
     after: int
+    """N_k with correction."""
 
 
 class Swallowed(NamedTuple):
-    """A query with a hub at this rank, in front of its best positive, and the rank of that positive if available."""
+    """A query with a hub in front of its best positive."""
 
     query: int
     text: str | None
     rank: int
+    """That of the hub, without correction."""
     right_before: int | None
+    """The rank of the best positive without correction; None without positives."""
     right_after: int | None
+    """That rank with correction."""
 
 
 class Hub(NamedTuple):
-    """An item that many queries find, and the queries that rank it highest."""
+    """An item that many queries find."""
 
     item: Item
     swallows: list[Swallowed]
+    """The queries that rank it highest."""
 
 
 class Antihubs(NamedTuple):
-    """Numbers of items that no query finds, and of those that are rescued, N_k > 0 after. by_chance: the number if
-    every query found k items at random. examples: rescued items. never: some with N_k = 0 before and after."""
+    """The items that no query finds."""
 
     before: int
+    """Their number without correction."""
     after: int
+    """Their number with correction."""
     rescued: int
+    """How many of them some query finds with correction."""
     by_chance: float
+    """Their number if every query found k items at random."""
     examples: list[Item]
+    """Some that are rescued."""
     never: list[Item]
+    """Some that no query finds with correction either."""
 
 
 class Point(NamedTuple):
-    """The search at one strength. recall: R@1, if positives are known."""
+    """The search at one strength."""
 
     strength: float
     hubness: measures.HubnessSummary
     recall: measures.Interval | None
+    """R@1; None without positives."""
 
 
 class Region(NamedTuple):
-    """The size of a cluster of items, the number of them that a bank query finds, and the key of the most central."""
+    """A cluster of items."""
 
     items: int
+    """Its size."""
     reached: int
+    """How many of its items a bank query finds."""
     central: Any
+    """The key of its most central item."""
 
 
 class BankReach(NamedTuple):
-    """reached: number of items that are among the first k of some bank query; by_chance: if these found k items at
-    random. blind_answers: share of the raw answers that no bank query reaches. farthest: the items with the least
-    similarity to any bank query, with that similarity. regions: by their share."""
+    """What of the gallery a bank reaches: items among the first k of one of its queries."""
 
     bank_size: int
     reached: int
+    """Number of items that the bank reaches."""
     by_chance: float
+    """That number if bank queries found k items at random."""
     blind_answers: float
+    """Share of the raw answers that no bank query reaches."""
     regions: list[Region]
+    """Ordered by the share of their items that is reached, least first."""
     farthest: list[tuple[Item, float]]
+    """The items with the least similarity to any bank query, with that similarity."""
 
 
 class Slice(NamedTuple):
-    """The items with one value of a field, None for all further values, and N_k among them, before and after. share_*:
-    of all answers. gain: paired difference of R@1 of the `queries` with a positive among them. hubs: those with the
-    largest N_k after."""
+    """The items with one value of a field, before and after correction."""
 
     value: str | None
+    """None for all values without a slice of their own."""
     items: int
     share_before: float
+    """Of all answers."""
     share_after: float
+    """Of all answers."""
     before: measures.HubnessSummary
+    """Of N_k among these items."""
     after: measures.HubnessSummary
+    """Of N_k among these items."""
     queries: int | None
+    """Number of queries with a positive among these items; None without positives."""
     gain: measures.Interval | None
+    """Paired difference of R@1 of these queries; None for fewer than two."""
     hubs: list[Item]
+    """Those with the largest N_k after correction."""
 
     @property
     def name(self) -> str:
@@ -118,31 +145,54 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The report before (strength 0) and after correction at `strength`. gain: paired difference of R@1 after and
-    before. retrieval_*: as in `retrieval_summary`. These and recall need positives. slices, groups: by the fields
-    `slice_by` and `group_by`, largest first. bank: what the bank shows without labels."""
+    """The report before correction, at strength 0, and after it."""
 
     title: str
     n_queries: int
     n_items: int
     k: int
+    """The number of first results that count."""
+
     strength: float
+    """That of all values named "after"."""
+
     before: measures.HubnessSummary
     after: measures.HubnessSummary
     histogram: list[Bin]
     hubs: list[Hub]
     antihubs: Antihubs
     strengths: list[Point]
+    """The searches, by strength."""
+
     gain: measures.Interval | None
+    """Paired difference of R@1 after and before; None without positives."""
+
     retrieval_before: dict[str, float] | None
+    """As in `retrieval_summary`; None without positives."""
+
     retrieval_after: dict[str, float] | None
+    """As in `retrieval_summary`; None without positives."""
+
     coverage: BankReach | None
+    """None without a bank."""
+
     verdict: dict[str, Any] | None
+    """That of tuning, with its reason; None if there is none."""
+
     bank: Figures | None
+    """What the bank shows without labels; None without a bank of at least 40 queries."""
+
     slice_by: str | None
+    """The field of `slices`."""
+
     slices: list[Slice]
+    """Largest first."""
+
     group_by: str | None
+    """The field of `groups`."""
+
     groups: list[Group]
+    """Largest first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
@@ -156,54 +206,60 @@ class Diagnosis:
     @property
     def summary(self) -> list[str]:
         """The findings as sentences for readers who do not know the measures."""
-        even = self.k * self.n_queries / self.n_items
-        largest, lost = self.before.largest, self.antihubs
+        even_share = self.k * self.n_queries / self.n_items
         sentences = [
-            f"Without correction, one item is among the first {self.k} results of {number(largest)} of "
-            f"{number(self.n_queries)} queries; an even share would be {even:.1f}. "
-            f"{number(lost.before)} of {number(self.n_items)} items are found by no query.",
+            f"Without correction, one item is among the first {self.k} results of "
+            f"{number(self.before.largest)} of {number(self.n_queries)} queries; "
+            f"an even share would be {even_share:.1f}. "
+            f"{number(self.antihubs.before)} of {number(self.n_items)} items are found by no query.",
             f"With correction at strength {self.strength:g}, the most frequent item is found by "
-            f"{number(self.after.largest)} queries, and {number(lost.after)} items by none.",
+            f"{number(self.after.largest)} queries, and {number(self.antihubs.after)} items by none.",
+            self._retrieval_sentence(),
         ]
-        if self.gain and self.retrieval_before and self.retrieval_after:
-            is_clear = self.gain.low > 0 or self.gain.high < 0
-            change = "a gain" if self.gain.estimate > 0 else "a loss"
-            sentences.append(
-                f"A right answer comes first for {self.retrieval_before['R@1']:.1%} of the queries without correction "
-                f"and for {self.retrieval_after['R@1']:.1%} with it: "
-                + (
-                    f"{change} that is larger than chance explains."
-                    if is_clear
-                    else "a change within chance."
-                )
-            )
-        else:
-            sentences.append(
-                "No right answers are known here, so this does not say whether the search is better."
-            )
         if len(self.slices) > 1:
-            worst = max(self.slices, key=lambda part: part.after.skewness)
+            worst = max(self.slices, key=lambda one: one.after.skewness)
             sentences.append(
-                f"With correction, answers are most uneven among the items whose {self.slice_by} is {worst.name}."
+                "With correction, answers are most uneven among the items whose "
+                f"{self.slice_by} is {worst.name}."
             )
         if len(self.groups) > 1:
-            most = max(self.groups, key=lambda group: group.excess_before.estimate)
-            due = (
-                (most.gallery, "items")
-                if most.right is None
-                else (most.right.estimate, "right answers")
-            )
-            sentences.append(
-                f"Items whose {self.group_by} is {most.name} are {due[0]:.1%} of the {due[1]}. They take "
-                f"{most.first_before.estimate:.1%} of the first answers without correction and "
-                f"{most.first_after.estimate:.1%} with it."
-            )
+            sentences.append(self._group_sentence())
         return sentences
+
+    def _retrieval_sentence(self) -> str:
+        if not (self.gain and self.retrieval_before and self.retrieval_after):
+            return "No right answers are known here, so this does not say whether the search is better."
+
+        if self.gain.low > 0:
+            change = "a gain that is larger than chance explains."
+        elif self.gain.high < 0:
+            change = "a loss that is larger than chance explains."
+        else:
+            change = "a change within chance."
+        return (
+            f"A right answer comes first for {self.retrieval_before['R@1']:.1%} of the queries "
+            f"without correction and for {self.retrieval_after['R@1']:.1%} with it: {change}"
+        )
+
+    def _group_sentence(self) -> str:
+        """Return the sentence on the group with the most answers beyond its due."""
+        most = max(self.groups, key=lambda group: group.excess_before.estimate)
+        if most.right is None:
+            due = f"{most.gallery:.1%} of the items"
+        else:
+            due = f"{most.right.estimate:.1%} of the right answers"
+        return (
+            f"Items whose {self.group_by} is {most.name} are {due}. They take "
+            f"{most.first_before.estimate:.1%} of the first answers without correction and "
+            f"{most.first_after.estimate:.1%} with it."
+        )
 
 
 HUBS = 9
+"""Hubs that a report shows."""
 QUERIES_PER_HUB = 4
 EXAMPLES = 8
+"""Items of a list of examples."""
 HUBS_PER_SLICE = 3
 
 
@@ -226,46 +282,36 @@ def diagnose(
     slice_by: str | None = None,
     group_by: str | None = None,
 ) -> Diagnosis:
-    """Search queries (n_queries, d) in a gallery (n_items, d) by <q, r> − w·b(r) for every strength w; report the hubs.
+    """Search queries in a gallery by <q, r> − w·b(r) for every strength w, and report the hubs.
 
-    bias (n_items,) is b(r). strength: the w of all values named "after"; it and 0 join `strengths`. activated:
-    (n_items,) whether a gate corrects queries with this raw best item. bank (m, d): for its coverage. positives: as for
-    `ranks`. keys and fields, one per item, and query_texts, one per query, are read only where shown. slice_by: a
-    field, whose values get a report of their own; group_by: one whose values get their shares of the answers. Raises
-    InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
+    queries: (n_queries, d). gallery: (n_items, d). bias: (n_items,) b(r). strength: the w of all
+    values named "after"; it and 0 join `strengths`. activated: (n_items,) whether a gate corrects
+    queries with this raw best item. bank: (m, d), for its coverage. positives: as for `ranks`. keys
+    and fields, one per item, and query_texts, one per query, are read only where shown. slice_by: a
+    field, whose values get a report of their own; group_by: one whose values get their shares of
+    the answers. Raises InvalidInput, DimensionMismatch, NonFiniteVectors and InvalidParameter.
     """
     query_vectors, stored = measures.with_bias(queries, gallery, bias)
-    items, texts = len(stored), len(query_vectors)
-    for name, values, n in (
-        ("keys", keys, items),
-        ("fields", fields, items),
-        ("query_texts", query_texts, texts),
-    ):
-        if values is not None and len(values) != n:
-            raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")
+    _expect_length("keys", keys, len(stored))
+    _expect_length("fields", fields, len(stored))
+    _expect_length("query_texts", query_texts, len(query_vectors))
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
-    strength, points = float(strength), []
+
+    strength = float(strength)
     searches: dict[float, _Search] = {}
     for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
-        retrieved = measures.nearest(query_vectors, stored, k)
-        placed = None if positives is None else measures.ranks(query_vectors, stored, positives)
+        search = _Search.of(query_vectors, stored, positives, k)
         if activated is not None and value:
-            raw, opens = searches[0.0], np.asarray(activated)[searches[0.0].retrieved[:, 0]]
-            retrieved = np.where(opens[:, None], retrieved, raw.retrieved)
-            if placed and raw.ranks:
-                of_positives = np.repeat(opens, np.diff(placed.starts))
-                placed = placed._replace(
-                    ranks=np.where(of_positives, placed.ranks, raw.ranks.ranks)
-                )
-        counts = measures.k_occurrence(retrieved, len(stored), k)
-        searches[value] = _Search(retrieved, counts, placed)
-        recall = measures.confidence_interval(measures.hits(placed, 1)) if placed else None
-        points.append(Point(value, measures.hubness_summary(counts, k), recall))
-    before, after = searches[0.0], searches[strength]
-    pair, gain = _Comparison(before, after, keys, fields, query_texts), None
+            search = search.gated(searches[0.0], np.asarray(activated))
+        searches[value] = search
+
+    before = searches[0.0]
+    after = searches[strength]
+    pair = _Comparison(before, after, keys, fields, query_texts)
+    gain = None
     if before.ranks and after.ranks:
         gain = measures.paired_difference(
             measures.hits(before.ranks, 1), measures.hits(after.ranks, 1)
@@ -281,7 +327,7 @@ def diagnose(
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
-        strengths=points,
+        strengths=[search.point(value, k) for value, search in searches.items()],
         gain=gain,
         retrieval_before=before.ranks and measures.retrieval_summary(before.ranks),
         retrieval_after=after.ranks and measures.retrieval_summary(after.ranks),
@@ -290,7 +336,7 @@ def diagnose(
         bank=_figures(bank, stored[:, :-1]),
         slice_by=slice_by,
         slices=[
-            pair.part(name, inside, positives)
+            pair.slice(name, inside, positives)
             for name, inside in by_value(fields, slice_by, "--slice-by")
         ],
         group_by=group_by,
@@ -308,12 +354,48 @@ def _figures(bank: QueryBank | npt.ArrayLike | None, gallery: Vectors) -> Figure
     return examine(queries, gallery, default_biases)
 
 
+def _expect_length(name: str, values: Sequence[Any] | None, length: int) -> None:
+    if values is not None and len(values) != length:
+        raise DimensionMismatch(f"{name} has {len(values)} entries where {length} are needed")
+
+
 class _Search(NamedTuple):
-    """A search: its results (n_queries, k), the count of each item, and the ranks of the positives if known."""
+    """A search at one strength."""
 
     retrieved: npt.NDArray[np.int64]
+    """(n_queries, k), the items, best first."""
+
     counts: measures.Counts
+    """(n_items,) N_k."""
+
     ranks: measures.PositiveRanks | None
+    """Those of the positives; None without positives."""
+
+    @classmethod
+    def of(
+        cls, queries: Vectors, gallery: Vectors, positives: measures.Positives | None, k: int
+    ) -> _Search:
+        retrieved = measures.nearest(queries, gallery, k)
+        ranks = None if positives is None else measures.ranks(queries, gallery, positives)
+        return cls(retrieved, measures.k_occurrence(retrieved, len(gallery), k), ranks)
+
+    def gated(self, raw: _Search, activated: npt.NDArray[np.bool_]) -> _Search:
+        """Return this search for queries whose raw best item is activated, else the raw one."""
+        is_corrected = activated[raw.retrieved[:, 0]]
+        retrieved = np.where(is_corrected[:, None], self.retrieved, raw.retrieved)
+        counts = measures.k_occurrence(retrieved, len(self.counts), retrieved.shape[1])
+        if self.ranks is None or raw.ranks is None:
+            return _Search(retrieved, counts, None)
+
+        by_positive = np.repeat(is_corrected, np.diff(self.ranks.starts))
+        ranks = np.where(by_positive, self.ranks.ranks, raw.ranks.ranks)
+        return _Search(retrieved, counts, self.ranks._replace(ranks=ranks))
+
+    def point(self, strength: float, k: int) -> Point:
+        recall = None
+        if self.ranks is not None:
+            recall = measures.confidence_interval(measures.hits(self.ranks, 1))
+        return Point(strength, measures.hubness_summary(self.counts, k), recall)
 
     def rank(self, query: int) -> int | None:
         return None if self.ranks is None else int(self.ranks.best[query])
@@ -353,19 +435,24 @@ class _Comparison(NamedTuple):
 
     def swallowed(self, hub: int) -> list[Swallowed]:
         """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
-        queries, places = np.nonzero(self.before.retrieved == hub)
-        chosen: list[Swallowed] = []
-        for nth in np.argsort(places, kind="stable").tolist():
-            query, rank = int(queries[nth]), int(places[nth]) + 1
+        queries, columns = np.nonzero(self.before.retrieved == hub)
+        swallowed: list[Swallowed] = []
+        for nth in np.argsort(columns, kind="stable").tolist():
+            if len(swallowed) == QUERIES_PER_HUB:
+                break
+            query = int(queries[nth])
+            rank = int(columns[nth]) + 1
             right = self.before.rank(query)
-            if len(chosen) < QUERIES_PER_HUB and (right is None or right > rank):
+            if right is None or right > rank:
                 text = None if self.query_texts is None else str(self.query_texts[query])
-                chosen.append(Swallowed(query, text, rank, right, self.after.rank(query)))
-        return chosen
+                swallowed.append(Swallowed(query, text, rank, right, self.after.rank(query)))
+        return swallowed
 
     def antihubs(self) -> Antihubs:
-        before, after = self.before.counts, self.after.counts
+        before = self.before.counts
+        after = self.after.counts
         lost = np.flatnonzero(before == 0)
+        # The rescued ones first.
         order = lost[np.argsort(-after[lost], kind="stable")]
         rescued = int((after[lost] > 0).sum())
         return Antihubs(
@@ -377,70 +464,86 @@ class _Comparison(NamedTuple):
             never=self.items(order[rescued:][:EXAMPLES]),
         )
 
-    def part(
+    def slice(
         self, name: str | None, inside: Members, positives: measures.Positives | None
     ) -> Slice:
         """Return the slice of the items `inside`, (n_items,) bool."""
-        before, after, own = self.before.counts, self.after.counts, np.flatnonzero(inside)
+        before = self.before.counts
+        after = self.after.counts
         k = self.before.retrieved.shape[1]
+
         queries = gain = None
         if positives is not None and self.before.ranks and self.after.ranks:
             items, starts = measures.checked_positives(
                 positives, len(self.before.retrieved), len(before)
             )
-            asking = np.logical_or.reduceat(inside[items], starts[:-1])
-            queries = int(asking.sum())
+            # Whether a positive of the query is in the slice.
+            is_relevant = np.logical_or.reduceat(inside[items], starts[:-1])
+            queries = int(is_relevant.sum())
             if queries > 1:
-                hits = (
-                    measures.hits(ranks, 1)[asking]
-                    for ranks in (self.before.ranks, self.after.ranks)
+                gain = measures.paired_difference(
+                    measures.hits(self.before.ranks, 1)[is_relevant],
+                    measures.hits(self.after.ranks, 1)[is_relevant],
                 )
-                gain = measures.paired_difference(*hits)
+
+        members = np.flatnonzero(inside)
+        by_count = np.argsort(-after[members], kind="stable")
         return Slice(
             value=name,
-            items=len(own),
-            share_before=float(before[own].sum() / before.sum()),
-            share_after=float(after[own].sum() / after.sum()),
-            before=measures.hubness_summary(before[own], k),
-            after=measures.hubness_summary(after[own], k),
+            items=len(members),
+            share_before=float(before[members].sum() / before.sum()),
+            share_after=float(after[members].sum() / after.sum()),
+            before=measures.hubness_summary(before[members], k),
+            after=measures.hubness_summary(after[members], k),
             queries=queries,
             gain=gain,
-            hubs=self.items(own[np.argsort(-after[own], kind="stable")[:HUBS_PER_SLICE]]),
+            hubs=self.items(members[by_count[:HUBS_PER_SLICE]]),
         )
 
     def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:
-        n_items, k = len(gallery), self.before.retrieved.shape[1]
+        n_items = len(gallery)
+        k = self.before.retrieved.shape[1]
         coverage = bank_coverage(bank, gallery, k=k)
-        reached = coverage.counts > 0
-        sizes, hits = (
-            np.bincount(coverage.region),
-            np.bincount(coverage.region, reached).astype(int),
-        )
+        is_reached = coverage.counts > 0
+
+        sizes = np.bincount(coverage.region)
+        reached_counts = np.bincount(coverage.region, is_reached).astype(int)
+        regions = [
+            Region(
+                items=int(sizes[region]),
+                reached=int(reached_counts[region]),
+                central=self.key(int(coverage.central[region])),
+            )
+            for region in np.argsort(reached_counts / sizes, kind="stable")
+        ]
+
         farthest = np.argsort(coverage.similarity, kind="stable")[:EXAMPLES]
+        similarities = coverage.similarity[farthest].tolist()
         return BankReach(
             bank_size=len(bank),
-            reached=int(reached.sum()),
+            reached=int(is_reached.sum()),
             by_chance=n_items - _unreached(n_items, len(bank), k),
-            blind_answers=float((~reached)[self.before.retrieved].mean()),
-            regions=[
-                Region(
-                    int(sizes[region]), int(hits[region]), self.key(int(coverage.central[region]))
-                )
-                for region in np.argsort(hits / sizes, kind="stable")
-            ],
-            farthest=list(
-                zip(self.items(farthest), coverage.similarity[farthest].tolist(), strict=True)
-            ),
+            blind_answers=float((~is_reached)[self.before.retrieved].mean()),
+            regions=regions,
+            farthest=list(zip(self.items(farthest), similarities, strict=True)),
         )
 
 
 def _histogram(before: measures.Counts, after: measures.Counts) -> list[Bin]:
     """Return bins of N_k = 0, 1, 2 … 3, 4 … 7, and so on by powers of two."""
-    bins, low, high = [], 0, 0
+
+    def count_within(counts: measures.Counts, low: int, high: int) -> int:
+        return int(((low <= counts) & (counts <= high)).sum())
+
+    bins = []
+    low = 0
+    high = 0
     while low <= max(before.max(), after.max()):
-        inside = [int(((low <= counts) & (counts <= high)).sum()) for counts in (before, after)]
-        bins.append(Bin(low, high, *inside))
-        low, high = high + 1, 2 * high + 1
+        before_count = count_within(before, low, high)
+        after_count = count_within(after, low, high)
+        bins.append(Bin(low, high, before_count, after_count))
+        low = high + 1
+        high = 2 * high + 1
     return bins
 
 

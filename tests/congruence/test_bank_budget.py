@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from tests.support.galleries import nnn, not_called, plain_collection, vectors
 
 from milvus_hubness import NNN, BankTooLarge, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_async import opened
+from tests.support.galleries import nnn, not_called, plain_collection, vectors
 
 DIM, ITEMS, BANK = 8, 40, 60
 ROOM = 4 * DIM * BANK

@@ -152,7 +152,7 @@ def test_the_example_of_the_configuration_is_valid():
 def test_every_environment_variable_is_listed():
     from milvus_hubness.basics import defaults
     from milvus_hubness.cli import options
-    from milvus_hubness.correction.kernels.primitives import SCREEN_VARIABLE
+    from milvus_hubness.correction.kernels.policy import SCREEN_VARIABLE
     from qdrant_hubness import cli as qdrant
 
     exist = {

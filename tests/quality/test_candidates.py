@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.correction.kernels.policy import kernel_policy
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 

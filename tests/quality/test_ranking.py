@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.correction.kernels.policy import kernel_policy
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from milvus_hubness.basics.files.arrays import Header, open_archive, read_npy
 from milvus_hubness.basics.files.tables import TABLES, open_table
 from milvus_hubness.correction.codec.arrays import without_tensors
-from milvus_hubness.correction.kernels.primitives import is_tensor
+from milvus_hubness.correction.kernels.checks import is_tensor
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,

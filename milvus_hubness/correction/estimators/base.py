@@ -19,12 +19,8 @@ import numpy.typing as npt
 from milvus_hubness.basics.defaults import SHORT_METHODS
 from milvus_hubness.correction.banks.bank import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.correction.estimators.products import Numbers
-from milvus_hubness.correction.kernels.primitives import (
-    finite_number,
-    positive_number,
-    prefer_torch,
-    whole_number,
-)
+from milvus_hubness.correction.kernels.checks import finite_number, positive_number, whole_number
+from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 
 if TYPE_CHECKING:

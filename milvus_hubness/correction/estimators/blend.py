@@ -22,7 +22,7 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.products import Numbers
 from milvus_hubness.correction.estimators.relative_nnn import RelativeNNN
 from milvus_hubness.correction.estimators.sinkhorn import Sinkhorn
-from milvus_hubness.correction.kernels.primitives import finite_number
+from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import InvalidParameter
 
 

@@ -36,7 +36,8 @@ from milvus_hubness.correction.estimators.steps import (
     Taus,
 )
 from milvus_hubness.correction.kernels import logsumexp, topk
-from milvus_hubness.correction.kernels.primitives import TopK, whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.primitives import TopK
 from milvus_hubness.errors import InvalidParameter
 
 MOST_ITERATIONS = 10_000

@@ -14,14 +14,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.kernels.primitives import (
-    POLICY,
-    TopK,
-    is_tensor,
-    resolve_device,
-    score_tiles,
-    uses_numpy,
-)
+from milvus_hubness.correction.kernels.checks import is_tensor
+from milvus_hubness.correction.kernels.policy import POLICY, resolve_device, uses_numpy
+from milvus_hubness.correction.kernels.primitives import TopK, score_tiles
 
 Potentials: TypeAlias = npt.NDArray[np.floating[Any]]
 Taus: TypeAlias = npt.NDArray[np.float64]

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction.kernels.primitives import import_faiss, whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.libraries import import_faiss
 from milvus_hubness.errors import InvalidParameter
 
 SearchParameter = Literal["ef", "nprobe"]

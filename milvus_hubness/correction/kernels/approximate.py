@@ -16,15 +16,10 @@ import numpy as np
 import torch
 
 from milvus_hubness.correction.kernels import topk, topk_mean
+from milvus_hubness.correction.kernels.checks import Array, Matrix, positive_number, validate_k
+from milvus_hubness.correction.kernels.libraries import import_faiss
 from milvus_hubness.correction.kernels.operands import Operands, as_tensor
-from milvus_hubness.correction.kernels.primitives import (
-    Array,
-    Matrix,
-    import_faiss,
-    positive_number,
-    resolve_device,
-    validate_k,
-)
+from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import InvalidInput
 
 ERROR = 0.01

@@ -6,71 +6,100 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from milvus_hubness.correction.kernels.primitives import POLICY, Array
+from milvus_hubness.correction.kernels.checks import Array
+from milvus_hubness.correction.kernels.policy import POLICY
 
 LEAST_ROWS = 64
 """Rows of X in a block, if X has so many: with fewer, the products take longer."""
 
 
-def topk_mean(X: Array, B: Array, k: int) -> tuple[Array]:
-    """Return means of the k largest products, (n,), 1 ≤ k ≤ m; the k values are summed in float64."""
+def topk_mean(X: Array, B: Array, k: int) -> Array:
+    """Return means of the k largest products, (n,), 1 ≤ k ≤ m.
+
+    The k values are summed in float64.
+    """
     if k == len(B):
-        return ((X @ B.mean(0, dtype=np.float64)).astype(_dtype(X, B)),)
+        center = B.mean(0, dtype=np.float64)
+        means_of_all: Array = (X @ center).astype(_dtype(X, B))
+        return means_of_all
+
     means = np.empty(len(X), _dtype(X, B))
-    for rows, x in _rows(X, B, k):
+    for rows, x in _row_blocks(X, B, k):
         best = x[:, :0]
-        for _, scores in _scores(x, B, k):
+        for _, scores in _score_blocks(x, B, k):
             best = _largest(np.hstack([best, _largest(scores, k)]), k)
         means[rows] = best.mean(1, dtype=np.float64)
-    return (means,)
+    return means
 
 
 def topk(X: Array, B: Array, k: int) -> tuple[Array, Array]:
     """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    values, indices = np.empty((len(X), k), _dtype(X, B)), np.empty((len(X), k), np.int64)
-    for rows, x in _rows(X, B, k):
-        best, places = x[:, :0], np.empty((len(x), 0), np.int64)
-        for start, scores in _scores(x, B, k):
-            near = np.argpartition(scores, -min(k, scores.shape[1]), axis=1)[:, -k:]
-            best = np.hstack([best, np.take_along_axis(scores, near, 1)])
-            places = np.hstack([places, near + start])
+    values = np.empty((len(X), k), _dtype(X, B))
+    indices = np.empty((len(X), k), np.int64)
+    for rows, x in _row_blocks(X, B, k):
+        best = x[:, :0]
+        best_columns = np.empty((len(x), 0), np.int64)
+        for start, scores in _score_blocks(x, B, k):
+            candidate_count = min(k, scores.shape[1])
+            candidates = np.argpartition(scores, -candidate_count, axis=1)[:, -candidate_count:]
+            best = np.hstack([best, np.take_along_axis(scores, candidates, 1)])
+            best_columns = np.hstack([best_columns, candidates + start])
+
             order = np.argsort(-best, axis=1)[:, :k]
-            best, places = np.take_along_axis(best, order, 1), np.take_along_axis(places, order, 1)
-        values[rows], indices[rows] = best, places
+            best = np.take_along_axis(best, order, 1)
+            best_columns = np.take_along_axis(best_columns, order, 1)
+        values[rows] = best
+        indices[rows] = best_columns
     return values, indices
 
 
-def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> tuple[Array]:
-    """Return tau · log Σ_i exp((x·b_i + w_i) / tau), (n,), under a running maximum and summed in float64."""
-    result = np.empty(len(X), _dtype(X, B))
-    for rows, x in _rows(X, B, 1):
-        own = np.zeros(len(B), x.dtype) if weights is None else weights.astype(x.dtype)
+def logsumexp(X: Array, B: Array, tau: float, weights: Array | None) -> Array:
+    """Return tau · log Σ_i exp((x·b_i + w_i) / tau), (n,).
+
+    It is summed in float64, under a running maximum.
+    """
+    dtype = _dtype(X, B)
+    result = np.empty(len(X), dtype)
+    added = np.zeros(len(B), dtype) if weights is None else weights.astype(dtype)
+    for rows, x in _row_blocks(X, B, 1):
         tiles = (
-            scores + own[start : start + scores.shape[1]] for start, scores in _scores(x, B, 1)
+            scores + added[start : start + scores.shape[1]]
+            for start, scores in _score_blocks(x, B, 1)
         )
         result[rows] = _running_logsumexp(tiles, tau, len(x), x.dtype)
-    return (result,)
+    return result
 
 
-def _running_logsumexp(tiles: Iterable[Array], tau: float, rows: int, dtype: np.dtype) -> Array:
-    """Return tau · log Σ exp(s / tau), float64 (n,), along the rows of all tiles (n, p), which are overwritten."""
+def _running_logsumexp(
+    tiles: Iterable[Array], tau: float, row_count: int, dtype: np.dtype
+) -> Array:
+    """Return tau · log Σ exp(s / tau), float64 (n,), along the rows of all tiles (n, p).
+
+    The tiles are overwritten. Each sum is that of exp((s − largest) / tau), with the largest score
+    so far, so that nothing overflows; a larger score rescales it.
+    """
+    # A smaller tau would divide by a number that the dtype rounds to 0.
     tau = max(tau, float(np.finfo(dtype).tiny))
-    largest, total = np.full((rows, 1), np.finfo(dtype).min, dtype), np.zeros((rows, 1))
+    largest = np.full((row_count, 1), np.finfo(dtype).min, dtype)
+    total = np.zeros((row_count, 1))
     with np.errstate(over="ignore", under="ignore", divide="ignore"):
         for scores in tiles:
-            above = np.maximum(largest, scores.max(1, keepdims=True))
-            scores -= above
+            new_largest = np.maximum(largest, scores.max(1, keepdims=True))
+            scores -= new_largest
             scores /= tau
             np.exp(scores, out=scores)
-            total = total * np.exp((largest - above) / tau) + scores.sum(
-                1, keepdims=True, dtype=np.float64
-            )
-            largest = above
+
+            rescale = np.exp((largest - new_largest) / tau)
+            total = total * rescale + scores.sum(1, keepdims=True, dtype=np.float64)
+            largest = new_largest
         return (largest + tau * np.log(total))[:, 0]
 
 
 def _largest(scores: Array, k: int) -> Array:
-    """Return the k largest numbers of each row, unsorted, or all if there are no more; `scores` is reordered."""
+    """Return the k largest numbers of each row, unsorted, or all if there are no more.
+
+    `scores` is reordered.
+    """
     if scores.shape[1] > k:
         scores.partition(scores.shape[1] - k, axis=1)
     return scores[:, -k:]
@@ -80,16 +109,16 @@ def _dtype(X: Array, B: Array) -> type[np.floating]:
     return np.float64 if X.dtype == B.dtype == np.float64 else np.float32
 
 
-def _rows(X: Array, B: Array, k: int) -> Iterator[tuple[slice, Array]]:
+def _row_blocks(X: Array, B: Array, k: int) -> Iterator[tuple[slice, Array]]:
     """Yield X in blocks of rows."""
-    size = max(1, POLICY.get().tile_size_of("numpy") // _width(X, B, k))
-    for start in range(0, len(X), size):
-        rows = slice(start, start + size)
+    row_count = max(1, POLICY.get().tile_size_of("numpy") // _width(X, B, k))
+    for start in range(0, len(X), row_count):
+        rows = slice(start, start + row_count)
         yield rows, np.ascontiguousarray(X[rows], _dtype(X, B))
 
 
-def _scores(x: Array, B: Array, k: int) -> Iterator[tuple[int, Array]]:
-    """Yield the products of rows x with all rows of B in turn, and the number of the first of these."""
+def _score_blocks(x: Array, B: Array, k: int) -> Iterator[tuple[int, Array]]:
+    """Yield the products of rows x with all rows of B in turn, and the number of the first row."""
     width = _width(x, B, k)
     for start in range(0, len(B), width):
         yield start, x @ np.asarray(B[start : start + width], x.dtype).T
@@ -97,6 +126,6 @@ def _scores(x: Array, B: Array, k: int) -> Iterator[tuple[int, Array]]:
 
 def _width(X: Array, B: Array, k: int) -> int:
     """Return how many rows of B make a block: at least k."""
-    return min(
-        len(B), max(k, POLICY.get().tile_size_of("numpy") // max(1, min(len(X), LEAST_ROWS)))
-    )
+    row_count = max(1, min(len(X), LEAST_ROWS))
+    fitting = POLICY.get().tile_size_of("numpy") // row_count
+    return min(len(B), max(k, fitting))

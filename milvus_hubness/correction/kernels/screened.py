@@ -23,7 +23,7 @@ from milvus_hubness.correction.kernels.operands import (
     faiss_with_own_threads,
     share_out,
 )
-from milvus_hubness.correction.kernels.primitives import POLICY
+from milvus_hubness.correction.kernels.policy import POLICY
 
 Results: TypeAlias = tuple[torch.Tensor, ...]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import convert_fields, whole_number
+from milvus_hubness.correction.kernels.checks import convert_fields, whole_number
 
 Hits = TypeVar("Hits")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from milvus_hubness.correction.banks.bank import as_vectors
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import finite_number
+from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput
 from milvus_hubness.extras.quari.settings import TrainingSettings
 

@@ -16,13 +16,9 @@ from milvus_hubness.basics.defaults import MEMORY, QUERY_COLUMN
 from milvus_hubness.basics.progress import Progress
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
+from milvus_hubness.correction.kernels.checks import convert_fields, finite_number, whole_number
 from milvus_hubness.correction.kernels.operands import as_tensor, full_precision
-from milvus_hubness.correction.kernels.primitives import (
-    convert_fields,
-    finite_number,
-    resolve_device,
-    whole_number,
-)
+from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.extras.quari.checkpoint import Checkpoint
 from milvus_hubness.extras.quari.model import Adaptation, Quari, cosines, transformed_queries

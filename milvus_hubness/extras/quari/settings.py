@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from milvus_hubness.basics.defaults import EPOCHS, FORM, MAP_EPOCHS
-from milvus_hubness.correction.kernels.primitives import (
+from milvus_hubness.correction.kernels.checks import (
     convert_fields,
     finite_number,
     positive_number,

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from milvus_hubness.basics.progress import Progress, silent
-from milvus_hubness.correction.kernels.primitives import resolve_device
+from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.extras.quari.checkpoint import (
     Checkpoint,

@@ -25,7 +25,7 @@ from milvus_hubness.correction.estimators.base import (
 from milvus_hubness.correction.estimators.sinkhorn import SinkhornDiagnostics, iterate
 from milvus_hubness.correction.estimators.steps import TINY, AllScores
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import finite_number
+from milvus_hubness.correction.kernels.checks import finite_number
 from milvus_hubness.errors import InvalidInput
 
 RETRIES = 3

@@ -15,7 +15,7 @@ from milvus_hubness.correction.banks.stored import Key, StoredBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.estimators import Estimator, FittedBias, from_dict
 from milvus_hubness.correction.fitted import Biases, Correction, reduced_targets
-from milvus_hubness.correction.kernels.primitives import prefer_torch
+from milvus_hubness.correction.kernels.policy import prefer_torch
 from milvus_hubness.correction.state import BankReference, CollectionState, Profile
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.store.protocols import Rows, Store

@@ -27,7 +27,8 @@ from milvus_hubness.correction.estimators.matching import (
     one_to_one,
     spread_of,
 )
-from milvus_hubness.correction.kernels.primitives import topk, whole_number
+from milvus_hubness.correction.kernels.checks import whole_number
+from milvus_hubness.correction.kernels.primitives import topk
 from milvus_hubness.errors import InvalidInput, InvalidParameter, UnreadableFile
 from milvus_hubness.milvus.client.messages import Question
 from milvus_hubness.milvus.client.operations import Operations

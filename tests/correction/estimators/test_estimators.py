@@ -25,13 +25,8 @@ from milvus_hubness.correction.estimators import (
     from_dict,
     to_dict,
 )
-from milvus_hubness.correction.estimators.base import (
-    Formula,
-    TargetBank,
-    is_same,
-    with_parameters,
-)
-from milvus_hubness.correction.kernels.primitives import kernel_on, resolve_device
+from milvus_hubness.correction.estimators.base import Formula, TargetBank, is_same, with_parameters
+from milvus_hubness.correction.kernels.policy import kernel_on, resolve_device
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,

@@ -10,7 +10,7 @@ from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, S
 from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
 from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
 from milvus_hubness.correction.kernels import topk
-from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.correction.kernels.policy import kernel_policy
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,

@@ -18,7 +18,7 @@ from milvus_hubness.correction.kernels.approximate import (
     flat_is_faster,
     index_kinds,
 )
-from milvus_hubness.correction.kernels.primitives import import_faiss
+from milvus_hubness.correction.kernels.libraries import import_faiss
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,

@@ -15,15 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from milvus_hubness.correction.kernels import dense, logsumexp, operands, topk, topk_mean
 from milvus_hubness.correction.kernels.operands import share_out
-from milvus_hubness.correction.kernels.primitives import (
+from milvus_hubness.correction.kernels.policy import (
     POLICY,
     KernelPolicy,
-    kernel_for,
     kernel_on,
     kernel_policy,
     resolve_device,
     uses_numpy,
 )
+from milvus_hubness.correction.kernels.primitives import kernel_for
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -160,7 +160,8 @@ def test_numpy_computes_small_products():
 def test_numpy_computes_all_in_a_process_without_torch():
     script = """
 import sys
-from milvus_hubness.correction.kernels.primitives import kernel_for, prefer_torch, uses_numpy
+from milvus_hubness.correction.kernels.policy import prefer_torch, uses_numpy
+from milvus_hubness.correction.kernels.primitives import kernel_for
 assert uses_numpy(1 << 62) and uses_numpy(1 << 62, "cpu") and not uses_numpy(1, "cuda") and kernel_for() == "numpy"
 prefer_torch()
 assert uses_numpy(1) and not uses_numpy(1 << 62)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from milvus_hubness.correction.kernels.primitives import resolve_device
+from milvus_hubness.correction.kernels.policy import resolve_device
 from milvus_hubness.errors import InvalidParameter
 
 

@@ -10,7 +10,7 @@ import torch
 
 from milvus_hubness.correction.kernels import dense, logsumexp, operands, screened, topk, topk_mean
 from milvus_hubness.correction.kernels.operands import full_precision
-from milvus_hubness.correction.kernels.primitives import (
+from milvus_hubness.correction.kernels.policy import (
     KernelPolicy,
     kernel_policy,
     screens_in_bfloat16,

@@ -1,0 +1,175 @@
+"""The policy by which a kernel, its tile sizes and its device are chosen.
+
+NumPy computes small products, and all of a process that neither runs a job nor has imported torch,
+such as a search service. In other processes torch computes: where the device multiplies bfloat16
+natively by the screened kernel, and elsewhere by the dense one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
+
+from milvus_hubness.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    import torch
+
+Kernel: TypeAlias = Literal["numpy", "screened", "dense"]
+Screen: TypeAlias = Literal["auto", "bfloat16", "float32"]
+
+SCREEN_VARIABLE = "MILVUS_HUBNESS_KERNEL"
+"""The environment variable with the default of `KernelPolicy.screen`."""
+ALL_DEVICES = "cuda:all"
+TILE_SIZES = {"numpy": 1 << 20, "cpu": 1 << 21, "cuda": 1 << 26, "screened": 1 << 28}
+"""Default number of scores in memory at once: on NumPy, by torch on a CPU and on a CUDA device, and
+by the screened kernel on a CUDA device."""
+
+
+@dataclass(frozen=True)
+class KernelPolicy:
+    """What decides between kernels and between their sizes. Raises InvalidParameter."""
+
+    kernel: Kernel | None = None
+    """The kernel of all calls, where "numpy" holds for those on arrays; None chooses by device."""
+
+    screen: Screen = field(
+        default_factory=lambda: cast(Screen, os.environ.get(SCREEN_VARIABLE, "auto"))
+    )
+    """Whether to screen in bfloat16; "auto" does so where the device multiplies it natively."""
+
+    devices: tuple[str, ...] | None = None
+    """The devices of "cuda:all"; None for all CUDA devices."""
+
+    numpy_below: int = 1 << 28
+    """Products of numbers below which NumPy is as fast as torch."""
+
+    least_screened: tuple[int, int] = (128, 1 << 32)
+    """Rows, and products of numbers, from which a screen is faster than the dense kernel."""
+
+    tile_size: int | None = None
+    """Scores in memory at once; None takes them from `TILE_SIZES`."""
+
+    screened_tile: tuple[int, int] | None = None
+    """Rows and columns of a tile of the screened kernel; None chooses by dimension and device."""
+
+    sinkhorn_limits: tuple[int, float] = (1 << 30, 2e10)
+    """Bytes of scores that a Sinkhorn fit stores on a CPU, and pairs that it recomputes."""
+
+    def __post_init__(self) -> None:
+        if self.screen not in get_args(Screen):
+            choices = ", ".join(get_args(Screen))
+            raise InvalidParameter(
+                f"{SCREEN_VARIABLE} must be one of {choices}, not {self.screen!r}"
+            )
+
+    def tile_size_of(self, use: str) -> int:
+        """Return the scores in memory at once for a use, a key of `TILE_SIZES`."""
+        return self.tile_size or TILE_SIZES[use]
+
+
+POLICY: ContextVar[KernelPolicy] = ContextVar("kernel_policy", default=KernelPolicy())  # noqa: B039
+"""The policy of this thread, and of the threads that its kernels start."""
+
+
+@contextmanager
+def kernel_policy(base: KernelPolicy | None = None, **changes: Any) -> Iterator[None]:
+    """Within the block, change the policy, as `decimal.localcontext` does its context.
+
+    base: the policy to change; by default the one before the block.
+    """
+    token = POLICY.set(replace(base or POLICY.get(), **changes))
+    try:
+        yield
+    finally:
+        POLICY.reset(token)
+
+
+_preferred: set[str] = set()
+"""Has "torch" after a call of `prefer_torch` in this process."""
+
+
+def prefer_torch() -> None:
+    """Let torch compute all large products of this process, if it is installed.
+
+    Jobs call this; clients do not.
+    """
+    _preferred.add("torch")
+
+
+def uses_numpy(products: int, device: str = "auto") -> bool:
+    """Return whether NumPy computes so many products of numbers of arrays.
+
+    It does if they are few, and in a process that has neither imported torch nor called
+    `prefer_torch`, unless the policy names a kernel; but never with the name of a CUDA device.
+    Raises InvalidParameter for the device.
+    """
+    validate_device(device)
+    if device.startswith("cuda"):
+        return False
+
+    policy = POLICY.get()
+    if policy.kernel:
+        return policy.kernel == "numpy"
+    if device == "auto" and products < policy.numpy_below:
+        return True
+
+    is_torch_preferred = bool(_preferred) and find_spec("torch") is not None
+    return "torch" not in sys.modules and not is_torch_preferred
+
+
+def kernel_on(device: torch.device) -> Kernel:
+    """Return the kernel of a torch device: the policy's, or "screened" where that is fast."""
+    policy = POLICY.get()
+    if policy.kernel and policy.kernel != "numpy":
+        return policy.kernel
+    return "screened" if screens_in_bfloat16(device) else "dense"
+
+
+def screens_in_bfloat16(device: torch.device) -> bool:
+    """Return what the policy says, or whether the device multiplies bfloat16 natively."""
+    import torch
+
+    screen = POLICY.get().screen
+    if screen != "auto":
+        return screen == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def validate_device(device: str) -> None:
+    """Raise InvalidParameter unless `device` is the name of a device."""
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:all|:[0-9]+)?", device):
+        raise InvalidParameter(
+            f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}'
+        )
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1".
+
+    "auto" is CUDA if there is a CUDA device. "cuda:all", over which the primitives spread their
+    rows, gives the current CUDA device. Raises InvalidParameter for any other name, and for a CUDA
+    device that this machine does not have.
+    """
+    import torch
+
+    validate_device(device)
+    device_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if device_count else "cpu"
+    if device != "cpu" and not device_count:
+        raise InvalidParameter(f'device {device!r}: torch sees no CUDA device, use "cpu"')
+
+    index = device.partition(":")[2]
+    if index.isdigit() and int(index) >= device_count:
+        raise InvalidParameter(f"device {device!r}: torch sees {device_count} CUDA device(s)")
+    return torch.device("cuda" if device == ALL_DEVICES else device)
