@@ -13,7 +13,7 @@ from pymilvus import MilvusException
 
 from haystack_milvus_hubness.filters import Fields, expression
 from milvus_hubness import HubnessClient
-from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.extending import STATE_TTL
 
 PAGE = 1000
 

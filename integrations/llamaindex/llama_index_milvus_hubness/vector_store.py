@@ -22,7 +22,7 @@ from llama_index_milvus_hubness.filters import (
     one_of,
 )
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
-from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.extending import STATE_TTL
 
 ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = (
     "id",

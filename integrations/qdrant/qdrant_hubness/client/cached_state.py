@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.ownership import Helper
-from milvus_hubness.jobs.store.records import DualWrite, WriteIntentLog
+from milvus_hubness.extending import CollectionState, DualWrite, Floats, Helper, WriteIntentLog
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named

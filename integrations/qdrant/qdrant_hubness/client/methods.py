@@ -8,7 +8,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.milvus.client.messages import expect_arguments
+from milvus_hubness.extending import expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 from qdrant_hubness.client.state_cache import Operation

@@ -1,4 +1,4 @@
-"""The operations of both clients, sync and async. No I/O: see milvus_hubness.milvus.client.steps."""
+"""The operations of both clients, sync and async. No I/O: see `Operation` in milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import Ask, Floats
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
     DEFAULT_LIMIT,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import Key
 from qdrant_hubness.store.rows import UNNAMED
 
 SELECTORS = {

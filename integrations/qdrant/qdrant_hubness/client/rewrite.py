@@ -15,9 +15,14 @@ from typing import Any, get_args
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats, decode, packed
-from milvus_hubness.correction.state import CollectionState, Profile
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import (
+    CollectionState,
+    Floats,
+    Profile,
+    decode_vectors,
+    packed_vectors,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
@@ -165,7 +170,7 @@ class Rewriting:
             state = self.cached_state.state_of(using)
             if state is None or state.codec.leaves_vectors:
                 continue
-            rows = packed(values, state.dim)
+            rows = packed_vectors(values, state.dim)
             if rows is not None and np.isfinite(rows).all():
                 queries = self._encode(state, rows, self._weight(state))
                 encoded |= {
@@ -313,7 +318,7 @@ class Rewriting:
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
         """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are stored."""
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
-        queries: list[list[float]] = decode(packed_queries, state.dtype).tolist()
+        queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
         return queries
 
     def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:

@@ -1,4 +1,4 @@
-"""The cached states of collections, and their banks. No I/O: see milvus_hubness.milvus.client.steps."""
+"""The cached states of collections, and their banks. No I/O: see `Operation` in milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -9,15 +9,29 @@ from typing import Any, TypeVar
 import numpy as np
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
-from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.state import CollectionState, Profile, read_states
-from milvus_hubness.errors import HubnessError
-from milvus_hubness.jobs.store.generations import fitted_bank, parts_of, validated
-from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, expect_copy, expect_helper
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, WriteIntentLog
-from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
-from milvus_hubness.milvus.client.steps import Ask, Compute, Pause
+from milvus_hubness import HubnessError
+from milvus_hubness.extending import (
+    DUAL_WRITE_PROPERTY,
+    LEDGER,
+    Ask,
+    BankCache,
+    CachedBank,
+    CollectionId,
+    CollectionState,
+    Compute,
+    DualWrite,
+    Floats,
+    Pause,
+    Profile,
+    StoredBank,
+    WriteIntentLog,
+    bank_parts,
+    expect_copy,
+    expect_helper,
+    fitted_bank,
+    read_states,
+    validated_bank,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
@@ -278,14 +292,14 @@ class StateCache:
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
         while True:
             options = {"limit": rows, "offset": offset, "with_vectors": True}
-            where = {"scroll_filter": rows_of(reference, parts_of(reference))}
+            where = {"scroll_filter": rows_of(reference, bank_parts(reference))}
             page, offset = yield from self.patiently(
                 reference.collection, "scroll", **options, **where
             )
             records += page
             if offset is None:
                 break
-        return validated(reference, fitted_bank(reference, "qdrant", *_rows(records)))
+        return validated_bank(reference, fitted_bank(reference, "qdrant", *_rows(records)))
 
 
 def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:

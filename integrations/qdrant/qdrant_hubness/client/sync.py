@@ -7,9 +7,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.basics.defaults import STATE_TTL
-from milvus_hubness.milvus.client.methods import drive
-from milvus_hubness.milvus.client.steps import Ask, Pause
+from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T

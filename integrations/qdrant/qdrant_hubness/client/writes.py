@@ -14,20 +14,24 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.basics.logs import named
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, packed
-from milvus_hubness.correction.codec.base import RowBiases, with_columns
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import (
+from milvus_hubness import (
     DimensionMismatch,
     DualWriteFailed,
     HubnessError,
     PartialWrite,
     WriteIntentFailed,
-    name_some,
 )
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.extending import (
+    Ask,
+    CollectionState,
+    Floats,
+    Key,
+    RowBiases,
+    logger_of,
+    name_some,
+    packed_vectors,
+    with_columns,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import (
     SELECTORS,
@@ -54,7 +58,7 @@ REQUEST_BYTES = 24_000_000
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 
-_log = named("qdrant_hubness")
+_log = logger_of("qdrant_hubness")
 
 
 class Writing(StateCache):
@@ -433,7 +437,7 @@ def _rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
     """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
-    if (rows := packed(vectors, state.dim)) is not None:
+    if (rows := packed_vectors(vectors, state.dim)) is not None:
         return rows
     listed = [as_vector(vector) for vector in vectors]
     if odd := [

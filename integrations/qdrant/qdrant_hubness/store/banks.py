@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from qdrant_client import models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import BankReference
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY, BankGenerations, Batch
+from milvus_hubness.extending import BANK_PROPERTY, BankGenerations, BankReference, Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
 from qdrant_hubness.store.points import PARTITIONS, SURE

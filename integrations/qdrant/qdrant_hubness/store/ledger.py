@@ -7,10 +7,8 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.errors import CollectionExists, CollectionNotFound
-from milvus_hubness.jobs.store.helpers import HelperLists
-from milvus_hubness.jobs.store.ownership import Commands
-from milvus_hubness.jobs.store.records import Record
+from milvus_hubness import CollectionExists, CollectionNotFound
+from milvus_hubness.extending import Commands, HelperLists, Record
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
 from qdrant_hubness.store.properties import point_id

@@ -8,9 +8,8 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.basics.logs import log
-from milvus_hubness.basics.waiting import Standing
-from milvus_hubness.errors import StoreError
+from milvus_hubness import StoreError
+from milvus_hubness.extending import Standing, log
 
 BUSY_SECONDS = 120.0
 """How long a job waits for an optimiser that writes keep from getting further."""

@@ -14,13 +14,16 @@ from uuid import UUID
 
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import StorageFormat
-from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import CollectionNotFound, LeaseLost, StoreError
-from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.records import Fences
+from milvus_hubness import CollectionNotFound, LeaseLost, StoreError
+from milvus_hubness.extending import (
+    PENDING,
+    Batch,
+    CollectionState,
+    Fences,
+    Key,
+    StorageFormat,
+    read_states,
+)
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
 from qdrant_hubness.store.properties import Properties

@@ -28,9 +28,7 @@ from qdrant_client.http.exceptions import (
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
-from milvus_hubness.basics.logs import log
-from milvus_hubness.basics.waiting import WaitPolicy, wait_seconds
-from milvus_hubness.errors import (
+from milvus_hubness import (
     CollectionNotFound,
     HubnessError,
     InvalidInput,
@@ -38,9 +36,8 @@ from milvus_hubness.errors import (
     ServerUnavailable,
     StoreError,
     UnsupportedVersion,
-    redacted,
-    secrets_in,
 )
+from milvus_hubness.extending import WaitPolicy, log, redacted, secrets_in, wait_seconds
 
 T = TypeVar("T")
 

@@ -17,11 +17,17 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, StorageFormat, packed, unit_directions
-from milvus_hubness.correction.codec.base import PENDING, RowCodec
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.extending import (
+    PENDING,
+    Batch,
+    CollectionState,
+    Floats,
+    Key,
+    RowCodec,
+    StorageFormat,
+    packed_vectors,
+    unit_directions,
+)
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTOR = "hubness_vector/"
@@ -142,7 +148,7 @@ class Form:
             rows.append(row)
         stored = np.zeros((len(records), self.form.width), np.float32)
         if split:
-            quick = packed(split, self.form.width)
+            quick = packed_vectors(split, self.form.width)
             stored[:] = np.array(split, np.float32) if quick is None else quick
         joined = self.form.joined(_unit(stored) if self.field in self.normalised else stored)
         joined[missing, : self.form.dim] = np.nan

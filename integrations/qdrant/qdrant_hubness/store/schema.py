@@ -6,15 +6,18 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import ALIGNMENT, SMALLEST, SPACING, Dtype
-from milvus_hubness.correction.codec.quantisation import spread_for
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness.extending import (
+    ALIGNMENT,
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
+    SMALLEST,
+    SPACING,
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
+    CollectionState,
+    Dtype,
     VectorField,
+    spread_for,
 )
 from qdrant_hubness.store.rows import UNNAMED, Normalisation
 

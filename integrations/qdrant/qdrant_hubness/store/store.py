@@ -8,26 +8,32 @@ from typing import Any, Literal
 
 from qdrant_client import models
 
-from milvus_hubness.basics.waiting import wait_until
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, form_of
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
-from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.state import CollectionState, FrozenModel, read_states, slots_for
-from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY
-from milvus_hubness.jobs.store.helpers import expect_helpers
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, Layout
+from milvus_hubness.extending import (
+    BANK_PROPERTY,
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    SLOT_FIELDS,
     CollectionInfo,
+    CollectionState,
     DualWrite,
+    Floats,
+    FrozenModel,
+    Key,
     OnlineBanks,
     VectorField,
     Verdicts,
     WriteIntentLog,
+    as_metric,
+    decode_vectors,
+    expect_helpers,
     identity_in,
     is_fence,
+    read_states,
+    slots_for,
+    storage_format_of,
     taken_keys,
+    wait_until,
 )
 from qdrant_hubness.store import schema, strict_mode
 from qdrant_hubness.store.limits import Limits
@@ -117,7 +123,7 @@ class QdrantStore(QdrantWriteIntents):
         layout = Layout(
             field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field)
         )
-        return form_of(layout, field.dtype).width
+        return storage_format_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
         """Return the number of points with this key in their payloads. Where strict mode forbids the filter, this
@@ -196,7 +202,7 @@ class QdrantStore(QdrantWriteIntents):
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
         form = self.form(collection, field)
-        queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
+        queries = decode_vectors(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
         requests = [
             models.QueryRequest(
                 query=models.NearestQuery.model_construct(nearest=Uncopied(query)),

@@ -15,18 +15,22 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.basics.bounds import read_value
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import REMEDY, CollectionState, described_property
-from milvus_hubness.errors import CollectionExists, StateError
-from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness import CollectionExists, StateError
+from milvus_hubness.extending import (
+    STATE_REMEDY,
+    WRITE_INTENTS_OF_PROPERTY,
     WRITE_INTENTS_PROPERTY,
+    CollectionId,
     CollectionInfo,
+    CollectionState,
+    Key,
     Note,
     WriteIntentLog,
+    described_property,
     intent_log_name,
     intent_logs_among,
+    owner_in,
+    read_value,
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
@@ -187,7 +191,7 @@ def _note(noted: Any) -> Note:
 def _noted_fields(properties: Mapping[str, str], collection: str) -> list[str]:
     """Return the fields whose writes are noted in a write-intent log. Raises StateError."""
     what = described_property(FIELDS_PROPERTY, collection)
-    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, REMEDY)
+    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, STATE_REMEDY)
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise StateError(f"{what} names no fields: {REMEDY}")
+        raise StateError(f"{what} names no fields: {STATE_REMEDY}")
     return fields
