@@ -25,7 +25,8 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
         n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
@@ -66,7 +67,8 @@ def run(uri: str) -> tuple[int, int]:
     before = answers(MilvusEmbeddingRetriever(plain), questions)
     after = answers(HubnessEmbeddingRetriever(corrected), questions)
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
     print(f"right answers: {counts[0]} with Milvus, {counts[1]} with HubnessDocumentStore")

@@ -21,8 +21,8 @@ PAGE = 1000
 class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore that ranks documents of corrected collections by the corrected score.
 
-    Further arguments: strength, w of every search, None for that of the collection; state_ttl, the TTL of the cached
-    collection state, in seconds.
+    Further arguments: strength, w of every search, None for that of the collection; state_ttl, the
+    TTL of the cached collection state, in seconds.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
             self._hubness_client = HubnessClient(**arguments)
         return self._hubness_client
 
-    # -- reading --------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
         """Return the documents that match, all of them without filters. Raises FilterError."""
@@ -75,14 +75,16 @@ class HubnessDocumentStore(MilvusDocumentStore):
         )
         return self._parse_search_result(results, distance_to_score_fn=self._select_score_fn())
 
-    # -- writing --------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def write_documents(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the number written.
+        """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the
+        number written.
 
-        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL before it writes.
+        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL
+        before it writes.
         """
         if not isinstance(documents, list) or not all(
             isinstance(document, Document) for document in documents
@@ -94,7 +96,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
         return super().write_documents(self._with_embeddings(documents), policy)
 
     def _with_embeddings(self, documents: list[Document]) -> list[Document]:
-        """Return the documents, with dummy embeddings of the collection's dimension where they have none.
+        """Return the documents, with dummy embeddings of the collection's dimension where they have
+        none.
 
         milvus-haystack would use the dimension of the other documents, or 128.
         """
@@ -121,7 +124,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
                 new.append(document)
             elif policy == DuplicatePolicy.FAIL:
                 raise DuplicateDocumentError(
-                    f"document {document.id!r} exists, or is in the list twice: use DuplicatePolicy.OVERWRITE or SKIP"
+                    f"document {document.id!r} exists, or is in the list twice: use "
+                    "DuplicatePolicy.OVERWRITE or SKIP"
                 )
             existing.add(document.id)
         return new
@@ -137,13 +141,14 @@ class HubnessDocumentStore(MilvusDocumentStore):
         return len(ids)
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Set these fields in the meta of the documents that match; return how many. Raises FilterError."""
+        """Set these fields in the meta of the documents that match; return how many. Raises
+        FilterError."""
         documents = self.filter_documents(filters)
         changed = [replace(document, meta={**document.meta, **meta}) for document in documents]
         self.write_documents(changed, DuplicatePolicy.OVERWRITE)
         return len(documents)
 
-    # -- helpers ----------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _expression(self, filters: dict[str, Any] | None) -> str:
         fields = Fields(self._primary_field, frozenset(self.fields))

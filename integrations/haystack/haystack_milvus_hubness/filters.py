@@ -12,9 +12,17 @@ from haystack.errors import FilterError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPPOSITE = {
-    "==": "!=", "!=": "==", ">": "<=", "<=": ">", "<": ">=", ">=": "<", "in": "not in", "not in": "in",
-    "AND": "OR", "OR": "AND",
-}  # fmt: skip
+    "==": "!=",
+    "!=": "==",
+    ">": "<=",
+    "<=": ">",
+    "<": ">=",
+    ">=": "<",
+    "in": "not in",
+    "not in": "in",
+    "AND": "OR",
+    "OR": "AND",
+}
 _ORDERS = (">", ">=", "<", "<=")
 
 
@@ -47,8 +55,8 @@ class Fields:
 def expression(filters: dict[str, Any], fields: Fields) -> str:
     """Return the Milvus expression of the filters.
 
-    For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for filters that
-    Haystack does not have, and for values that cannot be compared.
+    For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for
+    filters that Haystack does not have, and for values that cannot be compared.
     """
     return _parsed(filters, fields, negated=False)
 

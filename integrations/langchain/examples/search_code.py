@@ -25,7 +25,8 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 class HashedWords(Embeddings):
-    """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or downloaded."""
+    """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or
+    downloaded."""
 
     def __init__(self) -> None:
         self._vectorizer = HashingVectorizer(
@@ -68,7 +69,8 @@ def run(uri: str) -> tuple[int, int]:
     before, after = answers(plain, questions), answers(corrected, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     print(f"question       {questions[repaired].docstring.splitlines()[0]}")
     print(f"Milvus         {before[repaired]}")

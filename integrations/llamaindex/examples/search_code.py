@@ -25,7 +25,8 @@ COLLECTION = "stdlib_functions"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
         n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
@@ -73,7 +74,8 @@ def run(uri: str) -> tuple[int, int]:
     questions = functions[:QUESTIONS]
     right = [pair.name for pair in questions]
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     before, after = (
         sum(map(str.__eq__, answers(store, questions), right)) for store in (uncorrected, corrected)

@@ -27,10 +27,11 @@ _TEXTS = {FilterOperator.TEXT_MATCH: MATCHED, FilterOperator.TEXT_MATCH_INSENSIT
 
 
 def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields by which a node is filtered: its metadata that is not empty, and its strings.
+    """Return the fields by which a node is filtered: its metadata that is not empty, and its
+    strings.
 
-    The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus Lite cannot escape
-    them.
+    The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus
+    Lite cannot escape them.
     """
     texts = {
         key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)
@@ -45,7 +46,8 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def literal(value: Any) -> str:
-    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for other values."""
+    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for
+    other values."""
     if isinstance(value, str | int):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
@@ -65,8 +67,8 @@ def one_of(field: str, values: Iterable[str]) -> str:
 def expression(filters: MetadataFilters) -> str:
     """Return the Milvus expression of the filters; empty without filters.
 
-    For a node without the key, or with an empty value, only `!=`, `nin` and `is_empty` hold. NOT: no filter holds.
-    Raises ValueError for values that do not fit the operator.
+    For a node without the key, or with an empty value, only `!=`, `nin` and `is_empty` hold. NOT:
+    no filter holds. Raises ValueError for values that do not fit the operator.
     """
     return _combined(filters, negated=False)
 

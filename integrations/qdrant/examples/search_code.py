@@ -21,7 +21,8 @@ COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
         n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
@@ -63,7 +64,8 @@ def run(uri: str) -> tuple[int, int]:
     before, after = answers(plain, COLLECTION, questions), answers(corrected, ALIAS, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     print(f"question             {questions[repaired].docstring.splitlines()[0]}")
     print(f"QdrantClient         {before[repaired]}")

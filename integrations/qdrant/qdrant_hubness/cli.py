@@ -401,8 +401,8 @@ def status(
 
 
 app = command_line(
-    f"Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: ${KEY_VARIABLE}."
-    "\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
+    "Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: "
+    f"${KEY_VARIABLE}.\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
     *(migrate, rollback, clean, enable, disable, refresh, sweep, status),
     completion=True,
 )

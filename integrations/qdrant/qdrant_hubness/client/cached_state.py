@@ -26,9 +26,10 @@ DISTANCES = {
 class CachedState:
     """The state of a collection, as a client last read it.
 
-    name: the real name, not an alias, while writes go to a copy or to a write-intent log as well. sizes: the stored
-    dimensions of dense vectors, by name. states: by the name of the corrected vector. checked: the collections that the
-    properties name and that were found to belong to this one.
+    name: the real name, not an alias, while writes go to a copy or to a write-intent log as well.
+    sizes: the stored dimensions of dense vectors, by name. states: by the name of the corrected
+    vector. checked: the collections that the properties name and that were found to belong to this
+    one.
     """
 
     name: str

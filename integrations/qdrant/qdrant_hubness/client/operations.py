@@ -1,4 +1,5 @@
-"""The operations of both clients, sync and async. No I/O: see `Operation` in milvus_hubness.extending."""
+"""The operations of both clients, sync and async. No I/O: see `Operation` in
+milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Options = dict[str, Any]
 class Operations(Writing):
     """Reads and queries, over the writes."""
 
-    # -- points by id -------------------------------------------------------------------------------------
+    # -- points by id ------------------------------------------------------------------------------
 
     def retrieve(
         self, collection: str, ids: Sequence[Any], options: Options
@@ -68,15 +69,17 @@ class Operations(Writing):
     def matrix(
         self, method: str, collection: str, args: tuple[Any, ...], options: Options
     ) -> Operation[Any]:
-        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for augmented vectors."""
+        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for
+        augmented vectors."""
         cached = yield from self.cached_state(collection)
         if (options.get("using") or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(
-                f"{method} would compare augmented vectors, which have the biases in them: use the source collection"
+                f"{method} would compare augmented vectors, which have the biases in them: use the "
+                "source collection"
             )
         return (yield Ask(method, (collection, *args), options))
 
-    # -- queries ------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def query(
         self,
@@ -202,7 +205,8 @@ class Operations(Writing):
     def _rewriting(
         self, cached: CachedState, strength: float | None, profile: str | None
     ) -> Rewriting:
-        """Return the rewriting of requests that name no points. Raises InvalidInput for the strength."""
+        """Return the rewriting of requests that name no points. Raises InvalidInput for the
+        strength."""
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
@@ -220,7 +224,8 @@ class Operations(Writing):
     def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
-        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or has none."""
+        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or
+        has none."""
         by_point: dict[Named, Any] = {}
         by_place: dict[tuple[str | None, str], list[Any]] = {}
         for place, field, id in points:
@@ -235,7 +240,8 @@ class Operations(Writing):
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(
-                        f"point {id!r} of {place or collection!r} has no vector {field!r}: name another point"
+                        f"point {id!r} of {place or collection!r} has no vector {field!r}: name "
+                        "another point"
                     )
                 by_point[place, field, id] = vectors[id]
         return by_point

@@ -54,7 +54,8 @@ class Call:
 
     @property
     def items(self) -> list[Any]:
-        """The points or the ids of the call, which can be sent in parts; none for a filter and a Batch."""
+        """The points or the ids of the call, which can be sent in parts; none for a filter and a
+        Batch."""
         if self.brings_vectors:
             points = self.options["points"]
             return list(points) if isinstance(points, list | tuple) else []
@@ -175,8 +176,9 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(operation, models.ClearPayloadOperation):
         return "clear_payload", {"points_selector": operation.clear_payload}
     raise UnsupportedOperation(
-        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, update_vectors, "
-        "delete_vectors, set_payload, overwrite_payload, delete_payload, clear_payload and delete"
+        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, "
+        "update_vectors, delete_vectors, set_payload, overwrite_payload, delete_payload, "
+        "clear_payload and delete"
     )
 
 
@@ -198,7 +200,8 @@ def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
 def points_of(
     vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
 ) -> Iterator[models.PointStruct]:
-    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids they get new UUIDs."""
+    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids
+    they get new UUIDs."""
     if isinstance(vectors, dict):
         rows: Iterable[Any] = (
             dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)

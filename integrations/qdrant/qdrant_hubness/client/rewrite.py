@@ -1,8 +1,8 @@
 """Queries of corrected collections, rewritten so that Qdrant answers with corrected scores. No I/O.
 
-Every vector q in a query becomes the augmented query <q, −w>. A point that a query names by id is replaced by its
-user's vector, because the bias in its augmented vector would enter the scores. Biases in payloads are subtracted by a
-formula over candidates.
+Every vector q in a query becomes the augmented query <q, −w>. A point that a query names by id is
+replaced by its user's vector, because the bias in its augmented vector would enter the scores.
+Biases in payloads are subtracted by a formula over candidates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: its collection, None for the searched one; the name of the vector; the id."""
+"""A point that a query names: its collection, None for the searched one; the name of the vector;
+the id."""
 Vectors = Mapping[Named, Floats]
 """The user's vectors (d,) of such points."""
 
@@ -104,8 +105,8 @@ def prefetches(request: Any) -> list[Any]:
 class Decoding:
     """How to decode the answer of a rewritten request.
 
-    state, query, strength: for scores that are products and become distances; None if the scores are final. mmr: the
-    selection that is still to be made.
+    state, query, strength: for scores that are products and become distances; None if the scores
+    are final. mmr: the selection that is still to be made.
     """
 
     state: CollectionState | None = None
@@ -125,7 +126,8 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Mmr:
-    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors. field: the vector's."""
+    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors. field:
+    the vector's."""
 
     field: str
     diversity: float
@@ -142,8 +144,8 @@ def _rooted(squared: float) -> float:
 class Rewriting:
     """Rewrites requests.
 
-    vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the active one.
-    encoded: of `encoded_together`.
+    vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the
+    active one. encoded: of `encoded_together`.
     """
 
     cached_state: CachedState
@@ -153,10 +155,11 @@ class Rewriting:
     encoded: Mapping[int, Uncopied] = field(default_factory=dict)
 
     def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
-        """Return the augmented queries of the plain vectors in these requests, by `id` of the vector.
+        """Return the augmented queries of the plain vectors in these requests, by `id` of the
+        vector.
 
-        One matrix costs less than its rows one by one. Vectors that are left out here, or refused, are so when their
-        request is rewritten.
+        One matrix costs less than its rows one by one. Vectors that are left out here, or refused,
+        are so when their request is rewritten.
         """
         by_field: dict[str | None, list[Any]] = {}
         for request in requests:
@@ -181,7 +184,8 @@ class Rewriting:
     def request(
         self, request: models.QueryRequest, *, most: int
     ) -> tuple[models.QueryRequest, Decoding]:
-        """Return the request to send, and how to decode its answer. most: the points of the answer and of the offset.
+        """Return the request to send, and how to decode its answer. most: the points of the answer
+        and of the offset.
 
         Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
         """
@@ -239,8 +243,9 @@ class Rewriting:
         if not isinstance(query, models.NearestQuery):
             if state.metric == "L2":
                 raise UnsupportedOperation(
-                    f"a corrected Euclid vector does not support {type(query).__name__}, which compares the scores of "
-                    "several vectors: search for the nearest, or recommend by the average vector"
+                    f"a corrected Euclid vector does not support {type(query).__name__}, which "
+                    "compares the scores of several vectors: search for the nearest, or recommend "
+                    "by the average vector"
                 )
             changed["query"] = _mapped(query, encode)
             return request.model_copy(update=changed), Decoding()
@@ -255,7 +260,8 @@ class Rewriting:
         if query.mmr is not None:
             if not is_top or state.metric == "L2" or request.prefetch:
                 raise UnsupportedOperation(
-                    "a corrected vector does not support mmr in a prefetch, over one, or with Euclid: leave it out"
+                    "a corrected vector does not support mmr in a prefetch, over one, or with "
+                    "Euclid: leave it out"
                 )
             limit, offset = request.limit or DEFAULT_LIMIT, request.offset or 0
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
@@ -264,7 +270,8 @@ class Rewriting:
         return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
-        """Raise UnsupportedOperation if the query merges scores of prefetches that are still products."""
+        """Raise UnsupportedOperation if the query merges scores of prefetches that are still
+        products."""
         merges = (
             isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
         ) or isinstance(query, models.FormulaQuery)
@@ -277,12 +284,13 @@ class Rewriting:
                 and not _needs_no_vector(prefetch.query)
             ):
                 raise UnsupportedOperation(
-                    "a query cannot merge the scores of a corrected Euclid vector, which Qdrant computes as products: "
-                    "merge by reciprocal ranks"
+                    "a query cannot merge the scores of a corrected Euclid vector, which Qdrant "
+                    "computes as products: merge by reciprocal ranks"
                 )
 
     def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
-        """Return the query with vectors in place of ids, and the ids that its answer must leave out."""
+        """Return the query with vectors in place of ids, and the ids that its answer must leave
+        out."""
         collection, field = _source_of(request)
         excluded: list[Any] = []
 
@@ -316,7 +324,8 @@ class Rewriting:
         return encode
 
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
-        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are stored."""
+        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are
+        stored."""
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
         queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
         return queries
@@ -334,8 +343,8 @@ class Rewriting:
         )
         if not (is_average or is_nearest):
             raise UnsupportedOperation(
-                f"a {type(query).__name__} with biases in payloads is not supported: search for the nearest, "
-                "recommend by the average vector, or pass strength=0"
+                f"a {type(query).__name__} with biases in payloads is not supported: search for "
+                "the nearest, recommend by the average vector, or pass strength=0"
             )
         candidates = models.Prefetch(
             prefetch=request.prefetch,
@@ -419,7 +428,8 @@ def as_vector(value: Any) -> Floats:
         vector = np.empty((0, 0), np.float32)
     if vector.ndim != 1:
         raise UnsupportedOperation(
-            f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of numbers or a point's id"
+            f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of "
+            "numbers or a point's id"
         )
     return vector
 
@@ -436,8 +446,8 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
 
 
 def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]:
-    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the user's, unit for
-    Cosine."""
+    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the
+    user's, unit for Cosine."""
     relevance = np.array([point.score for point in points])
     similarity = vectors @ vectors.T
     left, chosen = list(range(len(points))), [0] if points else []

@@ -1,4 +1,5 @@
-"""The cached states of collections, and their banks. No I/O: see `Operation` in milvus_hubness.extending."""
+"""The cached states of collections, and their banks. No I/O: see `Operation` in
+milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -46,15 +47,17 @@ Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
 LONGEST_WAIT = 60.0
-"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to the user's."""
+"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to
+the user's."""
 NOTHING = CachedState("")
 
 
 class StateCache:
     """The cached states, and the banks in memory.
 
-    strength: w of queries without one; None for that of the collection. state_ttl: seconds for which a state stays
-    cached. bank_budget: bytes of banks in memory. local: whether the client is in the local mode.
+    strength: w of queries without one; None for that of the collection. state_ttl: seconds for
+    which a state stays cached. bank_budget: bytes of banks in memory. local: whether the client is
+    in the local mode.
     """
 
     def __init__(
@@ -71,7 +74,8 @@ class StateCache:
         self._states.pop(collection, None)
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does not exist: the next call fails with Qdrant's error."""
+        """Return the state of a collection; NOTHING if it does not exist: the next call fails with
+        Qdrant's error."""
         cached = self._states.get(collection)
         if cached is not None and time.monotonic() < cached[0]:
             return cached[1]
@@ -79,7 +83,8 @@ class StateCache:
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
-            # Assumes that there is no such collection, so that the request which follows fails with Qdrant's error.
+            # Assumes that there is no such collection, so that the request which follows fails with
+            # Qdrant's error.
             if is_missing(error):
                 return NOTHING
             raise
@@ -101,7 +106,8 @@ class StateCache:
         return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask again.
+        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask
+        again.
 
         args: the method, and its arguments after the collection.
         """
@@ -126,8 +132,9 @@ class StateCache:
         *,
         is_added: bool = True,
     ) -> Operation[Any]:
-        """Ask with a list of items as the argument after the collection; in halves if the request is too large. Return
-        the last answer, or the answers to all items in a list. is_added: whether this waits as `patiently` does."""
+        """Ask with a list of items as the argument after the collection; in halves if the request
+        is too large. Return the last answer, or the answers to all items in a list. is_added:
+        whether this waits as `patiently` does."""
         try:
             if is_added:
                 return (yield from self.patiently(collection, method, items, **options))
@@ -146,12 +153,14 @@ class StateCache:
     def with_state(
         self, collection: str, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
-        """Return call(state). If it fails and the collection has another state by now, call once more."""
+        """Return call(state). If it fails and the collection has another state by now, call once
+        more."""
         cached = yield from self.cached_state(collection)
         try:
             return (yield from call(cached))
         except (HubnessError, *FAILURES):
-            # Assumes nothing about what was carried out: with another state all is sent once more, which overwrites it.
+            # Assumes nothing about what was carried out: with another state all is sent once more,
+            # which overwrites it.
             self.forget(collection)
             now = yield from self.cached_state(collection)
             if now == cached:
@@ -164,7 +173,8 @@ class StateCache:
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias was moved.
+        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias
+        was moved.
 
         vectors: returns some vectors of an answer.
         """
@@ -179,7 +189,8 @@ class StateCache:
         return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """Return the collection's real name, which is read only if it matters, and its properties."""
+        """Return the collection's real name, which is read only if it matters, and its
+        properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
@@ -205,7 +216,7 @@ class StateCache:
         names = (alias.collection_name for alias in aliases if alias.alias_name == collection)
         return next(names, collection)
 
-    # -- the collections that properties name -------------------------------------------------------------
+    # -- the collections that properties name ------------------------------------------------------
 
     def expect_log(self, cached: CachedState, intent_log: WriteIntentLog) -> Operation[None]:
         """Raise StateError unless the write-intent log belongs to this collection."""
@@ -223,7 +234,8 @@ class StateCache:
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes of this collection go to the copy, too."""
+        """Raise StateError unless a migration lets the writes of this collection go to the copy,
+        too."""
         if dual_write in cached.checked:
             return
         copy = dual_write.collection
@@ -238,10 +250,11 @@ class StateCache:
         expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
         cached.checked.add(dual_write)
 
-    # -- biases of new points -----------------------------------------------------------------------------
+    # -- biases of new points ----------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a running refresh."""
+        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
+        running refresh."""
         biases = np.zeros((len(vectors), state.slots), np.float32)
         profiles = {
             slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)
@@ -269,7 +282,8 @@ class StateCache:
     def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats
     ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's
+        bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)

@@ -1,7 +1,9 @@
-"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No I/O.
+"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No
+I/O.
 
-A dual write reads the points from the collection after the write to it, writes them to the copy, and reads them once
-more. So the copy is right, whichever of two clients that write the same point comes last.
+A dual write reads the points from the collection after the write to it, writes them to the copy,
+and reads them once more. So the copy is right, whichever of two clients that write the same point
+comes last.
 """
 
 from __future__ import annotations
@@ -81,7 +83,8 @@ class Writing(StateCache):
     def upload(
         self, collection: str, points: Iterable[Any], batch_size: int, options: dict[str, Any]
     ) -> Operation[None]:
-        """As QdrantClient.upload_points. For corrected collections, the options about parallel work have no effect."""
+        """As QdrantClient.upload_points. For corrected collections, the options about parallel work
+        have no effect."""
         cached = yield from self.cached_state(collection)
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
@@ -108,8 +111,8 @@ class Writing(StateCache):
         try:
             result = yield from self._send(collection, cached, call)
         except (PartialWrite, *FAILURES) as error:
-            # A failed request may have been carried out, or a part of it: the caller sees the error, and what the
-            # collection now holds gets its biases, and goes to the copy.
+            # A failed request may have been carried out, or a part of it: the caller sees the
+            # error, and what the collection now holds gets its biases, and goes to the copy.
             yield from self._complete(collection, cached, call, dict(payloads), error)
             raise
         yield from self._set_biases(collection, payloads)
@@ -118,8 +121,9 @@ class Writing(StateCache):
         return result
 
     def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have more digits, and
-        the ids of a filter may be many. Raises PartialWrite if a later part fails."""
+        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
+        more digits, and the ids of a filter may be many. Raises PartialWrite if a later part
+        fails."""
         items = call.items if cached.states or cached.dual_write else []
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
@@ -142,8 +146,8 @@ class Writing(StateCache):
                 if not done:
                     raise
                 partial = PartialWrite(
-                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and then failed: "
-                    f"{error_text(error)}: write the others again"
+                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
+                    f"then failed: {error_text(error)}: write the others again"
                 )
                 partial.row_count = done
                 raise partial from error
@@ -157,7 +161,8 @@ class Writing(StateCache):
             try:
                 yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
             except FAILURES as error:
-                # A request about one point is carried out whole or not at all: the point was deleted meanwhile.
+                # A request about one point is carried out whole or not at all: the point was
+                # deleted meanwhile.
                 if not lacks_points(error):
                     raise
 
@@ -169,8 +174,8 @@ class Writing(StateCache):
         payloads: dict[Key, Columns],
         error: Exception,
     ) -> Operation[None]:
-        """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
-        between the collection and its copy."""
+        """Make a request that failed leave no point half written: neither a vector without its bias
+        nor a difference between the collection and its copy."""
         if payloads and lacks_points(error.__cause__ or error):
             keys = yield from self._update_existing(collection, cached, call)
             yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
@@ -190,8 +195,9 @@ class Writing(StateCache):
     def _update_existing(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[list[Key]]:
-        """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
-        A point of the first request that counts as written may not be: see PointsMissing."""
+        """Send a request for new vectors again, for the points that exist, until it is
+        acknowledged; return their ids. A point of the first request that counts as written may not
+        be: see PointsMissing."""
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
             records = yield from self.divided(
@@ -209,7 +215,7 @@ class Writing(StateCache):
             break
         return list(points)
 
-    # -- the ids of points --------------------------------------------------------------------------------
+    # -- the ids of points -------------------------------------------------------------------------
 
     def _with_ids(self, collection: str, call: Call) -> Operation[Call]:
         """Return the call with the ids that its filter or its condition selects now."""
@@ -263,12 +269,13 @@ class Writing(StateCache):
             return [key_of(point.id) for point in call.options["points"]]
         return ids_of(call.selector)
 
-    # -- encoding -----------------------------------------------------------------------------------------
+    # -- encoding ----------------------------------------------------------------------------------
 
     def _encode_call(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """Return the call with augmented vectors, its notes, and the payloads to set after a call without payloads."""
+        """Return the call with augmented vectors, its notes, and the payloads to set after a call
+        without payloads."""
         upserts = call.method == "upsert"
         points = structs(call.options["points"]) if upserts else list(call.options["points"])
         vectors = [by_name(point.vector) for point in points]
@@ -317,7 +324,8 @@ class Writing(StateCache):
         *,
         valid: bool,
     ) -> Operation[list[Columns]]:
-        """Replace vectors by augmented vectors, in place, and return the bias fields for each point's payload.
+        """Replace vectors by augmented vectors, in place, and return the bias fields for each
+        point's payload.
 
         valid: refuse points with NaN, or of length 0 under Cosine; else their bias is 0.
         """
@@ -353,17 +361,20 @@ class Writing(StateCache):
             for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
                 yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
-            # Assumes that some notes may exist: a refresh may then make this write, which the caller has to repeat.
+            # Assumes that some notes may exist: a refresh may then make this write, which the
+            # caller has to repeat.
             raise WriteIntentFailed(
-                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
-                f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
-                "Write again; the client needs the right to write to that collection"
+                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write "
+                f"must be noted first in {intent_log.collection!r}, which failed: "
+                f"{error_text(error)}. Write again; the client needs the right to write to that "
+                "collection"
             ) from error
 
-    # -- the copy -----------------------------------------------------------------------------------------
+    # -- the copy ----------------------------------------------------------------------------------
 
     def _write_to_copy(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
-        """Write these points of the collection to its copy; delete those it no longer has. Raises DualWriteFailed."""
+        """Write these points of the collection to its copy; delete those it no longer has. Raises
+        DualWriteFailed."""
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return
@@ -372,11 +383,16 @@ class Writing(StateCache):
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
-            # Assumes nothing about the copy: a migration compares all rows later; near the cutover, when nobody would,
-            # the points are copied once more by the state that the collection has now, or the write fails.
+            # Assumes nothing about the copy: a migration compares all rows later; near the cutover,
+            # when nobody would, the points are copied once more by the state that the collection
+            # has now, or the write fails.
             if not dual_write.required:
-                message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
-                _log.warning(message, cached.name, dual_write.collection, error)
+                _log.warning(
+                    "the write reached %r, but not its copy %r, which the migration repairs later: %s",
+                    cached.name,
+                    dual_write.collection,
+                    error,
+                )
                 return
         for name in (cached.name, dual_write.collection):
             self.forget(name)
@@ -388,8 +404,8 @@ class Writing(StateCache):
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: "
-                f"{error_text(error)}. "
+                f"the write reached {cached.name!r}, but not its copy "
+                f"{now.dual_write.collection!r}: {error_text(error)}. "
                 "Write again"
             ) from error
 
@@ -411,8 +427,9 @@ class Writing(StateCache):
                     yield from self.patiently(copy, "delete", selector, wait=True)
             else:
                 raise DualWriteFailed(
-                    f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to write them to its "
-                    f"copy {copy!r}: fewer clients at once must write the same points"
+                    f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to "
+                    f"write them to its copy {copy!r}: fewer clients at once must write the same "
+                    "points"
                 )
 
     def _put(
@@ -444,7 +461,8 @@ def _rows(
         point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim
     ]:
         raise DimensionMismatch(
-            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
+            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
+            f"{collection!r} has"
         )
     return np.array(listed, np.float32)
 

@@ -18,8 +18,8 @@ BUSY_SECONDS = 120.0
 class Optimiser:
     """Looks at the optimiser of one collection for `wait_until`.
 
-    busy_seconds: after this time without progress while others write, the job goes on: every search finds all points,
-    those without a graph by comparing with each.
+    busy_seconds: after this time without progress while others write, the job goes on: every search
+    finds all points, those without a graph by comparing with each.
     """
 
     def __init__(
@@ -37,14 +37,15 @@ class Optimiser:
         self._counts: set[tuple[int, int]] = set()
 
     def standing(self, described: Any) -> Standing | None:
-        """Return how far the optimiser is, from the result of get_collection; None if there is nothing to wait for.
+        """Return how far the optimiser is, from the result of get_collection; None if there is
+        nothing to wait for.
 
         Raises StoreError if it has failed.
         """
         if described.status == models.CollectionStatus.RED:
             raise StoreError(
-                f"Qdrant cannot optimise {self._collection!r}: {_problem_of(described)}: see the server's log, "
-                "repair what it names, and run the command again"
+                f"Qdrant cannot optimise {self._collection!r}: {_problem_of(described)}: see the "
+                "server's log, repair what it names, and run the command again"
             )
         if described.status == models.CollectionStatus.GREEN:
             return None
@@ -59,8 +60,8 @@ class Optimiser:
         is_busy = len(self._counts) > 1 and self._clock() - self._least_at >= self._busy_seconds
         if is_busy:
             log.warning(
-                "writes keep the optimiser of %r busy (%s): this goes on; searches find all points, and are slower "
-                "until there are fewer writes",
+                "writes keep the optimiser of %r busy (%s): this goes on; searches find all "
+                "points, and are slower until there are fewer writes",
                 self._collection,
                 text,
             )

@@ -1,7 +1,7 @@
 """Reads and writes of points, by id, in order, acknowledged.
 
-Ids are numbers and UUIDs, which Python cannot order among each other. So a collection counts as two partitions, one for
-each kind of id.
+Ids are numbers and UUIDs, which Python cannot order among each other. So a collection counts as two
+partitions, one for each kind of id.
 """
 
 from __future__ import annotations
@@ -66,9 +66,14 @@ SPLIT = {
 """The argument of each method whose items can be sent in several requests."""
 
 WRITES = {
-    "upsert", "update_vectors", "set_payload", "overwrite_payload", "delete_payload", "batch_update_points",
+    "upsert",
+    "update_vectors",
+    "set_payload",
+    "overwrite_payload",
+    "delete_payload",
+    "batch_update_points",
     "delete",
-}  # fmt: skip
+}
 """Methods of the client that a fencing alias addresses."""
 SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
 
@@ -160,19 +165,22 @@ class QdrantPoints:
 
     @contextmanager
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
-        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if it is gone."""
+        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if
+        it is gone."""
         is_fenced = self._fences is not None and method in WRITES
         name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
         try:
             with translated(collection, name if name != collection else ""):
                 yield name
         except CollectionNotFound as error:
-            # Assumes that the write did not happen: a server looks up the name before it carries out anything. If the
-            # collection exists and the fencing alias does not, another job has taken over.
+            # Assumes that the write did not happen: a server looks up the name before it carries
+            # out anything. If the collection exists and the fencing alias does not, another job has
+            # taken over.
             if name == collection or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
-                f"the lease on {collection!r} was lost: another job has taken over, and the database refused this write"
+                f"the lease on {collection!r} was lost: another job has taken over, and the "
+                "database refused this write"
             ) from error
 
     def exists(self, collection: str) -> bool:
@@ -322,7 +330,8 @@ class QdrantPoints:
             self.ask("delete", collection, points_selector=part, **SURE)
 
     def form(self, collection: str, field: str) -> Form:
-        """Return the form in which points of the collection are read and written with this vector as the field."""
+        """Return the form in which points of the collection are read and written with this vector
+        as the field."""
         described = self.ask("get_collection", collection)
         normalised, limits = schema.normalised(described, self.units), Limits.of(described)
         state = self._states(collection, described).get(field)
@@ -333,8 +342,8 @@ class QdrantPoints:
         return Form(field, form, None, normalised, limits)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
-        """Create a payload index, so that strict mode allows filters and formulas with the key. The local mode has
-        no indexes."""
+        """Create a payload index, so that strict mode allows filters and formulas with the key. The
+        local mode has no indexes."""
         if not self.is_local:
             self.ask("create_payload_index", collection, field_name=key, field_schema=field_schema)
 
@@ -397,8 +406,8 @@ class QdrantPoints:
         with_payload: Any = False,
         with_vectors: bool = False,
     ) -> Iterator[Any]:
-        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order. page: the number of
-        points that are read at once, if strict mode allows so many."""
+        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order.
+        page: the number of points that are read at once, if strict mode allows so many."""
         content = {"with_payload": with_payload, "with_vectors": with_vectors}
         left = most
         while left > 0:
@@ -472,9 +481,10 @@ class QdrantPoints:
     ) -> set[Key]:
         """Send the changes of points until Qdrant acknowledges them.
 
-        A request that names a missing point is carried out in part, and no answer says which: then none of its points
-        counts as changed. Those that still exist are sent again, in halves, which lose less to the next deletion.
-        Only a request about one point is carried out whole or not at all.
+        A request that names a missing point is carried out in part, and no answer says which: then
+        none of its points counts as changed. Those that still exist are sent again, in halves,
+        which lose less to the next deletion. Only a request about one point is carried out whole or
+        not at all.
         """
         gone: set[Key] = set()
         waiting = [list(changes)] if changes else []
@@ -519,7 +529,8 @@ class QdrantPoints:
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
-        """Set fields of each point to values of its own, in one request: it ends at the operation that fails."""
+        """Set fields of each point to values of its own, in one request: it ends at the operation
+        that fails."""
         operations = {
             key: models.SetPayloadOperation(
                 set_payload=models.SetPayload(payload=payload, points=[key])
@@ -568,5 +579,6 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
     if "strict mode" in problem:
         return StoreError(problem)
     return StoreError(
-        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten the payload"
+        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten "
+        "the payload"
     )

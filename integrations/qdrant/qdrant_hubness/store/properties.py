@@ -17,8 +17,9 @@ PREFIX = "hubness"
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
 
-It is written before the first key, and stays until a job has deleted all of them: a collection state
-comes later and goes sooner."""
+It is written before the first key, and stays until a job has deleted all of them: a collection
+state comes later and goes sooner.
+"""
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
 
 
@@ -28,7 +29,8 @@ def point_id(text: str) -> str:
 
 
 class Properties:
-    """Reads and writes properties. in_metadata: whether the database has metadata of collections."""
+    """Reads and writes properties. in_metadata: whether the database has metadata of
+    collections."""
 
     def __init__(self, client: QdrantClient) -> None:
         self._client = client
@@ -42,7 +44,8 @@ class Properties:
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
-                # Assumes that nothing was ever corrected here: the collection of all properties does not exist.
+                # Assumes that nothing was ever corrected here: the collection of all properties
+                # does not exist.
                 if is_missing(error):
                     return {}
                 raise
@@ -93,7 +96,8 @@ def of_metadata(described: Any) -> dict[str, str]:
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of payloads that the properties of a collection list; those of a broken list are ignored."""
+    """Return the keys of payloads that the properties of a collection list; those of a broken list
+    are ignored."""
     try:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
     except ValueError:

@@ -1,9 +1,10 @@
 """Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch. For an augmented
-vector the row also has the fields that other databases store: the bias, read from the vector; the epoch, PENDING if the
-payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of these, only the mark of pending points is
-stored, so the payload is the user's.
+A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch.
+For an augmented vector the row also has the fields that other databases store: the bias, read from
+the vector; the epoch, PENDING if the payload says so; for COSINE a norm of 1, because Qdrant
+normalises vectors. Of these, only the mark of pending points is stored, so the payload is the
+user's.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ OTHER_VECTOR = "hubness_vector/"
 UNNAMED = ""
 """Qdrant's name for the single vector of a collection without vector names."""
 SERVER_UNITS, LOCAL_UNITS = 2, 64
-"""Units in the last place by which normalisation may change the numbers of a vector. A server normalises on a write,
-the local mode again in every search."""
+"""Units in the last place by which normalisation may change the numbers of a vector. A server
+normalises on a write, the local mode again in every search."""
 UNIT_LENGTH = 1e-6
 """Tolerance of the length of unit vectors."""
 
@@ -58,8 +59,9 @@ class Uncopied(list[float]):
 class Normalisation:
     """What Qdrant does to a Cosine vector that is written.
 
-    It leaves a vector alone whose squared length is within 1e-6 of 1, divides any other by its length, in float32, and
-    then rounds it to the numbers that it stores. So the copy of a vector has its direction, up to rounding.
+    It leaves a vector alone whose squared length is within 1e-6 of 1, divides any other by its
+    length, in float32, and then rounds it to the numbers that it stores. So the copy of a vector
+    has its direction, up to rounding.
     """
 
     spacing: float
@@ -80,7 +82,8 @@ class Normalisation:
 class OtherVector:
     """A vector of a point: a list of numbers, a list of such lists, or {"indices", "values"}.
 
-    normalisation: None if Qdrant keeps its numbers as they come, up to the decimals in which REST prints a float32.
+    normalisation: None if Qdrant keeps its numbers as they come, up to the decimals in which REST
+    prints a float32.
     """
 
     value: Any
@@ -196,7 +199,8 @@ class Form:
     def _payload(self, row: Row) -> Row:
         payload = {name: value for name, value in row.items() if name not in self._derived_fields}
         if self.codec is not None:
-            # The epoch of the collection state is that of all rows, but those without a bias and new ones.
+            # The epoch of the collection state is that of all rows, but those without a bias and
+            # new ones.
             epoch = payload.get(self.codec.epoch_field, 0)
             if epoch is None or epoch > PENDING:
                 payload.pop(self.codec.epoch_field, None)
@@ -214,7 +218,8 @@ def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) ->
 
 
 def _unit(vectors: Any) -> Floats:
-    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise stored data."""
+    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise
+    stored data."""
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
     unchanged = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)

@@ -50,7 +50,8 @@ def is_unnamed(described: Described) -> bool:
 
 
 def normalised(described: Described, units: int) -> dict[str, Normalisation]:
-    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as they come.
+    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as
+    they come.
 
     units: units in the last place by which it may change the numbers of such a vector.
     """
@@ -96,9 +97,10 @@ def quantization(source: CollectionInfo, field: str) -> Any:
 def bias_spread(source: CollectionInfo, field: str) -> int:
     """Return in how many columns the vector's quantiser needs a bias.
 
-    Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation and binary
-    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow. Binary
-    quantisation of one bit, which keeps signs, ranks worse the more columns have the sign of a bias.
+    Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation
+    and binary quantisation of two bits gain a little or nothing, and their owner may choose another
+    one tomorrow. Binary quantisation of one bit, which keeps signs, ranks worse the more columns
+    have the sign of a bias.
     """
     config = quantization(source, field)
     if config is None or _keeps_signs(config):
@@ -107,12 +109,14 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all
+    columns."""
     return quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is neither quantised nor of half precision, in which a hint takes three columns."""
+    """Whether the vector is neither quantised nor of half precision, in which a hint takes three
+    columns."""
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
@@ -135,8 +139,8 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
         )
     elif source.vector_fields[field].metric not in METRICS.values():
         reasons.append(
-            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, Dot and Euclid are "
-            "corrected"
+            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
+            "Dot and Euclid are corrected"
         )
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         reasons.append("custom shard keys cannot be copied yet")
@@ -152,24 +156,27 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def quantization_remarks(config: Any, spread: int) -> list[str]:
-    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about it."""
+    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about
+    it."""
     if config is None:
         return []
     if _keeps_signs(config):
         return [
-            "1-bit binary quantization keeps only the sign of each number, and little of a bias: choose two bits or "
-            "scalar quantization, or search with rescore and an oversampling of 10 or more"
+            "1-bit binary quantization keeps only the sign of each number, and little of a bias: "
+            "choose two bits or scalar quantization, or search with rescore and an oversampling of "
+            "10 or more"
         ]
     stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
     default = "rescores" if _rescores(config) else "does not rescore"
     return [
-        f"{stored}; Qdrant {default} by default: for the exact ranking search with rescore and an oversampling of 2 "
-        "or more"
+        f"{stored}; Qdrant {default} by default: for the exact ranking search with rescore and an "
+        "oversampling of 2 or more"
     ]
 
 
 def _keeps_signs(config: Any) -> bool:
-    """Whether the quantiser keeps one bit of each number: binary quantization that names no other encoding."""
+    """Whether the quantiser keeps one bit of each number: binary quantization that names no other
+    encoding."""
     binary = getattr(config, "binary", None)
     return binary is not None and binary.encoding in (
         None,
@@ -178,7 +185,8 @@ def _keeps_signs(config: Any) -> bool:
 
 
 def _rescores(config: Any) -> bool:
-    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4 bits."""
+    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4
+    bits."""
     turbo = getattr(config, "turbo", None)
     if turbo is not None and turbo.bits is not None:
         return turbo.bits.value in {"bits1", "bits1_5", "bits2"}
@@ -204,7 +212,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 def copy_config(
     source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the arguments of create_collection for a copy: those of the source, with the augmented vector."""
+    """Return the arguments of create_collection for a copy: those of the source, with the augmented
+    vector."""
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
     vectors: Any = dense(described)

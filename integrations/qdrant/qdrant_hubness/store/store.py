@@ -113,8 +113,8 @@ class QdrantStore(QdrantWriteIntents):
             keys = ", ".join(counts)
             return [
                 *reasons,
-                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep {source.name} --yes "
-                "removes them",
+                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep "
+                f"{source.name} --yes removes them",
             ]
         return reasons + taken_keys(counts)
 
@@ -126,8 +126,8 @@ class QdrantStore(QdrantWriteIntents):
         return storage_format_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
-        """Return the number of points with this key in their payloads. Where strict mode forbids the filter, this
-        reads the key of all points."""
+        """Return the number of points with this key in their payloads. Where strict mode forbids
+        the filter, this reads the key of all points."""
         limits = Limits.of(described)
         is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
         if limits.conditions and not is_forbidden:
@@ -179,7 +179,8 @@ class QdrantStore(QdrantWriteIntents):
         return schema.facts(source)
 
     def chunk_rows(self, source: CollectionInfo) -> int:
-        """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be of any size."""
+        """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be
+        of any size."""
         described: Any = source.schema["described"]
         limits = Limits.of(described)
         some = [
@@ -223,7 +224,7 @@ class QdrantStore(QdrantWriteIntents):
             keys += [[point.id for point in answer.points] for answer in answers]
         return keys
 
-    # -- the corrected copy ---------------------------------------------------------------------------
+    # -- the corrected copy ------------------------------------------------------------------------
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         if self.exists(target):
@@ -262,14 +263,14 @@ class QdrantStore(QdrantWriteIntents):
         version = self.server_version()
         if not has_formulas(version.rpartition(" ")[2]):
             raise CannotMigrate(
-                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade it to 1.14 or "
-                "newer, or migrate the collection"
+                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade "
+                "it to 1.14 or newer, or migrate the collection"
             )
         metrics = {field.metric for field in source.users_fields.values()}
         if not metrics & BIAS_METRICS:
             raise CannotMigrate(
-                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of Cosine and Dot only, "
-                f"not of {', '.join(sorted(metrics))}: migrate the collection"
+                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of "
+                f"Cosine and Dot only, not of {', '.join(sorted(metrics))}: migrate the collection"
             )
         reasons = strict_mode.obstacles(
             source.schema["described"],
@@ -290,7 +291,8 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is pending."""
+        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is
+        pending."""
         keys = [name + suffix for name in SLOT_FIELDS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
         # Formulas of clients read the biases, and jobs look for points without one.
@@ -315,7 +317,8 @@ class QdrantStore(QdrantWriteIntents):
         return {key: count for key, count in counts.items() if count}
 
     def delete_keys(self, collection: str) -> None:
-        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them until then."""
+        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them
+        until then."""
         keys = payload_keys_in(self.properties_of(collection))
         for key in keys:
             lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
@@ -338,7 +341,8 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a warning."""
+        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a
+        warning."""
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
             # After a restart the optimiser waits for a change.

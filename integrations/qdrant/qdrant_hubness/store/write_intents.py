@@ -1,9 +1,10 @@
 """Write-intent logs as Qdrant collections: one point for the last note of each vector.
 
-A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo no more of a write: a
-note has the vector and the biases that a client is about to write. A refresh creates no deleted point again, so
-deletions need no note. Qdrant orders the writes of one point and keeps its vector and payload together, so the last
-note of a key is whole, and one collection is enough.
+A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo
+no more of a write: a note has the vector and the biases that a client is about to write. A refresh
+creates no deleted point again, so deletions need no note. Qdrant orders the writes of one point and
+keeps its vector and payload together, so the last note of a key is whole, and one collection is
+enough.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class QdrantWriteIntents(QdrantBanks):
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly. Clients with an outdated
-        state find no log, and read the state again."""
+        """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly.
+        Clients with an outdated state find no log, and read the state again."""
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
@@ -110,7 +111,8 @@ class QdrantWriteIntents(QdrantBanks):
         return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same name."""
+        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have
+        the same name."""
         name = intent_log.collection
         if not self.exists(name):
             return
