@@ -1,10 +1,10 @@
-"""What packages outside of milvus_hubness may use of it, beside its public names.
+"""What packages outside of milvus_hubness may use of it, in addition to its public names.
 
 A package that adds a database, an estimator or a learned stage imports from `milvus_hubness` and from
 here, and from no other module: those move without notice. The page docs/concepts/extending.md
 explains the names, and what is promised between versions.
 
-The stub beside this file lists them, and where each one is defined. A name is imported when it is
+The stub of this file lists them, and where each one is defined. A name is imported when it is
 first used, so that a client loads nothing of a job, and the help of a command no NumPy.
 """
 
