@@ -28,7 +28,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
     def __init__(
         self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any
     ) -> None:
-        self.strength, self.state_ttl = strength, state_ttl
+        self.strength = strength
+        self.state_ttl = state_ttl
         self._hubness_client: HubnessClient | None = None
         super().__init__(*args, **kwargs)
 

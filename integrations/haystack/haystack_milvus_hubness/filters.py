@@ -28,10 +28,13 @@ _ORDERS = (">", ">=", "<", "<=")
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields to filter on. declared: those of the schema; any other name is a dynamic field."""
+    """The fields to filter on."""
 
     primary: str
+    """The primary key."""
+
     declared: Collection[str]
+    """The fields of the schema; any other name is a dynamic field."""
 
     @property
     def none(self) -> str:
@@ -83,13 +86,12 @@ def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str
             f"the conditions of {operator} are not a list with at least one condition: add one"
         )
     if operator == "NOT":
-        operator, negated = "AND", not negated
+        operator = "AND"
+        negated = not negated
+    # De Morgan: a negation goes into the conditions and turns the operator.
     word = _OPPOSITE[operator] if negated else operator
-    return (
-        "("
-        + f" {word.lower()} ".join(_parsed(condition, fields, negated) for condition in conditions)
-        + ")"
-    )
+    parts = [_parsed(condition, fields, negated) for condition in conditions]
+    return f"({f' {word.lower()} '.join(parts)})"
 
 
 def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:

@@ -12,11 +12,11 @@ from llama_index.core.vector_stores import (
     MetadataFilters,
 )
 
-METADATA, MATCHED, LOWERED = "metadata", "matched", "lowered"
+METADATA = "metadata"
+MATCHED = "matched"
+LOWERED = "lowered"
 _WILD = str.maketrans({"%": "\ue000", "_": "\ue001", "\\": "\ue002"})
-_LISTS = {
-    FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL,
-}  # fmt: skip
+_LISTS = {FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL}
 _POSITIVE = {FilterOperator.NE: FilterOperator.EQ, FilterOperator.NIN: FilterOperator.IN}
 _CONTAINS = {
     FilterOperator.CONTAINS: "json_contains",
@@ -76,7 +76,8 @@ def expression(filters: MetadataFilters) -> str:
 def _combined(filters: MetadataFilters, negated: bool) -> str:
     condition = filters.condition or FilterCondition.AND
     if condition == FilterCondition.NOT:
-        condition, negated = FilterCondition.OR, not negated
+        condition = FilterCondition.OR
+        negated = not negated
     word = "and" if (condition == FilterCondition.AND) != negated else "or"
     parts = [
         _combined(part, negated) if isinstance(part, MetadataFilters) else _condition(part, negated)
@@ -97,7 +98,8 @@ def _condition(condition: MetadataFilter, negated: bool) -> str:
         )
     field = f"{METADATA}[{literal(condition.key)}]"
     if operator in _POSITIVE:
-        operator, negated = _POSITIVE[operator], not negated
+        operator = _POSITIVE[operator]
+        negated = not negated
     if operator == FilterOperator.IS_EMPTY or (
         operator == FilterOperator.EQ and condition.value is None
     ):

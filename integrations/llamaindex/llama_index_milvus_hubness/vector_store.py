@@ -24,14 +24,12 @@ from llama_index_milvus_hubness.filters import (
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
 from milvus_hubness.extending import STATE_TTL
 
-ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = (
-    "id",
-    "embedding",
-    "text",
-    "doc_id",
-    "node",
-    "node_type",
-)
+ID = "id"
+VECTOR = "embedding"
+TEXT = "text"
+DOCUMENT = "doc_id"
+NODE = "node"
+NODE_TYPE = "node_type"
 SHOWN = [ID, TEXT, NODE, NODE_TYPE]
 EVERYTHING = f'{ID} != ""'
 PAGE = 500
@@ -90,7 +88,8 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._aclient is None or self._loop is not loop:
-            self._aclient, self._loop = AsyncHubnessClient(**self._connection()), loop
+            self._aclient = AsyncHubnessClient(**self._connection())
+            self._loop = loop
         return self._aclient
 
     # -- writing -----------------------------------------------------------------------------------
@@ -155,9 +154,13 @@ class HubnessVectorStore(BasePydanticVectorStore):
         index.add_index(
             VECTOR, index_type=self.index_type, metric_type=self.metric, params=self.index_params
         )
-        options: dict[str, Any] = {"schema": schema, "index_params": index}
-        options["consistency_level"] = self.consistency_level
-        self._client.create_collection(self.collection_name, hubness=self.hubness, **options)
+        self._client.create_collection(
+            self.collection_name,
+            schema=schema,
+            index_params=index,
+            hubness=self.hubness,
+            consistency_level=self.consistency_level,
+        )
 
     # -- deleting ----------------------------------------------------------------------------------
 

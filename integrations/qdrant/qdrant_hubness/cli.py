@@ -57,7 +57,9 @@ from milvus_hubness.extending import (
 from milvus_hubness.extending import sweep as sweep_leftovers
 from qdrant_hubness.store import QdrantStore, connect
 
-URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
+URI_VARIABLE = "QDRANT_URL"
+KEY_VARIABLE = "QDRANT_API_KEY"
+DEFAULT_URI = "http://localhost:6333"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
 Uri = Annotated[
@@ -79,7 +81,6 @@ BankName = Annotated[
     ),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
-DEFAULT_URI = "http://localhost:6333"
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ def migrate(
     resumed = None
     if not (correcting.bank and restart):
         resumed = migration_to_resume(store, source, target, is_planned=bool(correcting.bank))
+
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
         if resumed is not None and plan:
@@ -244,26 +246,25 @@ def sweep(
     """
     store = connection.open()
     leftover = leftovers(store, collection)
-    if plan or not leftover:
-        _show_leftovers(
-            leftover,
-            "Would be removed for good" if leftover else f"{collection} has no leftovers",
-            as_json,
-        )
+    if not leftover:
+        _show_leftovers(leftover, f"{collection} has no leftovers", as_json)
+        return
+    if plan:
+        _show_leftovers(leftover, "Would be removed for good", as_json)
         return
     if not yes:
         if not as_json:
             _show_leftovers(leftover, "Would be removed for good", as_json)
         raise typer.BadParameter("not confirmed: add --yes")
+
     _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
 
 
 def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
+    keys = [f"{key} of {count:,} points" for key, count in leftover.keys.items()]
     facts = {
         "copies": ", ".join(leftover.copies),
-        "keys in payloads": ", ".join(
-            f"{key} of {count:,} points" for key, count in leftover.keys.items()
-        ),
+        "keys in payloads": ", ".join(keys),
         "properties": ", ".join(leftover.properties),
         "banks": ", ".join(leftover.banks),
         "records of": ", ".join(leftover.records),
@@ -286,10 +287,8 @@ def enable(
     """
     correcting.require()
     store = connection.open()
-    queries, estimator = (
-        read_bank(store, correcting.bank, correcting.bank_column),
-        correcting.estimator(),
-    )
+    queries = read_bank(store, correcting.bank, correcting.bank_column)
+    estimator = correcting.estimator()
     with progress_bars() as progress:
         planned = plan_enable(
             store,
@@ -390,13 +389,13 @@ def status(
     Example: qdrant-hubness status products --json
     """
     store = connection.open()
-    leftover = read_status(store, collection, field=vector)
+    present = read_status(store, collection, field=vector)
     words = {
-        **status_words(leftover, repair="the next refresh repairs its rows"),
-        "lease": lease_holder(store, leftover.collection),
+        **status_words(present, repair="the next refresh repairs its rows"),
+        "lease": lease_holder(store, present.collection),
     }
     show_result(
-        as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words)
+        as_json, {"status": present.to_dict()}, lambda: show_facts(present.collection, words)
     )
 
 

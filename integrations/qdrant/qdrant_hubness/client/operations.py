@@ -92,9 +92,8 @@ class Operations(Writing):
         """As QdrantClient.query_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            return [
-                (yield Ask("query_points", (collection,), {**arguments(requests[0]), **options}))
-            ]
+            sent = {**arguments(requests[0]), **options}
+            return [(yield Ask("query_points", (collection,), sent))]
 
         return (yield from self._queried(collection, [request], send, strength, profile))[0]
 
@@ -109,13 +108,11 @@ class Operations(Writing):
         """As QdrantClient.query_batch_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            # Augmented queries have more digits than the user's.
-            batch = list(requests)
-            return (
-                yield from self.divided(
-                    collection, "query_batch_points", batch, options, is_added=False
-                )
+            # Augmented queries have more digits than the user's, so a request may become too large.
+            answers = yield from self.divided(
+                collection, "query_batch_points", list(requests), options, is_added=False
             )
+            return answers
 
         return self._queried(collection, requests, send, strength, profile)
 
@@ -128,10 +125,12 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            sent, decodings = [], []
             rewriting = self._rewriting(cached, strength, profile)
             if len(requests) > 1:
                 rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
+
+            sent = []
+            decodings = []
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
@@ -139,8 +138,9 @@ class Operations(Writing):
                 )
                 sent.append(rewritten)
                 decodings.append(decoding)
-            answers = []
             responses = yield from send(sent)
+
+            answers = []
             for request, decoding, response in zip(requests, decodings, responses, strict=True):
                 points = yield from self._diverse(collection, cached, decoding, response.points)
                 requested = payload_keys(request.with_payload)
@@ -173,24 +173,21 @@ class Operations(Writing):
                 raise UnsupportedOperation(
                     "a corrected vector does not support mmr in groups: use query_points"
                 )
+
+            # Groups have no offset.
             grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
             grouped |= {"group_by": group_by, "group_size": group_size, **options}
             response = yield Ask("query_points_groups", (collection,), grouped)
+
             lookup_state = yield from self._lookup_state(options.get("with_lookup"))
             requested = payload_keys(request.with_payload)
-            groups = [
-                group.model_copy(
-                    update={
-                        "hits": [
-                            cached.shown(decoding.scored(hit), requested) for hit in group.hits
-                        ],
-                        "lookup": lookup_state.shown(group.lookup)
-                        if group.lookup is not None
-                        else None,
-                    }
-                )
-                for group in response.groups
-            ]
+            groups = []
+            for group in response.groups:
+                hits = [cached.shown(decoding.scored(hit), requested) for hit in group.hits]
+                lookup = None
+                if group.lookup is not None:
+                    lookup = lookup_state.shown(group.lookup)
+                groups.append(group.model_copy(update={"hits": hits, "lookup": lookup}))
             return response.model_copy(update={"groups": groups})
 
         return self.with_state(collection, call)
@@ -198,9 +195,8 @@ class Operations(Writing):
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
             return CachedState("")
-        return (
-            yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection)
-        )
+        collection = lookup if isinstance(lookup, str) else lookup.collection
+        return (yield from self.cached_state(collection))
 
     def _rewriting(
         self, cached: CachedState, strength: float | None, profile: str | None
@@ -226,25 +222,27 @@ class Operations(Writing):
     ) -> Operation[dict[Named, Floats]]:
         """Return the user's vectors of these points. Raises InvalidInput if one does not exist or
         has none."""
-        by_point: dict[Named, Any] = {}
-        by_place: dict[tuple[str | None, str], list[Any]] = {}
-        for place, field, id in points:
-            by_place.setdefault((place, field), []).append(id)
-        for (place, field), ids in by_place.items():
-            state = cached if place is None else (yield from self.cached_state(place))
+        # One request for each collection and vector. None stands for the searched collection.
+        ids_by_source: dict[tuple[str | None, str], list[Any]] = {}
+        for other, field, id in points:
+            ids_by_source.setdefault((other, field), []).append(id)
+
+        vector_of: dict[Named, Any] = {}
+        for (other, field), ids in ids_by_source.items():
+            source = other or collection
+            state = cached if other is None else (yield from self.cached_state(other))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield from self.divided(place or collection, "retrieve", ids, options)
+            records = yield from self.divided(source, "retrieve", ids, options)
             vectors = {
                 record.id: named(state.decoded(record.vector)).get(field) for record in records
             }
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(
-                        f"point {id!r} of {place or collection!r} has no vector {field!r}: name "
-                        "another point"
+                        f"point {id!r} of {source!r} has no vector {field!r}: name another point"
                     )
-                by_point[place, field, id] = vectors[id]
-        return by_point
+                vector_of[other, field, id] = vectors[id]
+        return vector_of
 
     def _diverse(
         self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]

@@ -107,17 +107,12 @@ def structs(points: Any) -> list[models.PointStruct]:
         raise InvalidInput(
             "the batch has unequal numbers of ids, vectors and payloads: pass one of each per point"
         )
-    named = vectors.keys() != {UNNAMED}
-    return [
-        models.PointStruct.model_construct(
-            id=id,
-            vector={name: rows[i] for name, rows in vectors.items()}
-            if named
-            else vectors[UNNAMED][i],
-            payload=payloads[i],
-        )
-        for i, id in enumerate(points.ids)
-    ]
+    # A batch is by columns, points are rows.
+    made = []
+    for i, id in enumerate(points.ids):
+        vector = merged({name: rows[i] for name, rows in vectors.items()})
+        made.append(models.PointStruct.model_construct(id=id, vector=vector, payload=payloads[i]))
+    return made
 
 
 def by_name(vector: Any) -> dict[str, Any]:

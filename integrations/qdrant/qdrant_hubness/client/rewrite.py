@@ -90,9 +90,12 @@ def points_named(request: Any, cached: CachedState) -> set[Named]:
 
 def _source_of(request: Any) -> tuple[str | None, str]:
     """Return the collection and the vector that ids in a request's query refer to."""
-    lookup, using = request.lookup_from, request.using or UNNAMED
-    field = (lookup.vector if lookup and lookup.vector is not None else using) or UNNAMED
-    return lookup.collection if lookup else None, field
+    lookup = request.lookup_from
+    using = request.using or UNNAMED
+    if lookup is None:
+        return None, using
+    field = using if lookup.vector is None else lookup.vector
+    return lookup.collection, field or UNNAMED
 
 
 def prefetches(request: Any) -> list[Any]:
@@ -103,36 +106,44 @@ def prefetches(request: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to decode the answer of a rewritten request.
-
-    state, query, strength: for scores that are products and become distances; None if the scores
-    are final. mmr: the selection that is still to be made.
-    """
+    """How to decode the answer of a rewritten request."""
 
     state: CollectionState | None = None
+    """The state by which scores become distances; None if the scores are final."""
+
     query: Floats | None = None
+    """The user's query (d,) of such scores."""
+
     strength: float = 1.0
+    """w of that query."""
+
     mmr: Mmr | None = None
+    """The selection among the answer's points that is still to be made."""
 
     def scored(self, point: Any) -> Any:
         """Return the point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
-        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[
-            0, 0
-        ]
-        return point.model_copy(update={"score": _rooted(float(squared))})
+        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)
+        score = _rooted(float(squared[0, 0]))
+        return point.model_copy(update={"score": score})
 
 
 @dataclass(frozen=True)
 class Mmr:
-    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors. field:
-    the vector's."""
+    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors."""
 
     field: str
+    """The name of the vector."""
+
     diversity: float
+    """Share of the similarity to chosen points, against that of the corrected score; 0 to 1."""
+
     limit: int
+    """Number of points of the answer."""
+
     offset: int
+    """Number of chosen points before them."""
 
 
 def _rooted(squared: float) -> float:
@@ -142,17 +153,22 @@ def _rooted(squared: float) -> float:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewrites requests.
-
-    vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the
-    active one. encoded: of `encoded_together`.
-    """
+    """Rewrites requests."""
 
     cached_state: CachedState
+    """The state of the searched collection."""
+
     vectors: Vectors
+    """The user's vectors of all points that the request names, see `points_named`."""
+
     strength: float | None = None
+    """w; None for that of the profile."""
+
     profile: str | None = None
+    """The name of the bias profile; None for the active one."""
+
     encoded: Mapping[int, Uncopied] = field(default_factory=dict)
+    """Augmented queries that were made together, see `encoded_together`."""
 
     def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
         """Return the augmented queries of the plain vectors in these requests, by `id` of the
@@ -197,37 +213,38 @@ class Rewriting:
     def _rewritten(
         self, request: Any, state: CollectionState | None, most: int, *, is_top: bool
     ) -> tuple[Any, Decoding]:
-        inner = prefetches(request)
         changed: dict[str, Any] = {}
+        inner = prefetches(request)
         if inner:
             self._require_mergeable(request.query, inner)
-            changed["prefetch"] = [
-                self._rewritten(
-                    prefetch,
-                    self.cached_state.state_of(prefetch.using),
-                    prefetch.limit or DEFAULT_LIMIT,
-                    is_top=False,
-                )[0]
-                for prefetch in inner
-            ]
+            changed["prefetch"] = [self._rewritten_prefetch(prefetch) for prefetch in inner]
+
         query = request.query
         if query is None or _needs_no_vector(query):
             return request.model_copy(update=changed), Decoding()
-        if request.lookup_from is not None or (
-            state is not None and not state.codec.leaves_vectors
-        ):
+
+        # Where the stored vectors are augmented, or of another collection, an id does not do.
+        is_augmented = state is not None and not state.codec.leaves_vectors
+        if is_augmented or request.lookup_from is not None:
             query, excluded = self._with_vectors(request)
-            changed["query"], changed["lookup_from"] = query, None
+            changed["query"] = query
+            changed["lookup_from"] = None
             if excluded:
                 changed["filter"] = _without(request.filter, excluded)
+
         if state is None:
             return request.model_copy(update=changed), Decoding()
         weight = self._weight(state)
         if state.codec.needs_candidates:
-            return self._by_formula(
-                request.model_copy(update=changed), state, weight, most
-            ), Decoding()
+            plain = request.model_copy(update=changed)
+            return self._by_formula(plain, state, weight, most), Decoding()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
+
+    def _rewritten_prefetch(self, prefetch: Any) -> Any:
+        state = self.cached_state.state_of(prefetch.using)
+        limit = prefetch.limit or DEFAULT_LIMIT
+        rewritten, _ = self._rewritten(prefetch, state, limit, is_top=False)
+        return rewritten
 
     def _in_vectors(
         self,
@@ -249,40 +266,44 @@ class Rewriting:
                 )
             changed["query"] = _mapped(query, encode)
             return request.model_copy(update=changed), Decoding()
+
         changed["query"] = models.NearestQuery.model_construct(nearest=encode(query.nearest))
         decoding = Decoding()
         if state.metric == "L2":
+            # The copy is searched by inner product, so thresholds become products, and the scores
+            # of the answer become distances again.
             vector = as_vector(query.nearest)
             decoding = Decoding(state, state.layout.rows(vector[None])[0], weight)
             if request.score_threshold is not None:
                 squared = request.score_threshold * abs(request.score_threshold)
                 changed["score_threshold"] = float(state.layout.products(squared, vector))
+
         if query.mmr is not None:
             if not is_top or state.metric == "L2" or request.prefetch:
                 raise UnsupportedOperation(
                     "a corrected vector does not support mmr in a prefetch, over one, or with "
                     "Euclid: leave it out"
                 )
-            limit, offset = request.limit or DEFAULT_LIMIT, request.offset or 0
+            # Qdrant would compare augmented vectors: it returns the candidates, and the client
+            # selects among them.
+            limit = request.limit or DEFAULT_LIMIT
+            offset = request.offset or 0
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
             decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
-            changed |= {"limit": query.mmr.candidates_limit or limit + offset, "offset": None}
+            changed["limit"] = query.mmr.candidates_limit or limit + offset
+            changed["offset"] = None
         return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
         """Raise UnsupportedOperation if the query merges scores of prefetches that are still
         products."""
-        merges = (
-            isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
-        ) or isinstance(query, models.FormulaQuery)
+        is_dbsf = isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
+        if not is_dbsf and not isinstance(query, models.FormulaQuery):
+            return
         for prefetch in inner:
             state = self.cached_state.state_of(prefetch.using)
-            if (
-                merges
-                and state is not None
-                and state.metric == "L2"
-                and not _needs_no_vector(prefetch.query)
-            ):
+            is_euclid = state is not None and state.metric == "L2"
+            if is_euclid and not _needs_no_vector(prefetch.query):
                 raise UnsupportedOperation(
                     "a query cannot merge the scores of a corrected Euclid vector, which Qdrant "
                     "computes as products: merge by reciprocal ranks"
@@ -439,8 +460,11 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
     excluded = models.HasIdCondition(has_id=list(dict.fromkeys(ids)))
     if where is None:
         return models.Filter(must_not=[excluded])
-    before = where.must_not
-    others = [] if before is None else list(before) if isinstance(before, list) else [before]
+    others = where.must_not
+    if others is None:
+        others = []
+    elif not isinstance(others, list):
+        others = [others]
     changed: models.Filter = where.model_copy(update={"must_not": [*others, excluded]})
     return changed
 
@@ -448,12 +472,17 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
 def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]:
     """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the
     user's, unit for Cosine."""
+    if not points:
+        return []
     relevance = np.array([point.score for point in points])
     similarity = vectors @ vectors.T
-    left, chosen = list(range(len(points))), [0] if points else []
-    left = left[1:]
+
+    # The most relevant point is always chosen first.
+    chosen = [0]
+    left = list(range(1, len(points)))
     while left and len(chosen) < mmr.limit + mmr.offset:
-        crowded = similarity[np.ix_(left, chosen)].max(axis=1)
-        gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * crowded
-        chosen.append(left.pop(int(np.argmax(gain))))
+        nearest_chosen = similarity[np.ix_(left, chosen)].max(axis=1)
+        gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * nearest_chosen
+        best = int(np.argmax(gain))
+        chosen.append(left.pop(best))
     return [points[i] for i in chosen[mmr.offset :]]

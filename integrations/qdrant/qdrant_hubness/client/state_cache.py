@@ -53,21 +53,26 @@ NOTHING = CachedState("")
 
 
 class StateCache:
-    """The cached states, and the banks in memory.
-
-    strength: w of queries without one; None for that of the collection. state_ttl: seconds for
-    which a state stays cached. bank_budget: bytes of banks in memory. local: whether the client is
-    in the local mode.
-    """
+    """The cached states, and the banks in memory."""
 
     def __init__(
         self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool
     ) -> None:
+        """local: whether the client is in the local mode, which keeps metadata of collections."""
         self.strength = strength
+        """w of queries without one; None for that of the collection."""
+
         self._state_ttl = state_ttl
+        """Seconds for which a state stays cached."""
+
         self._banks = BankCache(bank_budget)
+        """Banks in memory, up to a number of bytes."""
+
         self._states: dict[str, tuple[float, CachedState]] = {}
+        """The states by the names that calls used, each with the time at which it expires."""
+
         self._in_metadata: bool | None = True if local else None
+        """Whether properties are in the metadata of collections; None until the server was asked."""
 
     def forget(self, collection: str) -> None:
         """Drop the cached state of a collection."""
@@ -76,9 +81,11 @@ class StateCache:
     def cached_state(self, collection: str) -> Operation[CachedState]:
         """Return the state of a collection; NOTHING if it does not exist: the next call fails with
         Qdrant's error."""
-        cached = self._states.get(collection)
-        if cached is not None and time.monotonic() < cached[0]:
-            return cached[1]
+        if collection in self._states:
+            expires_at, cached = self._states[collection]
+            if time.monotonic() < expires_at:
+                return cached
+
         requested_at = time.monotonic()
         try:
             described = yield Ask("get_collection", (collection,))
@@ -89,18 +96,19 @@ class StateCache:
                 return NOTHING
             raise
         name, properties = yield from self._properties(collection, described)
+        sizes = {
+            field: params.size
+            for field, params in schema.dense(described).items()
+            if params.multivector_config is None
+        }
         state = CachedState(
-            name,
-            {
-                field: params.size
-                for field, params in schema.dense(described).items()
-                if _is_single(params)
-            },
-            read_states(properties, name),
-            DualWrite.read(properties, name),
-            WriteIntentLog.read(properties, name),
-            payload_keys_in(properties),
-            Limits.of(described),
+            name=name,
+            sizes=sizes,
+            states=read_states(properties, name),
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            payload_keys=payload_keys_in(properties),
+            limits=Limits.of(described),
         )
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state
@@ -142,6 +150,7 @@ class StateCache:
         except FAILURES as error:
             if not is_too_large(error) or len(items) < 2:
                 raise
+
         middle = len(items) // 2
         first = yield from self.divided(
             collection, method, items[:middle], options, is_added=is_added
@@ -255,21 +264,21 @@ class StateCache:
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
         """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
         running refresh."""
+        profile_of_slot: dict[int, Profile] = {}
+        for profile in state.profiles.values():
+            profile_of_slot[profile.slot] = profile
+            profile_of_slot[profile.standby] = profile
+        # During a refresh, one slot of a profile has the former biases and the other one the new.
+        for update in (state.outgoing, state.incoming):
+            if update is not None:
+                profile_of_slot[update.profile.slot] = update.profile
+
         biases = np.zeros((len(vectors), state.slots), np.float32)
-        profiles = {
-            slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)
-        }
-        moving = [
-            update.profile for update in (state.outgoing, state.incoming) if update is not None
-        ]
-        profiles |= {profile.slot: profile for profile in moving}
-        computed: list[tuple[Profile, Floats]] = []
-        for slot, profile in profiles.items():
-            done = next((values for other, values in computed if other is profile), None)
-            if done is None:
-                done = yield from self._biases(collection, state, profile, vectors)
-                computed.append((profile, done))
-            biases[:, slot] = done
+        computed: dict[int, Floats] = {}
+        for slot, profile in profile_of_slot.items():
+            if id(profile) not in computed:
+                computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
+            biases[:, slot] = computed[id(profile)]
         return biases
 
     def _biases(
@@ -294,32 +303,34 @@ class StateCache:
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
     ) -> Operation[CachedBank]:
-        of = (collection, state.field, profile.slot)
-        cached = self._banks.get(of, profile)
-        return cached or self._banks.keep(of, profile, (yield from self._load_bank(profile)))
+        place = (collection, state.field, profile.slot)
+        cached = self._banks.get(place, profile)
+        if cached is not None:
+            return cached
+        bank = yield from self._load_bank(profile)
+        return self._banks.keep(place, profile, bank)
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank
-        records: list[Any] = []
-        offset: Any = None
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
+        where = rows_of(reference, bank_parts(reference))
+
+        records: list[Any] = []
+        offset: Any = None
         while True:
-            options = {"limit": rows, "offset": offset, "with_vectors": True}
-            where = {"scroll_filter": rows_of(reference, bank_parts(reference))}
             page, offset = yield from self.patiently(
-                reference.collection, "scroll", **options, **where
+                reference.collection,
+                "scroll",
+                scroll_filter=where,
+                limit=rows,
+                offset=offset,
+                with_vectors=True,
             )
             records += page
             if offset is None:
                 break
-        return validated_bank(reference, fitted_bank(reference, "qdrant", *_rows(records)))
 
-
-def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:
-    vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
-    return vectors, [record.payload for record in records]
-
-
-def _is_single(params: Any) -> bool:
-    return params.multivector_config is None
+        vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
+        payloads = [record.payload for record in records]
+        return validated_bank(reference, fitted_bank(reference, "qdrant", vectors, payloads))

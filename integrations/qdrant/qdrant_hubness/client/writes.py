@@ -55,6 +55,8 @@ from qdrant_hubness.store.write_intents import line
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
 IDS_PER_REQUEST = 1_000
+"""Most ids in one request."""
+
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
 _IN_PARALLEL = ("parallel", "method", "max_retries")
@@ -72,7 +74,8 @@ class Writing(StateCache):
         def attempt(cached: CachedState) -> Operation[list[Any]]:
             results = []
             for call in calls:
-                results.append((yield from self._write(collection, cached, call)))
+                result = yield from self._write(collection, cached, call)
+                results.append(result)
             return results
 
         return self.with_state(collection, attempt)
@@ -97,11 +100,15 @@ class Writing(StateCache):
             yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        if cached.dual_write is not None or (cached.intent_log is not None and call.brings_vectors):
+        # A copy and a write-intent log get points by their ids, after the write was carried out.
+        is_noted = cached.intent_log is not None and call.brings_vectors
+        if cached.dual_write is not None or is_noted:
             collection = cached.name
-            call = (yield from self._with_ids(collection, call)).having(wait=True)
+            call = yield from self._with_ids(collection, call)
+            call = call.having(wait=True)
             if not self._ids(call):
                 return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
@@ -115,6 +122,7 @@ class Writing(StateCache):
             # error, and what the collection now holds gets its biases, and goes to the copy.
             yield from self._complete(collection, cached, call, dict(payloads), error)
             raise
+
         yield from self._set_biases(collection, payloads)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
@@ -127,6 +135,7 @@ class Writing(StateCache):
         items = call.items if cached.states or cached.dual_write else []
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
+
         left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
         done = 0
         result: Any = None
@@ -143,6 +152,7 @@ class Writing(StateCache):
                     middle = len(part) // 2
                     left[:0] = [part[:middle], part[middle:]]
                     continue
+                # Nothing was written yet: the caller gets Qdrant's error as it is.
                 if not done:
                     raise
                 partial = PartialWrite(
@@ -227,24 +237,28 @@ class Writing(StateCache):
             return call.having(**{SELECTORS[call.method]: models.PointIdsList(points=list(ids))})
         if not call.is_conditional:
             return call
-        points = (
-            structs(call.options["points"])
-            if call.method == "upsert"
-            else list(call.options["points"])
-        )
+
+        points = _points_of(call)
         ids = [key_of(point.id) for point in points]
         records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
         existing = {record.id for record in records}
-        mode, where = call.options.get("update_mode"), call.options.get("update_filter")
-        selected = existing
-        if where is not None:
-            among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
-            selected = set((yield from self._matching(collection, among)))
+
+        # The condition is about points that exist; an upsert also makes the others.
+        mode = call.options.get("update_mode")
+        where = call.options.get("update_filter")
         if mode == models.UpdateMode.INSERT_ONLY:
             selected = set()
+        elif where is not None:
+            among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
+            matching = yield from self._matching(collection, among)
+            selected = set(matching)
+        else:
+            selected = existing
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
             selected = selected | (set(ids) - existing)
-        return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in selected])
+
+        kept = [point for point, id in zip(points, ids, strict=True) if id in selected]
+        return call.having(points=kept)
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
         cached = yield from self.cached_state(collection)
@@ -252,13 +266,14 @@ class Writing(StateCache):
         ids: list[Key] = []
         offset: Any = None
         while True:
-            options = {
-                "scroll_filter": where,
-                "limit": size,
-                "offset": offset,
-                "with_payload": False,
-            }
-            page, offset = yield from self.patiently(collection, "scroll", **options)
+            page, offset = yield from self.patiently(
+                collection,
+                "scroll",
+                scroll_filter=where,
+                limit=size,
+                offset=offset,
+                with_payload=False,
+            )
             ids += [record.id for record in page]
             if offset is None:
                 return ids
@@ -276,43 +291,30 @@ class Writing(StateCache):
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
         """Return the call with augmented vectors, its notes, and the payloads to set after a call
         without payloads."""
-        upserts = call.method == "upsert"
-        points = structs(call.options["points"]) if upserts else list(call.options["points"])
+        points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._encode(collection, cached, points, vectors, valid=True)
-        notes = []
+
+        notes: list[Any] = []
         if cached.intent_log is not None:
-            notes = [
-                line(
-                    field,
-                    key_of(point.id),
-                    own[field],
-                    {n: biases[n] for n in _fields_of(state) if n in biases},
+            notes = _notes(cached, points, vectors, columns)
+
+        encoded: list[Any] = []
+        if call.method == "upsert":
+            for point, augmented, biases in zip(points, vectors, columns, strict=True):
+                payload = {**(point.payload or {}), **biases}
+                encoded.append(
+                    construct(
+                        models.PointStruct, id=point.id, vector=merged(augmented), payload=payload
+                    )
                 )
-                for point, own, biases in zip(points, vectors, columns, strict=True)
-                for field, state in cached.states.items()
-                if field in own
-            ]
-        if upserts:
-            encoded = [
-                construct(
-                    models.PointStruct,
-                    id=point.id,
-                    vector=merged(own),
-                    payload={**(point.payload or {}), **biases},
-                )
-                for point, own, biases in zip(points, vectors, columns, strict=True)
-            ]
-        else:
-            encoded = [
-                construct(models.PointVectors, id=point.id, vector=merged(own))
-                for point, own in zip(points, vectors, strict=True)
-            ]
-        payloads = (
-            []
-            if upserts
-            else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
-        )
+            return call.having(points=encoded), notes, []
+
+        payloads = []
+        for point, augmented, biases in zip(points, vectors, columns, strict=True):
+            encoded.append(construct(models.PointVectors, id=point.id, vector=merged(augmented)))
+            if biases:
+                payloads.append((key_of(point.id), biases))
         return call.having(points=encoded), notes, payloads
 
     def _encode(
@@ -331,23 +333,24 @@ class Writing(StateCache):
         """
         columns: list[Columns] = [{} for _ in points]
         for field, state in cached.states.items():
-            places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
-            if not places:
+            # A point need not have all vectors of the collection.
+            having = [i for i, by_field in enumerate(vectors) if by_field.get(field) is not None]
+            if not having:
                 continue
-            rows = _rows(
-                collection, state, [points[i] for i in places], [vectors[i][field] for i in places]
-            )
+            present_points = [points[i] for i in having]
+            rows = _rows(collection, state, present_points, [vectors[i][field] for i in having])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
+
             slots: Floats = yield from self.slots(collection, state, rows)
             locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
             biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
-            payloads = with_columns(
-                [{} for _ in places], encoded if state.codec.leaves_vectors else {}
-            )
-            for i, own, payload in zip(places, stored, payloads, strict=True):
-                vectors[i][field] = own
+            # Where the vectors are augmented, Qdrant stores no further field.
+            in_payloads = encoded if state.codec.leaves_vectors else {}
+            payloads = with_columns([{} for _ in having], in_payloads)
+            for i, stored_vector, payload in zip(having, stored, payloads, strict=True):
+                vectors[i][field] = stored_vector
                 columns[i] |= payload
         return columns
 
@@ -418,11 +421,14 @@ class Writing(StateCache):
                 options = {"with_payload": True, "with_vectors": True}
                 read = yield from self.divided(cached.name, "retrieve", part, options)
                 now = {record.id: record for record in read}
+                # Two equal reads: nobody changed the points while they were copied.
                 if now == before:
                     break
                 before = now
                 yield from self._put(cached, target, copy, list(now.values()))
-                if missing := [id for id in part if id not in now]:
+
+                missing = [id for id in part if id not in now]
+                if missing:
                     selector = models.PointIdsList(points=missing)
                     yield from self.patiently(copy, "delete", selector, wait=True)
             else:
@@ -440,26 +446,55 @@ class Writing(StateCache):
         shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
         columns = yield from self._encode(copy, target, shown, vectors, valid=False)
-        points = [
-            models.PointStruct.model_construct(
-                id=record.id, vector=merged(own), payload={**(record.payload or {}), **biases}
+
+        points = []
+        for record, augmented, biases in zip(shown, vectors, columns, strict=True):
+            payload = {**(record.payload or {}), **biases}
+            points.append(
+                models.PointStruct.model_construct(
+                    id=record.id, vector=merged(augmented), payload=payload
+                )
             )
-            for record, own, biases in zip(shown, vectors, columns, strict=True)
-        ]
         for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
             yield from self.divided(copy, "upsert", part, {"wait": True})
+
+
+def _points_of(call: Call) -> list[Any]:
+    """Return the points of a call that brings vectors."""
+    points = call.options["points"]
+    return structs(points) if call.method == "upsert" else list(points)
+
+
+def _notes(
+    cached: CachedState,
+    points: Sequence[Any],
+    vectors: Sequence[dict[str, Any]],
+    columns: Sequence[Columns],
+) -> list[Any]:
+    """Return a note for each corrected vector of these points, with its biases for the payload."""
+    notes = []
+    for point, augmented, biases in zip(points, vectors, columns, strict=True):
+        for field, state in cached.states.items():
+            if field in augmented:
+                noted = {name: biases[name] for name in _fields_of(state) if name in biases}
+                notes.append(line(field, key_of(point.id), augmented[field], noted))
+    return notes
 
 
 def _rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
     """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
-    if (rows := packed_vectors(vectors, state.dim)) is not None:
+    rows = packed_vectors(vectors, state.dim)
+    if rows is not None:
         return rows
+
+    # Arrays and other sequences, one by one.
     listed = [as_vector(vector) for vector in vectors]
-    if odd := [
+    odd = [
         point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim
-    ]:
+    ]
+    if odd:
         raise DimensionMismatch(
             f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
             f"{collection!r} has"

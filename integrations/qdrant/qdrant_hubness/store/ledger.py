@@ -52,9 +52,17 @@ class QdrantLedger(QdrantPoints, HelperLists):
             limits = self._limits(ledger)
         except CollectionNotFound:
             return []
-        options: Any = {"page": _RECORDS_PER_REQUEST, "where": _of(*groups), "with_payload": True}
+
         # The id of a record is the UUID that its key gives.
-        records = [_record(point) for point in self._records(ledger, UUIDS, limits, **options)]
+        points = self._records(
+            ledger,
+            UUIDS,
+            limits,
+            page=_RECORDS_PER_REQUEST,
+            where=_of(*groups),
+            with_payload=True,
+        )
+        records = [_record(point) for point in points]
         return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
@@ -85,9 +93,9 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
 
 def _of(*groups: str) -> models.Filter:
-    return models.Filter(
-        must=[models.FieldCondition(key="group", match=models.MatchAny(any=list(groups)))]
-    )
+    """Return the filter that selects the records of these groups."""
+    among_groups = models.MatchAny(any=list(groups))
+    return models.Filter(must=[models.FieldCondition(key="group", match=among_groups)])
 
 
 def _record(point: Any) -> Record:

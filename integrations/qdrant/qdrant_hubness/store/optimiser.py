@@ -32,9 +32,10 @@ class Optimiser:
         self._collection = collection
         self._busy_seconds = busy_seconds
         self._clock = clock
-        self._least = float("inf")
-        self._least_at = clock()
+        self._fewest_left = float("inf")
+        self._progress_at = clock()
         self._counts: set[tuple[int, int]] = set()
+        """Numbers of indexed vectors and of points since the last progress."""
 
     def standing(self, described: Any) -> Standing | None:
         """Return how far the optimiser is, from the result of get_collection; None if there is
@@ -50,15 +51,19 @@ class Optimiser:
         if described.status == models.CollectionStatus.GREEN:
             return None
 
-        indexed, points = described.indexed_vectors_count or 0, described.points_count or 0
+        indexed = described.indexed_vectors_count or 0
+        points = described.points_count or 0
         left = float(points - indexed)
         self._counts.add((indexed, points))
-        if left < self._least:
-            self._least, self._least_at = left, self._clock()
+        if left < self._fewest_left:
+            self._fewest_left = left
+            self._progress_at = self._clock()
             self._counts = {(indexed, points)}
+
+        # Without writes the counts stand still, and only a lasting wait says something.
         text = f"{indexed:,} vectors of {points:,} points are indexed"
-        is_busy = len(self._counts) > 1 and self._clock() - self._least_at >= self._busy_seconds
-        if is_busy:
+        has_writes = len(self._counts) > 1
+        if has_writes and self._clock() - self._progress_at >= self._busy_seconds:
             log.warning(
                 "writes keep the optimiser of %r busy (%s): this goes on; searches find all "
                 "points, and are slower until there are fewer writes",

@@ -42,16 +42,22 @@ from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 Of = TypeVar("Of", bound="QdrantPoints")
 T = TypeVar("T")
 Change = TypeVar("Change")
-NUMBERS, UUIDS = "numbers", "uuids"
+NUMBERS = "numbers"
+UUIDS = "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
-LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
+LAST_UUID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+LAST_NUMBER = 2**64 - 1
 
 KEYS_PER_PAGE = 10_000
 REQUEST_BYTES = 8_000_000
 """Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
+"""Bytes of a point in an answer without its vectors, as an estimate for points not yet read."""
+
+FEWEST_ROWS = 16
 MOST_ROWS = 1_000
+"""Fewest and most points in one request."""
 
 SPLIT = {
     "upsert": "points",
@@ -76,6 +82,7 @@ WRITES = {
 }
 """Methods of the client that a fencing alias addresses."""
 SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
+"""Arguments of a write that is carried out, in order, when the method returns."""
 
 
 def partition_of(key: Key) -> str:
@@ -104,15 +111,21 @@ def drop_alias(alias: str) -> models.DeleteAliasOperation:
 
 
 class QdrantPoints:
-    """client: a plain QdrantClient, local or of a server, see `connect`."""
+    """The methods of the store for single points.
+
+    client: a QdrantClient, local or of a server, see `connect`.
+    """
 
     def __init__(self, client: QdrantClient) -> None:
-        client = plain_client_of(client)
-        self.client = client
-        self.is_local = is_local(client)
-        self.properties = Properties(client)
+        self.client = plain_client_of(client)
+        self.is_local = is_local(self.client)
+        self.properties = Properties(self.client)
         self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
-        self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
+        self._reads: dict[str, Any] = {}
+        """Arguments of reads that see all acknowledged writes."""
+
+        if not self.is_local:
+            self._reads["consistency"] = models.ReadConsistencyType.MAJORITY
         self._fences: Fences | None = None
         self._warned: set[str] = set()
 
@@ -136,6 +149,7 @@ class QdrantPoints:
                 raise
             if len(items) == 1:
                 raise _unsendable(items[0], error) from error
+
         middle = len(items) // 2
         answers = [
             self.ask(method, collection, **options | {argument: half})
@@ -167,16 +181,19 @@ class QdrantPoints:
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
         """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if
         it is gone."""
-        is_fenced = self._fences is not None and method in WRITES
-        name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
+        alias = ""
+        if self._fences is not None and method in WRITES:
+            alias = self._fences.alias_of(collection) or ""
+        if alias == collection:
+            alias = ""
         try:
-            with translated(collection, name if name != collection else ""):
-                yield name
+            with translated(collection, alias):
+                yield alias or collection
         except CollectionNotFound as error:
             # Assumes that the write did not happen: a server looks up the name before it carries
             # out anything. If the collection exists and the fencing alias does not, another job has
             # taken over.
-            if name == collection or not self.exists(collection):
+            if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
                 f"the lease on {collection!r} was lost: another job has taken over, and the "
@@ -333,13 +350,15 @@ class QdrantPoints:
         """Return the form in which points of the collection are read and written with this vector
         as the field."""
         described = self.ask("get_collection", collection)
-        normalised, limits = schema.normalised(described, self.units), Limits.of(described)
+        normalised = schema.normalised(described, self.units)
+        limits = Limits.of(described)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
             return Form(field, state.codec.form, state, normalised, limits)
+
         params = schema.dense(described)[field]
-        form = StorageFormat(schema.DTYPES[params.datatype], params.size)
-        return Form(field, form, None, normalised, limits)
+        plain = StorageFormat(schema.DTYPES[params.datatype], params.size)
+        return Form(field, plain, None, normalised, limits)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
         """Create a payload index, so that strict mode allows filters and formulas with the key. The
@@ -439,6 +458,7 @@ class QdrantPoints:
             first = _next(after)
         if first is None:
             return []
+
         records, _ = self.ask(
             "scroll",
             collection,
@@ -546,11 +566,14 @@ class QdrantPoints:
     def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> set[Key]:
         """Write the epochs that differ from that of the collection state, and delete the others."""
         points: dict[int | None, list[Key]] = {}
+        """The points by the epoch that is written; those of None lose theirs."""
+
         for key, row in zip(batch.keys, batch.rows, strict=True):
             epoch = row.get(epoch_field)
-            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(
-                key
-            )
+            # An epoch above PENDING is that of the collection state, which no point repeats.
+            if epoch is not None and epoch > PENDING:
+                epoch = None
+            points.setdefault(epoch, []).append(key)
 
         gone: set[Key] = set()
         for epoch, keys in points.items():
@@ -563,9 +586,8 @@ class QdrantPoints:
     def _rows_per_request(self, form: Form) -> int:
         """Return how many points to read at once."""
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
-        return min(
-            form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
-        )
+        rows = min(MOST_ROWS, REQUEST_BYTES // bytes_per_row)
+        return min(form.limits.rows_per_read, max(FEWEST_ROWS, rows))
 
     def _parts(self, items: Sequence[T], limits: Limits) -> Iterator[list[T]]:
         """Yield what is written in parts that a request can hold."""

@@ -29,12 +29,12 @@ def point_id(text: str) -> str:
 
 
 class Properties:
-    """Reads and writes properties. in_metadata: whether the database has metadata of
-    collections."""
+    """Reads and writes properties."""
 
     def __init__(self, client: QdrantClient) -> None:
         self._client = client
         self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
+        """Whether the database has metadata of collections."""
 
     def of(self, name: str, described: Any) -> dict[str, str]:
         """Return the properties of a collection, given its real name and its description."""
@@ -49,7 +49,9 @@ class Properties:
                 if is_missing(error):
                     return {}
                 raise
-        return dict((points[0].payload or {})["properties"]) if points else {}
+        if not points:
+            return {}
+        return dict((points[0].payload or {})["properties"])
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
         """Change these properties; the others stay."""
@@ -102,8 +104,6 @@ def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
     except ValueError:
         return ()
-    return (
-        tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))
-        if isinstance(keys, list)
-        else ()
-    )
+    if not isinstance(keys, list):
+        return ()
+    return tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))

@@ -87,27 +87,31 @@ def connect(
     Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file
     in place of a folder.
     """
-    if "://" not in uri and uri != ":memory:" and os.path.exists(uri) and not os.path.isdir(uri):
+    is_server = "://" in uri
+    is_folder = not is_server and uri != ":memory:"
+    if is_folder and os.path.exists(uri) and not os.path.isdir(uri):
         raise InvalidParameter(
             f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
         )
-    is_folder = "://" not in uri and uri != ":memory:"
     if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
         raise ServerUnavailable(
             f"no database of Qdrant's local mode at {uri}: correct the path, or create the "
             "database first, with QdrantClient(path=...) or connect(..., create=True)"
         )
     try:
-        if "://" in uri:
-            client = _connected(uri, api_key, timeout)
-            server_version = str(client.info().version)
-            if _numbers(server_version) >= OLDEST_SERVER:
-                return client
+        if is_folder:
+            return QdrantClient(path=uri)
+        if not is_server:
+            return QdrantClient(":memory:")
+
+        client = _connected(uri, api_key, timeout)
+        server_version = str(client.info().version)
+        if _numbers(server_version) < OLDEST_SERVER:
             raise UnsupportedVersion(
                 f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: "
                 f"upgrade it to {'.'.join(map(str, OLDEST_SERVER))} or newer"
             )
-        return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
+        return client
     except FAILURES as error:
         # Assumes nothing: no command has begun.
         message = f"no Qdrant answers at {uri}: {error_text(error)}"

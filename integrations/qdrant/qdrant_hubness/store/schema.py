@@ -55,30 +55,33 @@ def normalised(described: Described, units: int) -> dict[str, Normalisation]:
 
     units: units in the last place by which it may change the numbers of such a vector.
     """
-    return {
-        name: Normalisation(
-            units * SPACING[DTYPES[params.datatype]], units * SMALLEST[DTYPES[params.datatype]]
-        )
-        for name, params in dense(described).items()
-        if params.distance == models.Distance.COSINE and params.datatype in DTYPES
-    }
+    by_name = {}
+    for name, params in dense(described).items():
+        if params.distance == models.Distance.COSINE and params.datatype in DTYPES:
+            dtype = DTYPES[params.datatype]
+            by_name[name] = Normalisation(
+                spacing=units * SPACING[dtype], smallest=units * SMALLEST[dtype]
+            )
+    return by_name
 
 
 def vector_fields(described: Described) -> dict[str, VectorField]:
     """Return the dense vectors of single float type by name, whatever their distance."""
     fields = {}
     for name, params in dense(described).items():
-        if params.multivector_config is None and params.datatype in DTYPES:
-            hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
-            graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
-            fields[name] = VectorField(
-                name,
-                params.size,
-                METRICS.get(params.distance, params.distance.value),
-                "HNSW",
-                {key: value for key, value in graph.items() if value},
-                DTYPES[params.datatype],
-            )
+        if params.multivector_config is not None or params.datatype not in DTYPES:
+            continue
+        # A vector's own options come before those of the collection.
+        hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
+        graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
+        fields[name] = VectorField(
+            name,
+            params.size,
+            METRICS.get(params.distance, params.distance.value),
+            "HNSW",
+            {option: value for option, value in graph.items() if value},
+            DTYPES[params.datatype],
+        )
     return fields
 
 
@@ -125,14 +128,13 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
     described: Described = source.schema["described"]
     reasons = []
     if field not in source.vector_fields:
-        vectors = dense(described)
-        why = "missing"
-        if field in vectors:
-            why = (
-                "a multivector"
-                if vectors[field].multivector_config
-                else str(vectors[field].datatype)
-            )
+        params = dense(described).get(field)
+        if params is None:
+            why = "missing"
+        elif params.multivector_config:
+            why = "a multivector"
+        else:
+            why = str(params.datatype)
         reasons.append(
             f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
@@ -215,10 +217,15 @@ def copy_config(
     """Return the arguments of create_collection for a copy: those of the source, with the augmented
     vector."""
     described: Described = source.schema["described"]
-    params, config = described.config.params, described.config
+    config = described.config
+    params = config.params
     vectors: Any = dense(described)
     augmented = {"size": state.codec.form.width, "distance": models.Distance.DOT}
     vectors[state.field] = vectors[state.field].model_copy(update=augmented)
+
+    wal_config = None
+    if config.wal_config:
+        wal_config = models.WalConfigDiff(**_set(config.wal_config))
     options = {
         "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,
         "sparse_vectors_config": params.sparse_vectors,
@@ -229,9 +236,7 @@ def copy_config(
         "on_disk_payload": params.on_disk_payload,
         "hnsw_config": models.HnswConfigDiff(**_set(config.hnsw_config)),
         "optimizers_config": models.OptimizersConfigDiff(**_set(config.optimizer_config)),
-        "wal_config": models.WalConfigDiff(**_set(config.wal_config))
-        if config.wal_config
-        else None,
+        "wal_config": wal_config,
         "quantization_config": config.quantization_config,
         "strict_mode_config": _strict(config.strict_mode_config),
         "metadata": metadata,

@@ -44,12 +44,11 @@ def json_bytes(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return BYTES_PER_NUMBER * value.size
     if isinstance(value, BaseModel):
-        return sum(
-            (_payload_bytes(item) if name == "payload" else json_bytes(item))
-            + BYTES_PER_ITEM
-            + len(name)
-            for name, item in value.__dict__.items()
-        )
+        total = 0
+        for name, item in value.__dict__.items():
+            total += len(name) + BYTES_PER_ITEM
+            total += _payload_bytes(item) if name == "payload" else json_bytes(item)
+        return total
     return len(str(value)) + BYTES_PER_ITEM
 
 

@@ -47,7 +47,8 @@ from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 40_000_000
 """Bytes of a chunk of points, as JSON."""
-FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 16, 2_000
+FEWEST_CHUNK_ROWS = 16
+MOST_CHUNK_ROWS = 2_000
 SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
 QUERIES_PER_REQUEST = 200
@@ -91,25 +92,31 @@ class QdrantStore(QdrantWriteIntents):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         described = source.schema["described"]
         vector = source.vector_fields.get(field)
-        names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
-        is_supported = vector is not None and vector.metric in schema.METRICS.values()
-        width = self._copy_width(vector) if vector is not None and is_supported else 0
+        copy_width = 0
+        if vector is not None and vector.metric in schema.METRICS.values():
+            copy_width = self._copy_width(vector)
+
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
             described,
             field,
             points=source.rows,
-            width=width,
+            width=copy_width,
             keys=1,
             conditions=strict_mode.COPY_CONDITIONS,
         )
-        counts = {name: self._count_with(source.name, described, name) for name in names}
-        counts = {name: count for name, count in counts.items() if count}
+
+        # Keys of payloads that a copy needs for itself.
+        counts = {}
+        for name in (BIAS_FIELD + suffix, EPOCH_FIELD + suffix):
+            count = self._count_with(source.name, described, name)
+            if count:
+                counts[name] = count
         if not counts:
             return reasons
 
-        left = set(payload_keys_in(self.properties_of(source.name)))
-        if left.issuperset(counts):
+        left_by_corrections = set(payload_keys_in(self.properties_of(source.name)))
+        if left_by_corrections.issuperset(counts):
             keys = ", ".join(counts)
             return [
                 *reasons,
@@ -135,13 +142,11 @@ class QdrantStore(QdrantWriteIntents):
             return self._count(collection, limits, models.Filter(must_not=[lacking]))
 
         with_payload = models.PayloadSelectorInclude(include=[key])
-        pages = (
-            self._records(collection, partition, limits, with_payload=with_payload)
-            for partition in PARTITIONS
-        )
-        return sum(
-            not _is_empty((record.payload or {}).get(key)) for page in pages for record in page
-        )
+        count = 0
+        for partition in PARTITIONS:
+            for record in self._records(collection, partition, limits, with_payload=with_payload):
+                count += not _is_empty((record.payload or {}).get(key))
+        return count
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         described: Any = source.schema["described"]
@@ -183,10 +188,9 @@ class QdrantStore(QdrantWriteIntents):
         of any size."""
         described: Any = source.schema["described"]
         limits = Limits.of(described)
-        some = [
-            record
-            for partition in PARTITIONS
-            for record in self._records(
+        sample: list[Any] = []
+        for partition in PARTITIONS:
+            sample += self._records(
                 source.name,
                 partition,
                 limits,
@@ -194,9 +198,10 @@ class QdrantStore(QdrantWriteIntents):
                 with_payload=True,
                 with_vectors=True,
             )
-        ]
-        mean = sum(map(json_bytes, some)) // max(1, len(some))
-        rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, CHUNK_BYTES // max(1, mean)))
+
+        mean_bytes = sum(map(json_bytes, sample)) // max(1, len(sample))
+        rows = CHUNK_BYTES // max(1, mean_bytes)
+        rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, rows))
         return min(rows, limits.rows_per_read)
 
     def nearest(
@@ -213,13 +218,16 @@ class QdrantStore(QdrantWriteIntents):
             )
             for query in queries
         ]
-        keys: list[list[Key]] = []
+
         bytes_per_query = BYTES_PER_NUMBER * form.form.width
-        rows = min(
-            QUERIES_PER_REQUEST, form.limits.searches, max(1, REQUEST_BYTES // bytes_per_query)
+        size = min(
+            QUERIES_PER_REQUEST,
+            form.limits.searches,
+            max(1, REQUEST_BYTES // bytes_per_query),
         )
-        for start in range(0, len(requests), rows):
-            part = requests[start : start + rows]
+        keys: list[list[Key]] = []
+        for start in range(0, len(requests), size):
+            part = requests[start : start + size]
             answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
             keys += [[point.id for point in answer.points] for answer in answers]
         return keys
@@ -228,28 +236,40 @@ class QdrantStore(QdrantWriteIntents):
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         if self.exists(target):
-            before = self._states(target, self.ask("get_collection", target)).get(state.field)
-            if before is None or (before.migration, before.phase) != (state.migration, "copying"):
-                raise CollectionExists(
-                    f"the name {target!r} is taken: choose another with --target"
-                )
+            self._expect_unfinished_copy(target, state)
         else:
-            metadata = (
-                schema.copied_metadata(source, state) if self.properties.in_metadata else None
-            )
-            if metadata is None:
-                properties = self.properties.of(source.name, source.schema["described"])
-                states = {
-                    own.property_name: properties[own.property_name]
-                    for own in source.states.values()
-                }
-                self.properties.alter(target, {**states, state.property_name: state.to_json()})
-            self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
+            self._create_empty_copy(source, target, state)
+
         for name, index in (source.schema["described"].payload_schema or {}).items():
             field_schema = index.params if index.params is not None else index.data_type
             self.ask("create_payload_index", target, field_name=name, field_schema=field_schema)
         # Jobs look for points without a bias.
         self.index_payload(target, state.codec.epoch_field, models.PayloadSchemaType.INTEGER)
+
+    def _expect_unfinished_copy(self, target: str, state: CollectionState) -> None:
+        """Raise CollectionExists unless an interrupted run of this migration created `target`."""
+        described = self.ask("get_collection", target)
+        present = self._states(target, described).get(state.field)
+        is_ours = present is not None and present.migration == state.migration
+        if not is_ours or present.phase != "copying":
+            raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+
+    def _create_empty_copy(
+        self, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
+        if self.properties.in_metadata:
+            metadata = schema.copied_metadata(source, state)
+            self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
+            return
+
+        # The properties come first, so that no client sees the collection without them.
+        properties = self.properties.of(source.name, source.schema["described"])
+        carried = {
+            present.property_name: properties[present.property_name]
+            for present in source.states.values()
+        }
+        self.properties.alter(target, {**carried, state.property_name: state.to_json()})
+        self.ask("create_collection", target, **schema.copy_config(source, state, None))
 
     # -- biases in payloads ----------------------------------------------------------------------
 
@@ -304,8 +324,9 @@ class QdrantStore(QdrantWriteIntents):
         """Add keys to those that clients hide in payloads."""
         name = self._real_name(collection)
         listed = payload_keys_in(self.properties_of(name))
-        if new := [key for key in keys if key not in listed]:
-            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new])})
+        new_keys = [key for key in keys if key not in listed]
+        if new_keys:
+            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new_keys])})
 
     # -- what a correction leaves behind ---------------------------------------------------------
 
@@ -324,6 +345,7 @@ class QdrantStore(QdrantWriteIntents):
             lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
             holders = models.FilterSelector(filter=models.Filter(must_not=[lacking]))
             self.ask("delete_payload", collection, keys=[key], points=holders, **SURE)
+
         indexed = self.ask("get_collection", collection).payload_schema or {}
         for key in keys:
             if key in indexed:
@@ -349,8 +371,11 @@ class QdrantStore(QdrantWriteIntents):
             self.ask(
                 "update_collection", collection, optimizers_config=models.OptimizersConfigDiff()
             )
-        awaited = f"Qdrant to optimise {collection!r}"
-        wait_until(awaited, lambda: optimiser.standing(self.ask("get_collection", collection)))
+
+        wait_until(
+            f"Qdrant to optimise {collection!r}",
+            lambda: optimiser.standing(self.ask("get_collection", collection)),
+        )
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
@@ -370,10 +395,10 @@ class QdrantStore(QdrantWriteIntents):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
-        created = create_alias(alias, collection)
-        self.change_aliases(
-            [drop_alias(alias), created] if self._behind(alias) else [created], alias
-        )
+        changes: list[models.AliasOperations] = [create_alias(alias, collection)]
+        if self._behind(alias):
+            changes.insert(0, drop_alias(alias))
+        self.change_aliases(changes, alias)
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)

@@ -9,7 +9,8 @@ from qdrant_client import models
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
 
-COPY_CONDITIONS, ENABLED_CONDITIONS = 1, 2
+COPY_CONDITIONS = 1
+ENABLED_CONDITIONS = 2
 """Conditions of the filter for points without a bias: an enabled collection also looks for points
 without a mark."""
 

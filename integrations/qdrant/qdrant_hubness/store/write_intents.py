@@ -126,7 +126,7 @@ class QdrantWriteIntents(QdrantBanks):
         """As Store.notes."""
         if not self.count(intent_log.collection):
             return []
-        return [_note(line) for line in self._lines(intent_log, keys)]
+        return [_note(noted) for noted in self._lines(intent_log, keys)]
 
     def replay(
         self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
@@ -134,21 +134,26 @@ class QdrantWriteIntents(QdrantBanks):
         """As Store.replay."""
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
-        done: list[Note] = []
+        replayed: list[Note] = []
         size = min(_KEYS_PER_REQUEST, Limits.of(described).rows_per_read)
         for start in range(0, len(notes), size):
+            # A key with several notes is read once.
             keys = list(dict.fromkeys(note.key for note in notes[start : start + size]))
             records = self.ask(
                 "retrieve", collection, ids=keys, with_vectors=list(states), **self._reads
             )
-            held = {record.id: record for record in records}
-            for line in self._lines(intent_log, keys):
-                state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
-                if state is None or record is None or self._holds(record, line, state, described):
+            present = {record.id: record for record in records}
+
+            for noted in self._lines(intent_log, keys):
+                state = states.get(noted.payload["field"])
+                record = present.get(noted.payload["key"])
+                if state is None or record is None:
                     continue
-                if self._replay_line(collection, line):
-                    done.append(_note(line))
-        return done
+                if self._holds(record, noted, state, described):
+                    continue
+                if self._replay_line(collection, noted):
+                    replayed.append(_note(noted))
+        return replayed
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
         fields = _noted_fields(self.properties_of(intent_log.collection), intent_log.collection)
@@ -165,22 +170,27 @@ class QdrantWriteIntents(QdrantBanks):
     def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
         """Whether a point has the noted vector and biases."""
         payload = record.payload or {}
-        if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
-            return False
+        for name, value in noted.payload["columns"].items():
+            if payload.get(name) != value:
+                return False
+
         vector = named(record.vector).get(state.field)
-        noted_vector = named(noted.vector)[vector_name(state.field)]
         if vector is None:
             return False
+        noted_vector = named(noted.vector)[vector_name(state.field)]
         normalisation = schema.normalised(described, self.units).get(state.field)
         return OtherVector(vector, normalisation) == OtherVector(noted_vector)
 
     def _replay_line(self, collection: str, noted: Any) -> bool:
         """Return whether the point still existed: what was deleted is not made again."""
-        key, field = noted.payload["key"], noted.payload["field"]
+        key = noted.payload["key"]
+        field = noted.payload["field"]
         vector = named(noted.vector)[vector_name(field)]
         point = models.PointVectors(id=key, vector={field: vector} if field else vector)
         gone = self._update_vectors(collection, [point])
-        if columns := noted.payload["columns"]:
+
+        columns = noted.payload["columns"]
+        if columns:
             gone |= self._set_payload(collection, columns, [key])
         return not gone
 
