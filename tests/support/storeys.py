@@ -21,8 +21,10 @@ STOREYS = (
     "serve",
     "demo",
     "cli",
+    "extending",
 )
-"""From the ground up. A file imports files of its own storey and of those below it."""
+"""From the ground up. A file imports files of its own storey and of those below it. What extensions
+may use comes from all of them, so it stands on top: no file of the package imports it."""
 
 
 def storey_of(path: Path) -> str:

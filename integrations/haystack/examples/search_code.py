@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from haystack_milvus_hubness import HubnessDocumentStore, HubnessEmbeddingRetriever
 from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
-from milvus_hubness.demo.run import Pair, collect, words
+from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
 
 FUNCTIONS, QUESTIONS = 600, 100
 COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
@@ -25,14 +25,15 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
-        n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
-def answers(retriever: MilvusEmbeddingRetriever, questions: Sequence[Pair]) -> list[str]:
+def answers(retriever: MilvusEmbeddingRetriever, questions: Sequence[DemoPair]) -> list[str]:
     """Return the name of the best function for each question."""
     vectors = embedded([pair.docstring for pair in questions]).tolist()
     return [retriever.run(vector, top_k=1)["documents"][0].meta["name"] for vector in vectors]
@@ -40,7 +41,7 @@ def answers(retriever: MilvusEmbeddingRetriever, questions: Sequence[Pair]) -> l
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs = list(collect())
+    pairs = list(demo_pairs())
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
@@ -66,7 +67,8 @@ def run(uri: str) -> tuple[int, int]:
     before = answers(MilvusEmbeddingRetriever(plain), questions)
     after = answers(HubnessEmbeddingRetriever(corrected), questions)
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     counts = [sum(map(str.__eq__, names, right)) for names in (before, after)]
     print(f"right answers: {counts[0]} with Milvus, {counts[1]} with HubnessDocumentStore")

@@ -13,7 +13,7 @@ from pymilvus import MilvusException
 
 from haystack_milvus_hubness.filters import Fields, expression
 from milvus_hubness import HubnessClient
-from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.extending import STATE_TTL
 
 PAGE = 1000
 
@@ -21,14 +21,15 @@ PAGE = 1000
 class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore that ranks documents of corrected collections by the corrected score.
 
-    Further arguments: strength, w of every search, None for that of the collection; state_ttl, the TTL of the cached
-    collection state, in seconds.
+    Further arguments: strength, w of every search, None for that of the collection; state_ttl, the
+    TTL of the cached collection state, in seconds.
     """
 
     def __init__(
         self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any
     ) -> None:
-        self.strength, self.state_ttl = strength, state_ttl
+        self.strength = strength
+        self.state_ttl = state_ttl
         self._hubness_client: HubnessClient | None = None
         super().__init__(*args, **kwargs)
 
@@ -44,7 +45,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
             self._hubness_client = HubnessClient(**arguments)
         return self._hubness_client
 
-    # -- reading --------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
         """Return the documents that match, all of them without filters. Raises FilterError."""
@@ -75,14 +76,16 @@ class HubnessDocumentStore(MilvusDocumentStore):
         )
         return self._parse_search_result(results, distance_to_score_fn=self._select_score_fn())
 
-    # -- writing --------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def write_documents(
         self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
     ) -> int:
-        """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the number written.
+        """As MilvusDocumentStore.write_documents, with the policies FAIL and SKIP too; return the
+        number written.
 
-        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL before it writes.
+        Raises ValueError for values that are not documents, and DuplicateDocumentError for FAIL
+        before it writes.
         """
         if not isinstance(documents, list) or not all(
             isinstance(document, Document) for document in documents
@@ -94,7 +97,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
         return super().write_documents(self._with_embeddings(documents), policy)
 
     def _with_embeddings(self, documents: list[Document]) -> list[Document]:
-        """Return the documents, with dummy embeddings of the collection's dimension where they have none.
+        """Return the documents, with dummy embeddings of the collection's dimension where they have
+        none.
 
         milvus-haystack would use the dimension of the other documents, or 128.
         """
@@ -121,7 +125,8 @@ class HubnessDocumentStore(MilvusDocumentStore):
                 new.append(document)
             elif policy == DuplicatePolicy.FAIL:
                 raise DuplicateDocumentError(
-                    f"document {document.id!r} exists, or is in the list twice: use DuplicatePolicy.OVERWRITE or SKIP"
+                    f"document {document.id!r} exists, or is in the list twice: use "
+                    "DuplicatePolicy.OVERWRITE or SKIP"
                 )
             existing.add(document.id)
         return new
@@ -137,13 +142,14 @@ class HubnessDocumentStore(MilvusDocumentStore):
         return len(ids)
 
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
-        """Set these fields in the meta of the documents that match; return how many. Raises FilterError."""
+        """Set these fields in the meta of the documents that match; return how many. Raises
+        FilterError."""
         documents = self.filter_documents(filters)
         changed = [replace(document, meta={**document.meta, **meta}) for document in documents]
         self.write_documents(changed, DuplicatePolicy.OVERWRITE)
         return len(documents)
 
-    # -- helpers ----------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def _expression(self, filters: dict[str, Any] | None) -> str:
         fields = Fields(self._primary_field, frozenset(self.fields))

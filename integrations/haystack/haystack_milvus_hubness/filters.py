@@ -12,18 +12,29 @@ from haystack.errors import FilterError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPPOSITE = {
-    "==": "!=", "!=": "==", ">": "<=", "<=": ">", "<": ">=", ">=": "<", "in": "not in", "not in": "in",
-    "AND": "OR", "OR": "AND",
-}  # fmt: skip
+    "==": "!=",
+    "!=": "==",
+    ">": "<=",
+    "<=": ">",
+    "<": ">=",
+    ">=": "<",
+    "in": "not in",
+    "not in": "in",
+    "AND": "OR",
+    "OR": "AND",
+}
 _ORDERS = (">", ">=", "<", "<=")
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields to filter on. declared: those of the schema; any other name is a dynamic field."""
+    """The fields to filter on."""
 
     primary: str
+    """The primary key."""
+
     declared: Collection[str]
+    """The fields of the schema; any other name is a dynamic field."""
 
     @property
     def none(self) -> str:
@@ -47,8 +58,8 @@ class Fields:
 def expression(filters: dict[str, Any], fields: Fields) -> str:
     """Return the Milvus expression of the filters.
 
-    For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for filters that
-    Haystack does not have, and for values that cannot be compared.
+    For a document without the field only `!=`, `not in` and `== None` hold. Raises FilterError for
+    filters that Haystack does not have, and for values that cannot be compared.
     """
     return _parsed(filters, fields, negated=False)
 
@@ -75,13 +86,12 @@ def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str
             f"the conditions of {operator} are not a list with at least one condition: add one"
         )
     if operator == "NOT":
-        operator, negated = "AND", not negated
+        operator = "AND"
+        negated = not negated
+    # De Morgan: a negation goes into the conditions and turns the operator.
     word = _OPPOSITE[operator] if negated else operator
-    return (
-        "("
-        + f" {word.lower()} ".join(_parsed(condition, fields, negated) for condition in conditions)
-        + ")"
-    )
+    parts = [_parsed(condition, fields, negated) for condition in conditions]
+    return f"({f' {word.lower()} '.join(parts)})"
 
 
 def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:

@@ -1,4 +1,5 @@
-"""HubnessDocumentStore against MilvusDocumentStore on the uncorrected source, and against the definition."""
+"""HubnessDocumentStore against MilvusDocumentStore on the uncorrected source, and against the
+definition."""
 
 import itertools
 from dataclasses import replace

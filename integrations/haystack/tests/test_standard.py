@@ -17,8 +17,8 @@ INDEX = {"index_type": "FLAT", "metric_type": "IP", "params": {}}
 class TestHubnessDocumentStore(
     suite.DocumentStoreBaseExtendedTests, suite.CountDocumentsByFilterTest
 ):
-    """Without the mixins for the names, extremes and unique values of metadata: they call methods that neither
-    milvus-haystack nor the DocumentStore protocol has."""
+    """Without the mixins for the names, extremes and unique values of metadata: they call methods
+    that neither milvus-haystack nor the DocumentStore protocol has."""
 
     @pytest.fixture(scope="class")
     def corrected(self, uri):

@@ -17,7 +17,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
 from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
-from milvus_hubness.demo.run import Pair, collect, words
+from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
 
 FUNCTIONS, QUESTIONS = 600, 200
 COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
@@ -25,11 +25,12 @@ INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
 
 
 class HashedWords(Embeddings):
-    """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or downloaded."""
+    """Word counts hashed into 512 dimensions, for prose and for code; nothing is trained or
+    downloaded."""
 
     def __init__(self) -> None:
         self._vectorizer = HashingVectorizer(
-            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+            n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
         )
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
@@ -39,14 +40,14 @@ class HashedWords(Embeddings):
         return self.embed_documents([text])[0]
 
 
-def answers(store: Milvus, questions: Sequence[Pair]) -> list[str]:
+def answers(store: Milvus, questions: Sequence[DemoPair]) -> list[str]:
     """Return the name of the best function for each question."""
     return [store.similarity_search(pair.docstring, k=1)[0].metadata["name"] for pair in questions]
 
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs, embeddings = list(collect()), HashedWords()
+    pairs, embeddings = list(demo_pairs()), HashedWords()
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
@@ -68,7 +69,8 @@ def run(uri: str) -> tuple[int, int]:
     before, after = answers(plain, questions), answers(corrected, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     print(f"question       {questions[repaired].docstring.splitlines()[0]}")
     print(f"Milvus         {before[repaired]}")

@@ -13,8 +13,8 @@ from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_m
 
 
 class Conforming(HubnessMilvus):
-    """HubnessMilvus with what the suite needs and langchain-milvus 0.4 lacks: documents with ids, `get_by_ids`, and an
-    `add_documents` that creates ids and replaces documents of the same ids."""
+    """HubnessMilvus with what the suite needs and langchain-milvus 0.4 lacks: documents with ids,
+    `get_by_ids`, and an `add_documents` that creates ids and replaces documents of the same ids."""
 
     def _parse_document(self, data):
         document = super()._parse_document(data)

@@ -1,4 +1,5 @@
-"""HubnessMilvus over corrected collections against langchain-milvus's own Milvus over plain ones."""
+"""HubnessMilvus over corrected collections against langchain-milvus's own Milvus over plain
+ones."""
 
 import asyncio
 import itertools
@@ -235,7 +236,8 @@ def dense(make_pair):
 
 @pytest.fixture(scope="session")
 def full_text(make_pair):
-    """Collections with BM25 and the corrected field; flushed, because Milvus Lite counts words differently before."""
+    """Collections with BM25 and the corrected field; flushed, because Milvus Lite counts words
+    differently before."""
     indexes = [index("COSINE"), index("BM25", "SPARSE_INVERTED_INDEX")]
     pair = make_pair(
         builtin_function=BM25BuiltInFunction(output_field_names="sparse"),
@@ -279,7 +281,8 @@ def test_hybrid_search_at_strength_zero_is_that_of_milvus(request, which, ranker
 
 
 def oracle(query, texts, metric):
-    """Return corrected scores in the user's metric, in float64; the texts may be newer than the migration."""
+    """Return corrected scores in the user's metric, in float64; the texts may be newer than the
+    migration."""
 
     def similarity(queries, items):
         queries, items = (np.array(Words().embed_documents(texts)) for texts in (queries, items))

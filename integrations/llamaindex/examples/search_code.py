@@ -18,16 +18,17 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from llama_index_milvus_hubness import HubnessVectorStore
 from milvus_hubness import CorrectionConfig, QueryBank
-from milvus_hubness.demo.run import Pair, collect, words
+from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
 
 FUNCTIONS, QUESTIONS = 600, 100
 COLLECTION = "stdlib_functions"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
-        n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
@@ -45,7 +46,7 @@ class HashedWords(BaseEmbedding):
         return self._get_text_embedding(query)
 
 
-def answers(store: HubnessVectorStore, questions: Sequence[Pair]) -> list[str]:
+def answers(store: HubnessVectorStore, questions: Sequence[DemoPair]) -> list[str]:
     """Return the name of the best function for each question."""
     index = VectorStoreIndex.from_vector_store(store, embed_model=HashedWords())
     retriever = index.as_retriever(similarity_top_k=1)
@@ -54,7 +55,7 @@ def answers(store: HubnessVectorStore, questions: Sequence[Pair]) -> list[str]:
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs = list(collect())
+    pairs = list(demo_pairs())
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
@@ -73,7 +74,8 @@ def run(uri: str) -> tuple[int, int]:
     questions = functions[:QUESTIONS]
     right = [pair.name for pair in questions]
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     before, after = (
         sum(map(str.__eq__, answers(store, questions), right)) for store in (uncorrected, corrected)

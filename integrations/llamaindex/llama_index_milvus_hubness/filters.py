@@ -12,11 +12,11 @@ from llama_index.core.vector_stores import (
     MetadataFilters,
 )
 
-METADATA, MATCHED, LOWERED = "metadata", "matched", "lowered"
+METADATA = "metadata"
+MATCHED = "matched"
+LOWERED = "lowered"
 _WILD = str.maketrans({"%": "\ue000", "_": "\ue001", "\\": "\ue002"})
-_LISTS = {
-    FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL,
-}  # fmt: skip
+_LISTS = {FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.ALL}
 _POSITIVE = {FilterOperator.NE: FilterOperator.EQ, FilterOperator.NIN: FilterOperator.IN}
 _CONTAINS = {
     FilterOperator.CONTAINS: "json_contains",
@@ -27,10 +27,11 @@ _TEXTS = {FilterOperator.TEXT_MATCH: MATCHED, FilterOperator.TEXT_MATCH_INSENSIT
 
 
 def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the fields by which a node is filtered: its metadata that is not empty, and its strings.
+    """Return the fields by which a node is filtered: its metadata that is not empty, and its
+    strings.
 
-    The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus Lite cannot escape
-    them.
+    The strings are stored unchanged and in lower case, with the wildcards of LIKE replaced: Milvus
+    Lite cannot escape them.
     """
     texts = {
         key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)
@@ -45,7 +46,8 @@ def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def literal(value: Any) -> str:
-    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for other values."""
+    """Return a string, a number or a list of these in the syntax of Milvus. Raises ValueError for
+    other values."""
     if isinstance(value, str | int):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, float) and math.isfinite(value):
@@ -65,8 +67,8 @@ def one_of(field: str, values: Iterable[str]) -> str:
 def expression(filters: MetadataFilters) -> str:
     """Return the Milvus expression of the filters; empty without filters.
 
-    For a node without the key, or with an empty value, only `!=`, `nin` and `is_empty` hold. NOT: no filter holds.
-    Raises ValueError for values that do not fit the operator.
+    For a node without the key, or with an empty value, only `!=`, `nin` and `is_empty` hold. NOT:
+    no filter holds. Raises ValueError for values that do not fit the operator.
     """
     return _combined(filters, negated=False)
 
@@ -74,7 +76,8 @@ def expression(filters: MetadataFilters) -> str:
 def _combined(filters: MetadataFilters, negated: bool) -> str:
     condition = filters.condition or FilterCondition.AND
     if condition == FilterCondition.NOT:
-        condition, negated = FilterCondition.OR, not negated
+        condition = FilterCondition.OR
+        negated = not negated
     word = "and" if (condition == FilterCondition.AND) != negated else "or"
     parts = [
         _combined(part, negated) if isinstance(part, MetadataFilters) else _condition(part, negated)
@@ -95,7 +98,8 @@ def _condition(condition: MetadataFilter, negated: bool) -> str:
         )
     field = f"{METADATA}[{literal(condition.key)}]"
     if operator in _POSITIVE:
-        operator, negated = _POSITIVE[operator], not negated
+        operator = _POSITIVE[operator]
+        negated = not negated
     if operator == FilterOperator.IS_EMPTY or (
         operator == FilterOperator.EQ and condition.value is None
     ):

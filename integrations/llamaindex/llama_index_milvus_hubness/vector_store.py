@@ -22,28 +22,28 @@ from llama_index_milvus_hubness.filters import (
     one_of,
 )
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
-from milvus_hubness.basics.defaults import STATE_TTL
+from milvus_hubness.extending import STATE_TTL
 
-ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = (
-    "id",
-    "embedding",
-    "text",
-    "doc_id",
-    "node",
-    "node_type",
-)
+ID = "id"
+VECTOR = "embedding"
+TEXT = "text"
+DOCUMENT = "doc_id"
+NODE = "node"
+NODE_TYPE = "node_type"
 SHOWN = [ID, TEXT, NODE, NODE_TYPE]
 EVERYTHING = f'{ID} != ""'
 PAGE = 500
 
 
 class HubnessVectorStore(BasePydanticVectorStore):
-    """A vector store in a Milvus collection; nodes of a corrected collection are ranked by the corrected score.
+    """A vector store in a Milvus collection; nodes of a corrected collection are ranked by the
+    corrected score.
 
-    collection_name: the first `add` creates a missing collection. uri, token, db_name: see HubnessClient.
-    hubness: the correction of a new collection. metric (COSINE, IP, L2), index_type, index_params: the index of a new
-    collection. strength: w of every query, None for that of the collection. state_ttl: TTL of the cached collection
-    state, in seconds. mmr_prefetch: MMR chooses among this many times as many candidates as it returns.
+    collection_name: the first `add` creates a missing collection. uri, token, db_name: see
+    HubnessClient. hubness: the correction of a new collection. metric (COSINE, IP, L2), index_type,
+    index_params: the index of a new collection. strength: w of every query, None for that of the
+    collection. state_ttl: TTL of the cached collection state, in seconds. mmr_prefetch: MMR chooses
+    among this many times as many candidates as it returns.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -88,16 +88,17 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         if self._aclient is None or self._loop is not loop:
-            self._aclient, self._loop = AsyncHubnessClient(**self._connection()), loop
+            self._aclient = AsyncHubnessClient(**self._connection())
+            self._loop = loop
         return self._aclient
 
-    # -- writing ----------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
         """Insert nodes, or replace those with the same ids; return the ids.
 
-        Before it writes, raises ValueError for a node without an embedding, and DimensionMismatch for an embedding of
-        another dimension than the collection's.
+        Before it writes, raises ValueError for a node without an embedding, and DimensionMismatch
+        for an embedding of another dimension than the collection's.
         """
         if not nodes:
             return []
@@ -119,14 +120,16 @@ class HubnessVectorStore(BasePydanticVectorStore):
         bare = [node.node_id for node in nodes if node.embedding is None]
         if bare:
             raise ValueError(
-                f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute embeddings first"
+                f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}: compute "
+                "embeddings first"
             )
         dim = self._dim() or len(nodes[0].get_embedding())
         for node in nodes:
             if len(node.get_embedding()) != dim:
                 raise DimensionMismatch(
-                    f"the embedding of node {node.node_id!r} has {len(node.get_embedding())} numbers, "
-                    f"collection {self.collection_name!r} needs {dim}: use the same embedding model"
+                    f"the embedding of node {node.node_id!r} has {len(node.get_embedding())} "
+                    f"numbers, collection {self.collection_name!r} needs {dim}: use the same "
+                    "embedding model"
                 )
         if not self._client.has_collection(self.collection_name):
             self._create(dim)
@@ -151,11 +154,15 @@ class HubnessVectorStore(BasePydanticVectorStore):
         index.add_index(
             VECTOR, index_type=self.index_type, metric_type=self.metric, params=self.index_params
         )
-        options: dict[str, Any] = {"schema": schema, "index_params": index}
-        options["consistency_level"] = self.consistency_level
-        self._client.create_collection(self.collection_name, hubness=self.hubness, **options)
+        self._client.create_collection(
+            self.collection_name,
+            schema=schema,
+            index_params=index,
+            hubness=self.hubness,
+            consistency_level=self.consistency_level,
+        )
 
-    # -- deleting ---------------------------------------------------------------------------------------
+    # -- deleting ----------------------------------------------------------------------------------
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
         """Delete the nodes of a document."""
@@ -193,12 +200,13 @@ class HubnessVectorStore(BasePydanticVectorStore):
         if await self.aclient.has_collection(self.collection_name):
             await self.aclient.delete(self.collection_name, filter=expr)
 
-    # -- queries ----------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Return the nodes that have one of the ids and match, all without either; without their embeddings."""
+        """Return the nodes that have one of the ids and match, all without either; without their
+        embeddings."""
         if not self._client.has_collection(self.collection_name):
             return []
         expr = _expression(filters, node_ids=node_ids) or EVERYTHING
@@ -222,10 +230,10 @@ class HubnessVectorStore(BasePydanticVectorStore):
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """Return the nodes with the highest corrected scores, as similarities.
 
-        For L2 a similarity is the negated corrected squared distance. Empty node_ids and doc_ids select all nodes. The
-        mode MMR chooses by t·(corrected score) − (1 − t)·(largest cosine to the nodes chosen before), with t the
-        mmr_threshold, 0.5 by default. kwargs: of HubnessClient.search. Raises ValueError for other modes, and without
-        an embedding.
+        For L2 a similarity is the negated corrected squared distance. Empty node_ids and doc_ids
+        select all nodes. The mode MMR chooses by t·(corrected score) − (1 − t)·(largest cosine to
+        the nodes chosen before), with t the mmr_threshold, 0.5 by default. kwargs: of
+        HubnessClient.search. Raises ValueError for other modes, and without an embedding.
         """
         search = self._search(query, kwargs)
         if not self._can_search():
@@ -282,7 +290,8 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
 
 def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) -> list[int]:
-    """Return the indices of the vectors (n, d) that maximal marginal relevance chooses, in its order."""
+    """Return the indices of the vectors (n, d) that maximal marginal relevance chooses, in its
+    order."""
     if not len(scores):
         return []
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,4 +1,5 @@
-"""HubnessVectorStore against MilvusClient, the definition of the score, and LlamaIndex's filters."""
+"""HubnessVectorStore against MilvusClient, the definition of the score, and LlamaIndex's
+filters."""
 
 import asyncio
 import itertools

@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient, models
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from milvus_hubness import QueryBank, migrate, plan_migration
-from milvus_hubness.demo.run import Pair, collect, words
+from milvus_hubness.extending import DemoPair, demo_pairs, demo_words
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
 FUNCTIONS, QUESTIONS = 600, 200
@@ -21,14 +21,15 @@ COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
 
 
 def embedded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or downloaded."""
+    """Return hashed word counts (n, 512), for prose and for code; nothing is trained or
+    downloaded."""
     vectorizer = HashingVectorizer(
-        n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        n_features=512, tokenizer=demo_words, token_pattern=None, lowercase=False
     )
     return vectorizer.transform(texts).toarray().astype(np.float32)
 
 
-def answers(client: QdrantClient, collection: str, questions: Sequence[Pair]) -> list[str]:
+def answers(client: QdrantClient, collection: str, questions: Sequence[DemoPair]) -> list[str]:
     """Return the name of the best function for each question."""
     vectors = embedded([pair.docstring for pair in questions]).tolist()
     requests = [models.QueryRequest(query=vector, limit=1, with_payload=True) for vector in vectors]
@@ -40,7 +41,7 @@ def answers(client: QdrantClient, collection: str, questions: Sequence[Pair]) ->
 
 def run(uri: str) -> tuple[int, int]:
     """Return the numbers of right answers before and after correction."""
-    pairs = list(collect())
+    pairs = list(demo_pairs())
     random.Random(0).shuffle(pairs)
     functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
 
@@ -63,7 +64,8 @@ def run(uri: str) -> tuple[int, int]:
     before, after = answers(plain, COLLECTION, questions), answers(corrected, ALIAS, questions)
     repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(
-        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank"
+        f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in "
+        "the bank"
     )
     print(f"question             {questions[repaired].docstring.splitlines()[0]}")
     print(f"QdrantClient         {before[repaired]}")

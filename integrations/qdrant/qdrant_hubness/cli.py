@@ -9,52 +9,57 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.basics.defaults import REBUILD_ROWS, STATE_TTL
-from milvus_hubness.basics.progress import Progress
-from milvus_hubness.cli.command_line import command_line
-from milvus_hubness.cli.console import (
-    REFUSED,
-    TERMINATED,
-    progress_bars,
-    show_facts,
-    show_json,
-    show_result,
-)
-from milvus_hubness.cli.console import run as run_migration
-from milvus_hubness.cli.enable import show_enable_plan, show_enabled
-from milvus_hubness.cli.migrate.run import to_resume
-from milvus_hubness.cli.migrate.show import migration_words, show_plan
-from milvus_hubness.cli.options import (
+from milvus_hubness import MigrationOptions, plan_enable, plan_migration, resume
+from milvus_hubness import clean as clean_migration
+from milvus_hubness import disable as run_disable
+from milvus_hubness import enable as run_enable
+from milvus_hubness import migrate as run_plan
+from milvus_hubness import refresh as run_refresh
+from milvus_hubness import rollback as roll_back
+from milvus_hubness import status as read_status
+from milvus_hubness.extending import (
+    EXIT_REFUSED,
+    EXIT_TERMINATED,
+    REBUILD_ROWS,
+    STATE_TTL,
     AsJson,
     BankOptions,
     ClientTtl,
     EstimatorOptions,
+    Leftovers,
+    Migration,
+    MigrationLedger,
+    Progress,
     RowsPerSecond,
+    Throttle,
+    as_events,
+    command_line,
+    lease_holder,
+    leftovers,
+    migration_to_resume,
+    migration_words,
+    progress_bars,
+    read_bank,
+    remember_secrets,
+    require_state,
+    run_command_line,
+    secrets_in,
+    show_enable_plan,
+    show_enabled,
+    show_facts,
+    show_json,
+    show_migration_plan,
+    show_refresh,
+    show_result,
+    status_words,
+    would_drop,
 )
-from milvus_hubness.cli.refresh import show_refresh
-from milvus_hubness.cli.reports import status_words
-from milvus_hubness.correction.state import require_state
-from milvus_hubness.errors import remember_secrets, secrets_in
-from milvus_hubness.jobs.common.inputs import read_bank
-from milvus_hubness.jobs.common.lease import holder_of
-from milvus_hubness.jobs.common.progress import Throttle, as_events
-from milvus_hubness.jobs.enable.enable import disable as run_disable
-from milvus_hubness.jobs.enable.enable import enable as run_enable
-from milvus_hubness.jobs.enable.plan import plan_enable
-from milvus_hubness.jobs.migration.clean import clean as clean_migration
-from milvus_hubness.jobs.migration.clean import would_drop
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.migrator import migrate as run_plan
-from milvus_hubness.jobs.migration.migrator import resume
-from milvus_hubness.jobs.migration.migrator import rollback as roll_back
-from milvus_hubness.jobs.migration.plan import MigrationOptions, plan_migration
-from milvus_hubness.jobs.refresh.run import refresh as run_refresh
-from milvus_hubness.jobs.refresh.status import status as read_status
-from milvus_hubness.jobs.refresh.sweep import Leftovers, leftovers
-from milvus_hubness.jobs.refresh.sweep import sweep as sweep_leftovers
+from milvus_hubness.extending import sweep as sweep_leftovers
 from qdrant_hubness.store import QdrantStore, connect
 
-URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
+URI_VARIABLE = "QDRANT_URL"
+KEY_VARIABLE = "QDRANT_API_KEY"
+DEFAULT_URI = "http://localhost:6333"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
 Uri = Annotated[
@@ -76,7 +81,6 @@ BankName = Annotated[
     ),
 ]
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
-DEFAULT_URI = "http://localhost:6333"
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Correcting(EstimatorOptions, BankOptions):
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 new biases judged worse, 143 terminated."""
     signal.signal(signal.SIGTERM, _terminate)
-    run_migration(app, "qdrant-hubness")
+    run_command_line(app, "qdrant-hubness")
 
 
 def migrate(
@@ -150,7 +154,8 @@ def migrate(
     store = connection.open()
     resumed = None
     if not (correcting.bank and restart):
-        resumed = to_resume(store, source, target, is_planned=bool(correcting.bank))
+        resumed = migration_to_resume(store, source, target, is_planned=bool(correcting.bank))
+
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
         if resumed is not None and plan:
@@ -172,7 +177,7 @@ def migrate(
             )
             if plan:
                 facts = planned.to_dict()
-                show_result(as_json, {"plan": facts}, lambda: show_plan(facts))
+                show_result(as_json, {"plan": facts}, lambda: show_migration_plan(facts))
                 return
             migration = run_plan(store, planned, options)
     _show_migration("Migrated ", migration, as_json=as_json)
@@ -186,7 +191,7 @@ def rollback(
     Example: qdrant-hubness rollback products
     """
     store = connection.open()
-    migration = Ledger(store).find(collection)
+    migration = MigrationLedger(store).find(collection)
     if migration.phase == "rolled back":
         result = {"source": migration.source, "target": migration.target, "carried": 0}
         _show(f"{migration.target} is rolled back already", "rollback", result, as_json=as_json)
@@ -241,26 +246,25 @@ def sweep(
     """
     store = connection.open()
     leftover = leftovers(store, collection)
-    if plan or not leftover:
-        _show_leftovers(
-            leftover,
-            "Would be removed for good" if leftover else f"{collection} has no leftovers",
-            as_json,
-        )
+    if not leftover:
+        _show_leftovers(leftover, f"{collection} has no leftovers", as_json)
+        return
+    if plan:
+        _show_leftovers(leftover, "Would be removed for good", as_json)
         return
     if not yes:
         if not as_json:
             _show_leftovers(leftover, "Would be removed for good", as_json)
         raise typer.BadParameter("not confirmed: add --yes")
+
     _show_leftovers(sweep_leftovers(store, collection), "Removed", as_json)
 
 
 def _show_leftovers(leftover: Leftovers, title: str, as_json: bool) -> None:
+    keys = [f"{key} of {count:,} points" for key, count in leftover.keys.items()]
     facts = {
         "copies": ", ".join(leftover.copies),
-        "keys in payloads": ", ".join(
-            f"{key} of {count:,} points" for key, count in leftover.keys.items()
-        ),
+        "keys in payloads": ", ".join(keys),
         "properties": ", ".join(leftover.properties),
         "banks": ", ".join(leftover.banks),
         "records of": ", ".join(leftover.records),
@@ -283,10 +287,8 @@ def enable(
     """
     correcting.require()
     store = connection.open()
-    queries, estimator = (
-        read_bank(store, correcting.bank, correcting.bank_column),
-        correcting.estimator(),
-    )
+    queries = read_bank(store, correcting.bank, correcting.bank_column)
+    estimator = correcting.estimator()
     with progress_bars() as progress:
         planned = plan_enable(
             store,
@@ -376,7 +378,7 @@ def refresh(
         )
     show_result(as_json, {"refresh": done.to_dict()}, lambda: show_refresh(done))
     if done.action == "refused":
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(EXIT_REFUSED)
 
 
 def status(
@@ -387,19 +389,19 @@ def status(
     Example: qdrant-hubness status products --json
     """
     store = connection.open()
-    leftover = read_status(store, collection, field=vector)
+    present = read_status(store, collection, field=vector)
     words = {
-        **status_words(leftover, repair="the next refresh repairs its rows"),
-        "lease": holder_of(store, leftover.collection),
+        **status_words(present, repair="the next refresh repairs its rows"),
+        "lease": lease_holder(store, present.collection),
     }
     show_result(
-        as_json, {"status": leftover.to_dict()}, lambda: show_facts(leftover.collection, words)
+        as_json, {"status": present.to_dict()}, lambda: show_facts(present.collection, words)
     )
 
 
 app = command_line(
-    f"Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: ${KEY_VARIABLE}."
-    "\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
+    "Correct hubness in cross-modal search, inside Qdrant.\n\nThe key of a server: "
+    f"${KEY_VARIABLE}.\n\nExample: qdrant-hubness migrate products --bank queries.npy --alias live",
     *(migrate, rollback, clean, enable, disable, refresh, sweep, status),
     completion=True,
 )
@@ -440,4 +442,4 @@ def _show(title: str, name: str, result: dict[str, Any], *, as_json: bool) -> No
 
 
 def _terminate(number: int, frame: Any) -> None:
-    raise SystemExit(TERMINATED)
+    raise SystemExit(EXIT_TERMINATED)

@@ -7,9 +7,7 @@ from typing import Any
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.basics.defaults import STATE_TTL
-from milvus_hubness.milvus.client.methods import drive_async
-from milvus_hubness.milvus.client.steps import Ask, Pause
+from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive_async
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T
@@ -18,7 +16,8 @@ from qdrant_hubness.store.requests import is_local
 
 
 class AsyncHubnessQdrantClient(Methods, AsyncQdrantClient):  # type: ignore[misc]
-    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is awaited."""
+    """HubnessQdrantClient for asyncio, a replacement of AsyncQdrantClient: every method is
+    awaited."""
 
     def __init__(
         self,

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.ownership import Helper
-from milvus_hubness.jobs.store.records import DualWrite, WriteIntentLog
+from milvus_hubness.extending import CollectionState, DualWrite, Floats, Helper, WriteIntentLog
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 from qdrant_hubness.store.properties import PREFIX
 from qdrant_hubness.store.rows import UNNAMED, named
@@ -27,23 +24,32 @@ DISTANCES = {
 
 @dataclass(frozen=True)
 class CachedState:
-    """The state of a collection, as a client last read it.
-
-    name: the real name, not an alias, while writes go to a copy or to a write-intent log as well. sizes: the stored
-    dimensions of dense vectors, by name. states: by the name of the corrected vector. checked: the collections that the
-    properties name and that were found to belong to this one.
-    """
+    """The state of a collection, as a client last read it."""
 
     name: str
+    """The real name while writes go to a copy or to a write-intent log as well, else possibly an
+    alias."""
+
     sizes: Mapping[str, int] = field(default_factory=dict)
+    """The stored dimensions of dense vectors, by name."""
+
     states: Mapping[str, CollectionState] = field(default_factory=dict)
+    """How vectors are corrected, by name; without those that are not."""
+
     dual_write: DualWrite | None = None
+    """The copy to which writes go as well, during a migration."""
+
     intent_log: WriteIntentLog | None = None
+    """The log in which new vectors are noted first, during a refresh."""
+
     payload_keys: tuple[str, ...] = ()
     """Keys that jobs have written, or are about to write, into payloads, see PAYLOAD_KEYS."""
+
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
+
     checked: set[Helper | DualWrite] = field(default_factory=set, compare=False)
+    """The collections that the properties name and that were found to belong to this one."""
 
     def state_of(self, using: str | None) -> CollectionState | None:
         """Return the state of the vector that a query searches; None if it is not corrected."""
@@ -75,14 +81,12 @@ class CachedState:
         """Return a point as the user sees it. requested: hidden keys that the request names."""
         changed: dict[str, Any] = {}
         # Most points have no hidden key, and then there is nothing to copy.
-        if (
-            point.payload
-            and not self.hidden.isdisjoint(point.payload)
-            and (hidden := self.hidden - set(requested))
-        ):
-            changed["payload"] = {
-                key: value for key, value in point.payload.items() if key not in hidden
-            }
+        if point.payload and not self.hidden.isdisjoint(point.payload):
+            hidden = self.hidden - set(requested)
+            if hidden:
+                changed["payload"] = {
+                    key: value for key, value in point.payload.items() if key not in hidden
+                }
         if point.vector is not None and self.in_vectors:
             changed["vector"] = self.decoded(point.vector)
         return point.model_copy(update=changed) if changed else point
@@ -92,12 +96,12 @@ class CachedState:
         if not isinstance(vector, dict):
             state = self.in_vectors.get(UNNAMED)
             return _decoded_vector(state, vector).tolist() if state else vector
-        return {
-            name: _decoded_vector(self.in_vectors[name], value).tolist()
-            if name in self.in_vectors
-            else value
-            for name, value in vector.items()
-        }
+
+        decoded = dict(vector)
+        for name, state in self.in_vectors.items():
+            if name in vector:
+                decoded[name] = _decoded_vector(state, vector[name]).tolist()
+        return decoded
 
     def described(self, result: Any) -> Any:
         """Return the result of get_collection as it was before the correction."""
@@ -106,7 +110,7 @@ class CachedState:
         if isinstance(vectors, models.VectorParams):
             vectors = self._params(UNNAMED, vectors)
         elif vectors:
-            vectors = {name: self._params(name, own) for name, own in vectors.items()}
+            vectors = {name: self._params(name, stored) for name, stored in vectors.items()}
         params = params.model_copy(update={"vectors": vectors})
         config = result.config.model_copy(update={"params": params})
         changed: dict[str, Any] = {"config": config}
@@ -115,10 +119,11 @@ class CachedState:
         metadata = {key: value for key, value in stored.items() if not key.startswith(PREFIX)}
         if len(metadata) < len(stored):
             changed["config"] = config.model_copy(update={"metadata": metadata or None})
+
         indexes = result.payload_schema or {}
         if not self.hidden.isdisjoint(indexes):
             changed["payload_schema"] = {
-                key: own for key, own in indexes.items() if key not in self.hidden
+                key: index for key, index in indexes.items() if key not in self.hidden
             }
         return result.model_copy(update=changed)
 
@@ -133,6 +138,6 @@ def _decoded_vector(state: CollectionState, vector: Any) -> Floats:
     """Return the user's vector (d,) of a stored vector (width,). Raises DimensionMismatch."""
     codec = state.codec
     stored = codec.form.joined(np.asarray(vector, np.float32)[None])
-    return codec.decode_rows(
-        {codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}}
-    )[0]
+    # Lengths: Qdrant normalises Cosine vectors.
+    lengths = {name: [1.0] for name in codec.decoding_fields}
+    return codec.decode_rows({codec.field: stored, **lengths})[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.milvus.client.messages import expect_arguments
+from milvus_hubness.extending import expect_arguments
 from qdrant_hubness.client.operations import Operations, request_of
 from qdrant_hubness.client.points import Call, calls_of, points_of
 from qdrant_hubness.client.state_cache import Operation
@@ -25,7 +25,7 @@ class Methods(ABC):
     @abstractmethod
     def _run(self, operation: Operation[Any]) -> Any: ...
 
-    # -- queries --------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def query_points(
         self,
@@ -46,7 +46,8 @@ class Methods(ABC):
         profile: str | None = None,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.query_points. strength: w; 0 for a raw search. profile: the bias profile to use."""
+        """As QdrantClient.query_points. strength: w; 0 for a raw search. profile: the bias profile
+        to use."""
         expect_arguments(options, OF_QUERIES)
         request = request_of(
             query,
@@ -123,18 +124,20 @@ class Methods(ABC):
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_pairs. Raises UnsupportedOperation for augmented vectors."""
+        """As QdrantClient.search_matrix_pairs. Raises UnsupportedOperation for augmented
+        vectors."""
         return self._run(
             self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs)
         )
 
     def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_offsets. Raises UnsupportedOperation for augmented vectors."""
+        """As QdrantClient.search_matrix_offsets. Raises UnsupportedOperation for augmented
+        vectors."""
         return self._run(
             self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs)
         )
 
-    # -- reads ----------------------------------------------------------------------------------------
+    # -- reads -------------------------------------------------------------------------------------
 
     def retrieve(
         self,
@@ -174,13 +177,14 @@ class Methods(ABC):
         """As QdrantClient.get_collection, with the sizes and distances before the correction."""
         return self._run(self._operations.described(collection_name))
 
-    # -- writes ---------------------------------------------------------------------------------------
+    # -- writes ------------------------------------------------------------------------------------
 
     def upsert(self, collection_name: str, points: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.upsert; each point gets its bias from the bank.
 
-        Raises DimensionMismatch, NonFiniteVectors and, for Cosine, ZeroVectors, which name points by their position;
-        WriteIntentFailed if nothing was written, and DualWriteFailed if only the copy was not.
+        Raises DimensionMismatch, NonFiniteVectors and, for Cosine, ZeroVectors, which name points
+        by their position; WriteIntentFailed if nothing was written, and DualWriteFailed if only the
+        copy was not.
         """
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 
@@ -281,14 +285,16 @@ class Methods(ABC):
         wait: bool = True,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.batch_update_points. Corrected collections get one request per operation."""
+        """As QdrantClient.batch_update_points. Corrected collections get one request per
+        operation."""
         calls = calls_of(update_operations, {"wait": wait, **options})
         return self._run(self._operations.write(collection_name, calls))
 
     def upload_points(
         self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
     ) -> Any:
-        """As QdrantClient.upload_points. Corrected collections are written by this process alone."""
+        """As QdrantClient.upload_points. Corrected collections are written by this process
+        alone."""
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 
     def upload_collection(
@@ -300,7 +306,8 @@ class Methods(ABC):
         batch_size: int = 64,
         **options: Any,
     ) -> Any:
-        """As QdrantClient.upload_collection. Corrected collections are written by this process alone."""
+        """As QdrantClient.upload_collection. Corrected collections are written by this process
+        alone."""
         points = points_of(vectors, payload, ids)
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

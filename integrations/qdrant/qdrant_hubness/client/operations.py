@@ -1,4 +1,5 @@
-"""The operations of both clients, sync and async. No I/O: see milvus_hubness.milvus.client.steps."""
+"""The operations of both clients, sync and async. No I/O: see `Operation` in
+milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import Ask, Floats
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.rewrite import (
     DEFAULT_LIMIT,
@@ -31,7 +31,7 @@ Options = dict[str, Any]
 class Operations(Writing):
     """Reads and queries, over the writes."""
 
-    # -- points by id -------------------------------------------------------------------------------------
+    # -- points by id ------------------------------------------------------------------------------
 
     def retrieve(
         self, collection: str, ids: Sequence[Any], options: Options
@@ -69,15 +69,17 @@ class Operations(Writing):
     def matrix(
         self, method: str, collection: str, args: tuple[Any, ...], options: Options
     ) -> Operation[Any]:
-        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for augmented vectors."""
+        """As the method of QdrantClient, which compares points. Raises UnsupportedOperation for
+        augmented vectors."""
         cached = yield from self.cached_state(collection)
         if (options.get("using") or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(
-                f"{method} would compare augmented vectors, which have the biases in them: use the source collection"
+                f"{method} would compare augmented vectors, which have the biases in them: use the "
+                "source collection"
             )
         return (yield Ask(method, (collection, *args), options))
 
-    # -- queries ------------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def query(
         self,
@@ -90,9 +92,8 @@ class Operations(Writing):
         """As QdrantClient.query_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            return [
-                (yield Ask("query_points", (collection,), {**arguments(requests[0]), **options}))
-            ]
+            sent = {**arguments(requests[0]), **options}
+            return [(yield Ask("query_points", (collection,), sent))]
 
         return (yield from self._queried(collection, [request], send, strength, profile))[0]
 
@@ -107,13 +108,11 @@ class Operations(Writing):
         """As QdrantClient.query_batch_points."""
 
         def send(requests: Sequence[models.QueryRequest]) -> Operation[list[Any]]:
-            # Augmented queries have more digits than the user's.
-            batch = list(requests)
-            return (
-                yield from self.divided(
-                    collection, "query_batch_points", batch, options, is_added=False
-                )
+            # Augmented queries have more digits than the user's, so a request may become too large.
+            answers = yield from self.divided(
+                collection, "query_batch_points", list(requests), options, is_added=False
             )
+            return answers
 
         return self._queried(collection, requests, send, strength, profile)
 
@@ -126,10 +125,12 @@ class Operations(Writing):
         profile: str | None,
     ) -> Operation[list[Any]]:
         def call(cached: CachedState) -> Operation[list[Any]]:
-            sent, decodings = [], []
             rewriting = self._rewriting(cached, strength, profile)
             if len(requests) > 1:
                 rewriting = replace(rewriting, encoded=rewriting.encoded_together(requests))
+
+            sent = []
+            decodings = []
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
                 rewritten, decoding = yield from self._rewritten(
@@ -137,8 +138,9 @@ class Operations(Writing):
                 )
                 sent.append(rewritten)
                 decodings.append(decoding)
-            answers = []
             responses = yield from send(sent)
+
+            answers = []
             for request, decoding, response in zip(requests, decodings, responses, strict=True):
                 points = yield from self._diverse(collection, cached, decoding, response.points)
                 requested = payload_keys(request.with_payload)
@@ -171,24 +173,21 @@ class Operations(Writing):
                 raise UnsupportedOperation(
                     "a corrected vector does not support mmr in groups: use query_points"
                 )
+
+            # Groups have no offset.
             grouped = {name: value for name, value in arguments(sent).items() if name != "offset"}
             grouped |= {"group_by": group_by, "group_size": group_size, **options}
             response = yield Ask("query_points_groups", (collection,), grouped)
+
             lookup_state = yield from self._lookup_state(options.get("with_lookup"))
             requested = payload_keys(request.with_payload)
-            groups = [
-                group.model_copy(
-                    update={
-                        "hits": [
-                            cached.shown(decoding.scored(hit), requested) for hit in group.hits
-                        ],
-                        "lookup": lookup_state.shown(group.lookup)
-                        if group.lookup is not None
-                        else None,
-                    }
-                )
-                for group in response.groups
-            ]
+            groups = []
+            for group in response.groups:
+                hits = [cached.shown(decoding.scored(hit), requested) for hit in group.hits]
+                lookup = None
+                if group.lookup is not None:
+                    lookup = lookup_state.shown(group.lookup)
+                groups.append(group.model_copy(update={"hits": hits, "lookup": lookup}))
             return response.model_copy(update={"groups": groups})
 
         return self.with_state(collection, call)
@@ -196,14 +195,14 @@ class Operations(Writing):
     def _lookup_state(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
             return CachedState("")
-        return (
-            yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection)
-        )
+        collection = lookup if isinstance(lookup, str) else lookup.collection
+        return (yield from self.cached_state(collection))
 
     def _rewriting(
         self, cached: CachedState, strength: float | None, profile: str | None
     ) -> Rewriting:
-        """Return the rewriting of requests that name no points. Raises InvalidInput for the strength."""
+        """Return the rewriting of requests that name no points. Raises InvalidInput for the
+        strength."""
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
@@ -221,25 +220,29 @@ class Operations(Writing):
     def _users_vectors(
         self, collection: str, cached: CachedState, points: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
-        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or has none."""
-        by_point: dict[Named, Any] = {}
-        by_place: dict[tuple[str | None, str], list[Any]] = {}
-        for place, field, id in points:
-            by_place.setdefault((place, field), []).append(id)
-        for (place, field), ids in by_place.items():
-            state = cached if place is None else (yield from self.cached_state(place))
+        """Return the user's vectors of these points. Raises InvalidInput if one does not exist or
+        has none."""
+        # One request for each collection and vector. None stands for the searched collection.
+        ids_by_source: dict[tuple[str | None, str], list[Any]] = {}
+        for other, field, id in points:
+            ids_by_source.setdefault((other, field), []).append(id)
+
+        vector_of: dict[Named, Any] = {}
+        for (other, field), ids in ids_by_source.items():
+            source = other or collection
+            state = cached if other is None else (yield from self.cached_state(other))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
-            records = yield from self.divided(place or collection, "retrieve", ids, options)
+            records = yield from self.divided(source, "retrieve", ids, options)
             vectors = {
                 record.id: named(state.decoded(record.vector)).get(field) for record in records
             }
             for id in ids:
                 if vectors.get(id) is None:
                     raise InvalidInput(
-                        f"point {id!r} of {place or collection!r} has no vector {field!r}: name another point"
+                        f"point {id!r} of {source!r} has no vector {field!r}: name another point"
                     )
-                by_point[place, field, id] = vectors[id]
-        return by_point
+                vector_of[other, field, id] = vectors[id]
+        return vector_of
 
     def _diverse(
         self, collection: str, cached: CachedState, decoding: Decoding, hits: list[Any]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import Key
 from qdrant_hubness.store.rows import UNNAMED
 
 SELECTORS = {
@@ -54,7 +54,8 @@ class Call:
 
     @property
     def items(self) -> list[Any]:
-        """The points or the ids of the call, which can be sent in parts; none for a filter and a Batch."""
+        """The points or the ids of the call, which can be sent in parts; none for a filter and a
+        Batch."""
         if self.brings_vectors:
             points = self.options["points"]
             return list(points) if isinstance(points, list | tuple) else []
@@ -106,17 +107,12 @@ def structs(points: Any) -> list[models.PointStruct]:
         raise InvalidInput(
             "the batch has unequal numbers of ids, vectors and payloads: pass one of each per point"
         )
-    named = vectors.keys() != {UNNAMED}
-    return [
-        models.PointStruct.model_construct(
-            id=id,
-            vector={name: rows[i] for name, rows in vectors.items()}
-            if named
-            else vectors[UNNAMED][i],
-            payload=payloads[i],
-        )
-        for i, id in enumerate(points.ids)
-    ]
+    # A batch is by columns, points are rows.
+    made = []
+    for i, id in enumerate(points.ids):
+        vector = merged({name: rows[i] for name, rows in vectors.items()})
+        made.append(models.PointStruct.model_construct(id=id, vector=vector, payload=payloads[i]))
+    return made
 
 
 def by_name(vector: Any) -> dict[str, Any]:
@@ -175,8 +171,9 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(operation, models.ClearPayloadOperation):
         return "clear_payload", {"points_selector": operation.clear_payload}
     raise UnsupportedOperation(
-        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, update_vectors, "
-        "delete_vectors, set_payload, overwrite_payload, delete_payload, clear_payload and delete"
+        f"corrected collections do not support {type(operation).__name__}: use the methods upsert, "
+        "update_vectors, delete_vectors, set_payload, overwrite_payload, delete_payload, "
+        "clear_payload and delete"
     )
 
 
@@ -198,7 +195,8 @@ def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
 def points_of(
     vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
 ) -> Iterator[models.PointStruct]:
-    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids they get new UUIDs."""
+    """Yield the points of upload_collection. vectors: rows, or rows by vector name; without ids
+    they get new UUIDs."""
     if isinstance(vectors, dict):
         rows: Iterable[Any] = (
             dict(zip(vectors, row, strict=True)) for row in zip(*vectors.values(), strict=True)

@@ -1,8 +1,8 @@
 """Queries of corrected collections, rewritten so that Qdrant answers with corrected scores. No I/O.
 
-Every vector q in a query becomes the augmented query <q, −w>. A point that a query names by id is replaced by its
-user's vector, because the bias in its augmented vector would enter the scores. Biases in payloads are subtracted by a
-formula over candidates.
+Every vector q in a query becomes the augmented query <q, −w>. A point that a query names by id is
+replaced by its user's vector, because the bias in its augmented vector would enter the scores.
+Biases in payloads are subtracted by a formula over candidates.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from typing import Any, get_args
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import Floats, decode, packed
-from milvus_hubness.correction.state import CollectionState, Profile
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness import InvalidInput, UnsupportedOperation
+from milvus_hubness.extending import (
+    CollectionState,
+    Floats,
+    Profile,
+    decode_vectors,
+    packed_vectors,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store.rows import UNNAMED, Uncopied
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: its collection, None for the searched one; the name of the vector; the id."""
+"""A point that a query names: its collection, None for the searched one; the name of the vector;
+the id."""
 Vectors = Mapping[Named, Floats]
 """The user's vectors (d,) of such points."""
 
@@ -84,9 +90,12 @@ def points_named(request: Any, cached: CachedState) -> set[Named]:
 
 def _source_of(request: Any) -> tuple[str | None, str]:
     """Return the collection and the vector that ids in a request's query refer to."""
-    lookup, using = request.lookup_from, request.using or UNNAMED
-    field = (lookup.vector if lookup and lookup.vector is not None else using) or UNNAMED
-    return lookup.collection if lookup else None, field
+    lookup = request.lookup_from
+    using = request.using or UNNAMED
+    if lookup is None:
+        return None, using
+    field = using if lookup.vector is None else lookup.vector
+    return lookup.collection, field or UNNAMED
 
 
 def prefetches(request: Any) -> list[Any]:
@@ -97,35 +106,44 @@ def prefetches(request: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How to decode the answer of a rewritten request.
-
-    state, query, strength: for scores that are products and become distances; None if the scores are final. mmr: the
-    selection that is still to be made.
-    """
+    """How to decode the answer of a rewritten request."""
 
     state: CollectionState | None = None
+    """The state by which scores become distances; None if the scores are final."""
+
     query: Floats | None = None
+    """The user's query (d,) of such scores."""
+
     strength: float = 1.0
+    """w of that query."""
+
     mmr: Mmr | None = None
+    """The selection among the answer's points that is still to be made."""
 
     def scored(self, point: Any) -> Any:
         """Return the point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
-        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[
-            0, 0
-        ]
-        return point.model_copy(update={"score": _rooted(float(squared))})
+        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)
+        score = _rooted(float(squared[0, 0]))
+        return point.model_copy(update={"score": score})
 
 
 @dataclass(frozen=True)
 class Mmr:
-    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors. field: the vector's."""
+    """Maximal marginal relevance of candidates, by corrected scores and the user's vectors."""
 
     field: str
+    """The name of the vector."""
+
     diversity: float
+    """Share of the similarity to chosen points, against that of the corrected score; 0 to 1."""
+
     limit: int
+    """Number of points of the answer."""
+
     offset: int
+    """Number of chosen points before them."""
 
 
 def _rooted(squared: float) -> float:
@@ -135,23 +153,29 @@ def _rooted(squared: float) -> float:
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Rewrites requests.
-
-    vectors: for all of `points_named`. strength: w; None for the profile's. profile: None for the active one.
-    encoded: of `encoded_together`.
-    """
+    """Rewrites requests."""
 
     cached_state: CachedState
+    """The state of the searched collection."""
+
     vectors: Vectors
+    """The user's vectors of all points that the request names, see `points_named`."""
+
     strength: float | None = None
+    """w; None for that of the profile."""
+
     profile: str | None = None
+    """The name of the bias profile; None for the active one."""
+
     encoded: Mapping[int, Uncopied] = field(default_factory=dict)
+    """Augmented queries that were made together, see `encoded_together`."""
 
     def encoded_together(self, requests: Sequence[models.QueryRequest]) -> dict[int, Uncopied]:
-        """Return the augmented queries of the plain vectors in these requests, by `id` of the vector.
+        """Return the augmented queries of the plain vectors in these requests, by `id` of the
+        vector.
 
-        One matrix costs less than its rows one by one. Vectors that are left out here, or refused, are so when their
-        request is rewritten.
+        One matrix costs less than its rows one by one. Vectors that are left out here, or refused,
+        are so when their request is rewritten.
         """
         by_field: dict[str | None, list[Any]] = {}
         for request in requests:
@@ -165,7 +189,7 @@ class Rewriting:
             state = self.cached_state.state_of(using)
             if state is None or state.codec.leaves_vectors:
                 continue
-            rows = packed(values, state.dim)
+            rows = packed_vectors(values, state.dim)
             if rows is not None and np.isfinite(rows).all():
                 queries = self._encode(state, rows, self._weight(state))
                 encoded |= {
@@ -176,7 +200,8 @@ class Rewriting:
     def request(
         self, request: models.QueryRequest, *, most: int
     ) -> tuple[models.QueryRequest, Decoding]:
-        """Return the request to send, and how to decode its answer. most: the points of the answer and of the offset.
+        """Return the request to send, and how to decode its answer. most: the points of the answer
+        and of the offset.
 
         Raises UnsupportedOperation for kinds of queries that a corrected vector cannot answer.
         """
@@ -188,37 +213,38 @@ class Rewriting:
     def _rewritten(
         self, request: Any, state: CollectionState | None, most: int, *, is_top: bool
     ) -> tuple[Any, Decoding]:
-        inner = prefetches(request)
         changed: dict[str, Any] = {}
+        inner = prefetches(request)
         if inner:
             self._require_mergeable(request.query, inner)
-            changed["prefetch"] = [
-                self._rewritten(
-                    prefetch,
-                    self.cached_state.state_of(prefetch.using),
-                    prefetch.limit or DEFAULT_LIMIT,
-                    is_top=False,
-                )[0]
-                for prefetch in inner
-            ]
+            changed["prefetch"] = [self._rewritten_prefetch(prefetch) for prefetch in inner]
+
         query = request.query
         if query is None or _needs_no_vector(query):
             return request.model_copy(update=changed), Decoding()
-        if request.lookup_from is not None or (
-            state is not None and not state.codec.leaves_vectors
-        ):
+
+        # Where the stored vectors are augmented, or of another collection, an id does not do.
+        is_augmented = state is not None and not state.codec.leaves_vectors
+        if is_augmented or request.lookup_from is not None:
             query, excluded = self._with_vectors(request)
-            changed["query"], changed["lookup_from"] = query, None
+            changed["query"] = query
+            changed["lookup_from"] = None
             if excluded:
                 changed["filter"] = _without(request.filter, excluded)
+
         if state is None:
             return request.model_copy(update=changed), Decoding()
         weight = self._weight(state)
         if state.codec.needs_candidates:
-            return self._by_formula(
-                request.model_copy(update=changed), state, weight, most
-            ), Decoding()
+            plain = request.model_copy(update=changed)
+            return self._by_formula(plain, state, weight, most), Decoding()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
+
+    def _rewritten_prefetch(self, prefetch: Any) -> Any:
+        state = self.cached_state.state_of(prefetch.using)
+        limit = prefetch.limit or DEFAULT_LIMIT
+        rewritten, _ = self._rewritten(prefetch, state, limit, is_top=False)
+        return rewritten
 
     def _in_vectors(
         self,
@@ -234,50 +260,58 @@ class Rewriting:
         if not isinstance(query, models.NearestQuery):
             if state.metric == "L2":
                 raise UnsupportedOperation(
-                    f"a corrected Euclid vector does not support {type(query).__name__}, which compares the scores of "
-                    "several vectors: search for the nearest, or recommend by the average vector"
+                    f"a corrected Euclid vector does not support {type(query).__name__}, which "
+                    "compares the scores of several vectors: search for the nearest, or recommend "
+                    "by the average vector"
                 )
             changed["query"] = _mapped(query, encode)
             return request.model_copy(update=changed), Decoding()
+
         changed["query"] = models.NearestQuery.model_construct(nearest=encode(query.nearest))
         decoding = Decoding()
         if state.metric == "L2":
+            # The copy is searched by inner product, so thresholds become products, and the scores
+            # of the answer become distances again.
             vector = as_vector(query.nearest)
             decoding = Decoding(state, state.layout.rows(vector[None])[0], weight)
             if request.score_threshold is not None:
                 squared = request.score_threshold * abs(request.score_threshold)
                 changed["score_threshold"] = float(state.layout.products(squared, vector))
+
         if query.mmr is not None:
             if not is_top or state.metric == "L2" or request.prefetch:
                 raise UnsupportedOperation(
-                    "a corrected vector does not support mmr in a prefetch, over one, or with Euclid: leave it out"
+                    "a corrected vector does not support mmr in a prefetch, over one, or with "
+                    "Euclid: leave it out"
                 )
-            limit, offset = request.limit or DEFAULT_LIMIT, request.offset or 0
+            # Qdrant would compare augmented vectors: it returns the candidates, and the client
+            # selects among them.
+            limit = request.limit or DEFAULT_LIMIT
+            offset = request.offset or 0
             diversity = 0.5 if query.mmr.diversity is None else query.mmr.diversity
             decoding = Decoding(mmr=Mmr(request.using or UNNAMED, diversity, limit, offset))
-            changed |= {"limit": query.mmr.candidates_limit or limit + offset, "offset": None}
+            changed["limit"] = query.mmr.candidates_limit or limit + offset
+            changed["offset"] = None
         return request.model_copy(update=changed), decoding
 
     def _require_mergeable(self, query: Any, inner: Sequence[Any]) -> None:
-        """Raise UnsupportedOperation if the query merges scores of prefetches that are still products."""
-        merges = (
-            isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
-        ) or isinstance(query, models.FormulaQuery)
+        """Raise UnsupportedOperation if the query merges scores of prefetches that are still
+        products."""
+        is_dbsf = isinstance(query, models.FusionQuery) and query.fusion == models.Fusion.DBSF
+        if not is_dbsf and not isinstance(query, models.FormulaQuery):
+            return
         for prefetch in inner:
             state = self.cached_state.state_of(prefetch.using)
-            if (
-                merges
-                and state is not None
-                and state.metric == "L2"
-                and not _needs_no_vector(prefetch.query)
-            ):
+            is_euclid = state is not None and state.metric == "L2"
+            if is_euclid and not _needs_no_vector(prefetch.query):
                 raise UnsupportedOperation(
-                    "a query cannot merge the scores of a corrected Euclid vector, which Qdrant computes as products: "
-                    "merge by reciprocal ranks"
+                    "a query cannot merge the scores of a corrected Euclid vector, which Qdrant "
+                    "computes as products: merge by reciprocal ranks"
                 )
 
     def _with_vectors(self, request: Any) -> tuple[Any, list[Any]]:
-        """Return the query with vectors in place of ids, and the ids that its answer must leave out."""
+        """Return the query with vectors in place of ids, and the ids that its answer must leave
+        out."""
         collection, field = _source_of(request)
         excluded: list[Any] = []
 
@@ -311,9 +345,10 @@ class Rewriting:
         return encode
 
     def _encode(self, state: CollectionState, rows: Floats, weight: float) -> list[list[float]]:
-        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are stored."""
+        """Return the augmented queries of vectors (n, d), rounded as the vectors of the field are
+        stored."""
         packed_queries = state.codec.pack_queries(rows, weight, slot=self._profile(state).slot)
-        queries: list[list[float]] = decode(packed_queries, state.dtype).tolist()
+        queries: list[list[float]] = decode_vectors(packed_queries, state.dtype).tolist()
         return queries
 
     def _by_formula(self, request: Any, state: CollectionState, weight: float, most: int) -> Any:
@@ -329,8 +364,8 @@ class Rewriting:
         )
         if not (is_average or is_nearest):
             raise UnsupportedOperation(
-                f"a {type(query).__name__} with biases in payloads is not supported: search for the nearest, "
-                "recommend by the average vector, or pass strength=0"
+                f"a {type(query).__name__} with biases in payloads is not supported: search for "
+                "the nearest, recommend by the average vector, or pass strength=0"
             )
         candidates = models.Prefetch(
             prefetch=request.prefetch,
@@ -414,7 +449,8 @@ def as_vector(value: Any) -> Floats:
         vector = np.empty((0, 0), np.float32)
     if vector.ndim != 1:
         raise UnsupportedOperation(
-            f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of numbers or a point's id"
+            f"a corrected vector cannot be searched with {type(value).__name__}: pass a list of "
+            "numbers or a point's id"
         )
     return vector
 
@@ -424,21 +460,29 @@ def _without(where: Any, ids: Sequence[Any]) -> models.Filter:
     excluded = models.HasIdCondition(has_id=list(dict.fromkeys(ids)))
     if where is None:
         return models.Filter(must_not=[excluded])
-    before = where.must_not
-    others = [] if before is None else list(before) if isinstance(before, list) else [before]
+    others = where.must_not
+    if others is None:
+        others = []
+    elif not isinstance(others, list):
+        others = [others]
     changed: models.Filter = where.model_copy(update={"must_not": [*others, excluded]})
     return changed
 
 
 def picked_by_mmr(mmr: Mmr, points: Sequence[Any], vectors: Floats) -> list[Any]:
-    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the user's, unit for
-    Cosine."""
+    """Return the points that MMR selects of these n candidates, best first. vectors: (n, d) the
+    user's, unit for Cosine."""
+    if not points:
+        return []
     relevance = np.array([point.score for point in points])
     similarity = vectors @ vectors.T
-    left, chosen = list(range(len(points))), [0] if points else []
-    left = left[1:]
+
+    # The most relevant point is always chosen first.
+    chosen = [0]
+    left = list(range(1, len(points)))
     while left and len(chosen) < mmr.limit + mmr.offset:
-        crowded = similarity[np.ix_(left, chosen)].max(axis=1)
-        gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * crowded
-        chosen.append(left.pop(int(np.argmax(gain))))
+        nearest_chosen = similarity[np.ix_(left, chosen)].max(axis=1)
+        gain = (1 - mmr.diversity) * relevance[left] - mmr.diversity * nearest_chosen
+        best = int(np.argmax(gain))
+        chosen.append(left.pop(best))
     return [points[i] for i in chosen[mmr.offset :]]

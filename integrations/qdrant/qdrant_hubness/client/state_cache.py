@@ -1,4 +1,5 @@
-"""The cached states of collections, and their banks. No I/O: see milvus_hubness.milvus.client.steps."""
+"""The cached states of collections, and their banks. No I/O: see `Operation` in
+milvus_hubness.extending."""
 
 from __future__ import annotations
 
@@ -9,15 +10,29 @@ from typing import Any, TypeVar
 import numpy as np
 from qdrant_client.common.client_exceptions import ResourceExhaustedResponse
 
-from milvus_hubness.correction.banks.stored import StoredBank
-from milvus_hubness.correction.codec.arrays import Floats
-from milvus_hubness.correction.state import CollectionState, Profile, read_states
-from milvus_hubness.errors import HubnessError
-from milvus_hubness.jobs.store.generations import fitted_bank, parts_of, validated
-from milvus_hubness.jobs.store.ownership import LEDGER, CollectionId, expect_copy, expect_helper
-from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, WriteIntentLog
-from milvus_hubness.milvus.client.state_cache import BankCache, CachedBank
-from milvus_hubness.milvus.client.steps import Ask, Compute, Pause
+from milvus_hubness import HubnessError
+from milvus_hubness.extending import (
+    DUAL_WRITE_PROPERTY,
+    LEDGER,
+    Ask,
+    BankCache,
+    CachedBank,
+    CollectionId,
+    CollectionState,
+    Compute,
+    DualWrite,
+    Floats,
+    Pause,
+    Profile,
+    StoredBank,
+    WriteIntentLog,
+    bank_parts,
+    expect_copy,
+    expect_helper,
+    fitted_bank,
+    read_states,
+    validated_bank,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
@@ -32,62 +47,75 @@ Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
 LONGEST_WAIT = 60.0
-"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to the user's."""
+"""Longest wait of a client for a rate of strict mode, in seconds, for one request that it adds to
+the user's."""
 NOTHING = CachedState("")
 
 
 class StateCache:
-    """The cached states, and the banks in memory.
-
-    strength: w of queries without one; None for that of the collection. state_ttl: seconds for which a state stays
-    cached. bank_budget: bytes of banks in memory. local: whether the client is in the local mode.
-    """
+    """The cached states, and the banks in memory."""
 
     def __init__(
         self, strength: float | None, state_ttl: float, bank_budget: int, *, local: bool
     ) -> None:
+        """local: whether the client is in the local mode, which keeps metadata of collections."""
         self.strength = strength
+        """w of queries without one; None for that of the collection."""
+
         self._state_ttl = state_ttl
+        """Seconds for which a state stays cached."""
+
         self._banks = BankCache(bank_budget)
+        """Banks in memory, up to a number of bytes."""
+
         self._states: dict[str, tuple[float, CachedState]] = {}
+        """The states by the names that calls used, each with the time at which it expires."""
+
         self._in_metadata: bool | None = True if local else None
+        """Whether properties are in the metadata of collections; None until the server was asked."""
 
     def forget(self, collection: str) -> None:
         """Drop the cached state of a collection."""
         self._states.pop(collection, None)
 
     def cached_state(self, collection: str) -> Operation[CachedState]:
-        """Return the state of a collection; NOTHING if it does not exist: the next call fails with Qdrant's error."""
-        cached = self._states.get(collection)
-        if cached is not None and time.monotonic() < cached[0]:
-            return cached[1]
+        """Return the state of a collection; NOTHING if it does not exist: the next call fails with
+        Qdrant's error."""
+        if collection in self._states:
+            expires_at, cached = self._states[collection]
+            if time.monotonic() < expires_at:
+                return cached
+
         requested_at = time.monotonic()
         try:
             described = yield Ask("get_collection", (collection,))
         except FAILURES as error:
-            # Assumes that there is no such collection, so that the request which follows fails with Qdrant's error.
+            # Assumes that there is no such collection, so that the request which follows fails with
+            # Qdrant's error.
             if is_missing(error):
                 return NOTHING
             raise
         name, properties = yield from self._properties(collection, described)
+        sizes = {
+            field: params.size
+            for field, params in schema.dense(described).items()
+            if params.multivector_config is None
+        }
         state = CachedState(
-            name,
-            {
-                field: params.size
-                for field, params in schema.dense(described).items()
-                if _is_single(params)
-            },
-            read_states(properties, name),
-            DualWrite.read(properties, name),
-            WriteIntentLog.read(properties, name),
-            payload_keys_in(properties),
-            Limits.of(described),
+            name=name,
+            sizes=sizes,
+            states=read_states(properties, name),
+            dual_write=DualWrite.read(properties, name),
+            intent_log=WriteIntentLog.read(properties, name),
+            payload_keys=payload_keys_in(properties),
+            limits=Limits.of(described),
         )
         self._states[collection] = (requested_at + self._state_ttl, state)
         return state
 
     def patiently(self, collection: str, *args: Any, **options: Any) -> Operation[Any]:
-        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask again.
+        """Ask what the user's call did not: wait if a rate of strict mode is exceeded, and ask
+        again.
 
         args: the method, and its arguments after the collection.
         """
@@ -112,8 +140,9 @@ class StateCache:
         *,
         is_added: bool = True,
     ) -> Operation[Any]:
-        """Ask with a list of items as the argument after the collection; in halves if the request is too large. Return
-        the last answer, or the answers to all items in a list. is_added: whether this waits as `patiently` does."""
+        """Ask with a list of items as the argument after the collection; in halves if the request
+        is too large. Return the last answer, or the answers to all items in a list. is_added:
+        whether this waits as `patiently` does."""
         try:
             if is_added:
                 return (yield from self.patiently(collection, method, items, **options))
@@ -121,6 +150,7 @@ class StateCache:
         except FAILURES as error:
             if not is_too_large(error) or len(items) < 2:
                 raise
+
         middle = len(items) // 2
         first = yield from self.divided(
             collection, method, items[:middle], options, is_added=is_added
@@ -132,12 +162,14 @@ class StateCache:
     def with_state(
         self, collection: str, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
-        """Return call(state). If it fails and the collection has another state by now, call once more."""
+        """Return call(state). If it fails and the collection has another state by now, call once
+        more."""
         cached = yield from self.cached_state(collection)
         try:
             return (yield from call(cached))
         except (HubnessError, *FAILURES):
-            # Assumes nothing about what was carried out: with another state all is sent once more, which overwrites it.
+            # Assumes nothing about what was carried out: with another state all is sent once more,
+            # which overwrites it.
             self.forget(collection)
             now = yield from self.cached_state(collection)
             if now == cached:
@@ -150,7 +182,8 @@ class StateCache:
         call: Callable[[CachedState], Operation[T]],
         vectors: Callable[[T], list[Any]],
     ) -> Operation[T]:
-        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias was moved.
+        """As `with_state`, for a call that returns stored vectors, whose width shows if an alias
+        was moved.
 
         vectors: returns some vectors of an answer.
         """
@@ -165,7 +198,8 @@ class StateCache:
         return self.with_state(collection, checked)
 
     def _properties(self, collection: str, described: Any) -> Operation[tuple[str, dict[str, str]]]:
-        """Return the collection's real name, which is read only if it matters, and its properties."""
+        """Return the collection's real name, which is read only if it matters, and its
+        properties."""
         if self._in_metadata is None:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
@@ -191,7 +225,7 @@ class StateCache:
         names = (alias.collection_name for alias in aliases if alias.alias_name == collection)
         return next(names, collection)
 
-    # -- the collections that properties name -------------------------------------------------------------
+    # -- the collections that properties name ------------------------------------------------------
 
     def expect_log(self, cached: CachedState, intent_log: WriteIntentLog) -> Operation[None]:
         """Raise StateError unless the write-intent log belongs to this collection."""
@@ -209,7 +243,8 @@ class StateCache:
         cached.checked.add(helper)
 
     def expect_copy(self, cached: CachedState, dual_write: DualWrite) -> Operation[None]:
-        """Raise StateError unless a migration lets the writes of this collection go to the copy, too."""
+        """Raise StateError unless a migration lets the writes of this collection go to the copy,
+        too."""
         if dual_write in cached.checked:
             return
         copy = dual_write.collection
@@ -224,25 +259,26 @@ class StateCache:
         expect_copy(CollectionId(name=cached.name), copy, DUAL_WRITE_PROPERTY, bodies)
         cached.checked.add(dual_write)
 
-    # -- biases of new points -----------------------------------------------------------------------------
+    # -- biases of new points ----------------------------------------------------------------------
 
     def slots(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a running refresh."""
+        """Return the biases (n, slots) of vectors (n, d): of all profiles, and both sets of a
+        running refresh."""
+        profile_of_slot: dict[int, Profile] = {}
+        for profile in state.profiles.values():
+            profile_of_slot[profile.slot] = profile
+            profile_of_slot[profile.standby] = profile
+        # During a refresh, one slot of a profile has the former biases and the other one the new.
+        for update in (state.outgoing, state.incoming):
+            if update is not None:
+                profile_of_slot[update.profile.slot] = update.profile
+
         biases = np.zeros((len(vectors), state.slots), np.float32)
-        profiles = {
-            slot: own for own in state.profiles.values() for slot in (own.slot, own.standby)
-        }
-        moving = [
-            update.profile for update in (state.outgoing, state.incoming) if update is not None
-        ]
-        profiles |= {profile.slot: profile for profile in moving}
-        computed: list[tuple[Profile, Floats]] = []
-        for slot, profile in profiles.items():
-            done = next((values for other, values in computed if other is profile), None)
-            if done is None:
-                done = yield from self._biases(collection, state, profile, vectors)
-                computed.append((profile, done))
-            biases[:, slot] = done
+        computed: dict[int, Floats] = {}
+        for slot, profile in profile_of_slot.items():
+            if id(profile) not in computed:
+                computed[id(profile)] = yield from self._biases(collection, state, profile, vectors)
+            biases[:, slot] = computed[id(profile)]
         return biases
 
     def _biases(
@@ -255,7 +291,8 @@ class StateCache:
     def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats
     ) -> Operation[Floats]:
-        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's bank."""
+        """Return the locality hint columns (n, c) of vectors (n, d), by the active profile's
+        bank."""
         profile = state.profile
         if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)
@@ -266,32 +303,34 @@ class StateCache:
     def _bank(
         self, collection: str, state: CollectionState, profile: Profile
     ) -> Operation[CachedBank]:
-        of = (collection, state.field, profile.slot)
-        cached = self._banks.get(of, profile)
-        return cached or self._banks.keep(of, profile, (yield from self._load_bank(profile)))
+        place = (collection, state.field, profile.slot)
+        cached = self._banks.get(place, profile)
+        if cached is not None:
+            return cached
+        bank = yield from self._load_bank(profile)
+        return self._banks.keep(place, profile, bank)
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank
-        records: list[Any] = []
-        offset: Any = None
         described = yield Ask("get_collection", (reference.collection,))
         rows = min(ROWS_PER_PAGE, Limits.of(described).rows_per_read)
+        where = rows_of(reference, bank_parts(reference))
+
+        records: list[Any] = []
+        offset: Any = None
         while True:
-            options = {"limit": rows, "offset": offset, "with_vectors": True}
-            where = {"scroll_filter": rows_of(reference, parts_of(reference))}
             page, offset = yield from self.patiently(
-                reference.collection, "scroll", **options, **where
+                reference.collection,
+                "scroll",
+                scroll_filter=where,
+                limit=rows,
+                offset=offset,
+                with_vectors=True,
             )
             records += page
             if offset is None:
                 break
-        return validated(reference, fitted_bank(reference, "qdrant", *_rows(records)))
 
-
-def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:
-    vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
-    return vectors, [record.payload for record in records]
-
-
-def _is_single(params: Any) -> bool:
-    return params.multivector_config is None
+        vectors = np.array([named(record.vector)[UNNAMED] for record in records], np.float32)
+        payloads = [record.payload for record in records]
+        return validated_bank(reference, fitted_bank(reference, "qdrant", vectors, payloads))

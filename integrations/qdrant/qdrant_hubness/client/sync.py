@@ -7,9 +7,7 @@ from typing import Any
 
 from qdrant_client import QdrantClient
 
-from milvus_hubness.basics.defaults import STATE_TTL
-from milvus_hubness.milvus.client.methods import drive
-from milvus_hubness.milvus.client.steps import Ask, Pause
+from milvus_hubness.extending import STATE_TTL, Ask, Pause, drive
 from qdrant_hubness.client.methods import Methods
 from qdrant_hubness.client.operations import Operations
 from qdrant_hubness.client.state_cache import Operation, T
@@ -32,15 +30,16 @@ class _PlainClient(QdrantClient):  # type: ignore[misc]
 class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
     """A replacement of QdrantClient, which corrects searches of corrected collections.
 
-    Calls about other collections pass unchanged. Upserts, queries and reads of a corrected one have its original size
-    and distance. Scores and thresholds are s(q, r) − w·(b(r) − c), with c the mean bias, for Cosine and Dot; for Euclid
-    the root of the squared distance plus 2w·(b − c), negative if that sum is. Returned vectors are unit for Cosine.
+    Calls about other collections pass unchanged. Upserts, queries and reads of a corrected one have
+    its original size and distance. Scores and thresholds are s(q, r) − w·(b(r) − c), with c the
+    mean bias, for Cosine and Dot; for Euclid the root of the squared distance plus 2w·(b − c),
+    negative if that sum is. Returned vectors are unit for Cosine.
 
-    client: a client whose connection or local data to use, instead of the arguments of QdrantClient.
-    strength: w of queries without one; None for that of the collection (1.0 unless changed).
-    state_ttl: seconds for which the state of a collection stays cached; choose less than the time between two
-    refreshes. bank_budget: bytes of banks in memory.
-    Raises UnsupportedOperation for operations that corrected collections do not support.
+    client: a client whose connection or local data to use, instead of the arguments of
+    QdrantClient. strength: w of queries without one; None for that of the collection (1.0 unless
+    changed). state_ttl: seconds for which the state of a collection stays cached; choose less than
+    the time between two refreshes. bank_budget: bytes of banks in memory. Raises
+    UnsupportedOperation for operations that corrected collections do not support.
     """
 
     def __init__(
@@ -66,7 +65,8 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
             super().close(grpc_grace, **kwargs)
 
     def plain_client(self) -> QdrantClient:
-        """Return a QdrantClient of the same connection or local data, which shows collections as they are stored."""
+        """Return a QdrantClient of the same connection or local data, which shows collections as
+        they are stored."""
         return _PlainClient(self)
 
     def _run(self, operation: Operation[T]) -> T:

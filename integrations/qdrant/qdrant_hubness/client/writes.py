@@ -1,7 +1,9 @@
-"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No I/O.
+"""Writes: with biases, noted first during a refresh, sent to the copy too during a migration. No
+I/O.
 
-A dual write reads the points from the collection after the write to it, writes them to the copy, and reads them once
-more. So the copy is right, whichever of two clients that write the same point comes last.
+A dual write reads the points from the collection after the write to it, writes them to the copy,
+and reads them once more. So the copy is right, whichever of two clients that write the same point
+comes last.
 """
 
 from __future__ import annotations
@@ -14,20 +16,24 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.basics.logs import named
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, packed
-from milvus_hubness.correction.codec.base import RowBiases, with_columns
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.errors import (
+from milvus_hubness import (
     DimensionMismatch,
     DualWriteFailed,
     HubnessError,
     PartialWrite,
     WriteIntentFailed,
-    name_some,
 )
-from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.extending import (
+    Ask,
+    CollectionState,
+    Floats,
+    Key,
+    RowBiases,
+    logger_of,
+    name_some,
+    packed_vectors,
+    with_columns,
+)
 from qdrant_hubness.client.cached_state import CachedState
 from qdrant_hubness.client.points import (
     SELECTORS,
@@ -49,12 +55,14 @@ from qdrant_hubness.store.write_intents import line
 DUAL_WRITE_ROUNDS = 20
 """Attempts to copy points that other clients change meanwhile."""
 IDS_PER_REQUEST = 1_000
+"""Most ids in one request."""
+
 REQUEST_BYTES = 24_000_000
 """Bytes of a request, rather over- than underestimated; a server takes 32 MB by default."""
 _IN_PARALLEL = ("parallel", "method", "max_retries")
 Columns = dict[str, Any]
 
-_log = named("qdrant_hubness")
+_log = logger_of("qdrant_hubness")
 
 
 class Writing(StateCache):
@@ -66,7 +74,8 @@ class Writing(StateCache):
         def attempt(cached: CachedState) -> Operation[list[Any]]:
             results = []
             for call in calls:
-                results.append((yield from self._write(collection, cached, call)))
+                result = yield from self._write(collection, cached, call)
+                results.append(result)
             return results
 
         return self.with_state(collection, attempt)
@@ -77,7 +86,8 @@ class Writing(StateCache):
     def upload(
         self, collection: str, points: Iterable[Any], batch_size: int, options: dict[str, Any]
     ) -> Operation[None]:
-        """As QdrantClient.upload_points. For corrected collections, the options about parallel work have no effect."""
+        """As QdrantClient.upload_points. For corrected collections, the options about parallel work
+        have no effect."""
         cached = yield from self.cached_state(collection)
         if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
@@ -90,11 +100,15 @@ class Writing(StateCache):
             yield from self.write(collection, [Call("upsert", {"points": part, **upsert_options})])
 
     def _write(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        if cached.dual_write is not None or (cached.intent_log is not None and call.brings_vectors):
+        # A copy and a write-intent log get points by their ids, after the write was carried out.
+        is_noted = cached.intent_log is not None and call.brings_vectors
+        if cached.dual_write is not None or is_noted:
             collection = cached.name
-            call = (yield from self._with_ids(collection, call)).having(wait=True)
+            call = yield from self._with_ids(collection, call)
+            call = call.having(wait=True)
             if not self._ids(call):
                 return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
+
         payloads: list[tuple[Key, Columns]] = []
         if call.brings_vectors and cached.states:
             call, notes, payloads = yield from self._encode_call(collection, cached, call)
@@ -104,21 +118,24 @@ class Writing(StateCache):
         try:
             result = yield from self._send(collection, cached, call)
         except (PartialWrite, *FAILURES) as error:
-            # A failed request may have been carried out, or a part of it: the caller sees the error, and what the
-            # collection now holds gets its biases, and goes to the copy.
+            # A failed request may have been carried out, or a part of it: the caller sees the
+            # error, and what the collection now holds gets its biases, and goes to the copy.
             yield from self._complete(collection, cached, call, dict(payloads), error)
             raise
+
         yield from self._set_biases(collection, payloads)
         if cached.dual_write is not None:
             yield from self._write_to_copy(cached, self._ids(call))
         return result
 
     def _send(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
-        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have more digits, and
-        the ids of a filter may be many. Raises PartialWrite if a later part fails."""
+        """Send a call; in parts if it has become larger than QdrantClient's: augmented vectors have
+        more digits, and the ids of a filter may be many. Raises PartialWrite if a later part
+        fails."""
         items = call.items if cached.states or cached.dual_write else []
         if not items:
             return (yield Ask(call.method, (collection,), call.options))
+
         left = list(in_parts(items, rows=cached.limits.rows_per_write, most_bytes=REQUEST_BYTES))
         done = 0
         result: Any = None
@@ -135,11 +152,12 @@ class Writing(StateCache):
                     middle = len(part) // 2
                     left[:0] = [part[:middle], part[middle:]]
                     continue
+                # Nothing was written yet: the caller gets Qdrant's error as it is.
                 if not done:
                     raise
                 partial = PartialWrite(
-                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and then failed: "
-                    f"{error_text(error)}: write the others again"
+                    f"{call.method} wrote {done:,} of {len(items):,} points of {collection!r}, and "
+                    f"then failed: {error_text(error)}: write the others again"
                 )
                 partial.row_count = done
                 raise partial from error
@@ -153,7 +171,8 @@ class Writing(StateCache):
             try:
                 yield from self.patiently(collection, "set_payload", columns, [key], wait=True)
             except FAILURES as error:
-                # A request about one point is carried out whole or not at all: the point was deleted meanwhile.
+                # A request about one point is carried out whole or not at all: the point was
+                # deleted meanwhile.
                 if not lacks_points(error):
                     raise
 
@@ -165,8 +184,8 @@ class Writing(StateCache):
         payloads: dict[Key, Columns],
         error: Exception,
     ) -> Operation[None]:
-        """Make a request that failed leave no point half written: neither a vector without its bias nor a difference
-        between the collection and its copy."""
+        """Make a request that failed leave no point half written: neither a vector without its bias
+        nor a difference between the collection and its copy."""
         if payloads and lacks_points(error.__cause__ or error):
             keys = yield from self._update_existing(collection, cached, call)
             yield from self._set_biases(collection, [(key, payloads[key]) for key in keys])
@@ -186,8 +205,9 @@ class Writing(StateCache):
     def _update_existing(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[list[Key]]:
-        """Send a request for new vectors again, for the points that exist, until it is acknowledged; return their ids.
-        A point of the first request that counts as written may not be: see PointsMissing."""
+        """Send a request for new vectors again, for the points that exist, until it is
+        acknowledged; return their ids. A point of the first request that counts as written may not
+        be: see PointsMissing."""
         points = {key_of(point.id): point for point in call.options["points"]}
         while points:
             records = yield from self.divided(
@@ -205,7 +225,7 @@ class Writing(StateCache):
             break
         return list(points)
 
-    # -- the ids of points --------------------------------------------------------------------------------
+    # -- the ids of points -------------------------------------------------------------------------
 
     def _with_ids(self, collection: str, call: Call) -> Operation[Call]:
         """Return the call with the ids that its filter or its condition selects now."""
@@ -217,24 +237,28 @@ class Writing(StateCache):
             return call.having(**{SELECTORS[call.method]: models.PointIdsList(points=list(ids))})
         if not call.is_conditional:
             return call
-        points = (
-            structs(call.options["points"])
-            if call.method == "upsert"
-            else list(call.options["points"])
-        )
+
+        points = _points_of(call)
         ids = [key_of(point.id) for point in points]
         records = yield from self.divided(collection, "retrieve", ids, {"with_payload": False})
         existing = {record.id for record in records}
-        mode, where = call.options.get("update_mode"), call.options.get("update_filter")
-        selected = existing
-        if where is not None:
-            among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
-            selected = set((yield from self._matching(collection, among)))
+
+        # The condition is about points that exist; an upsert also makes the others.
+        mode = call.options.get("update_mode")
+        where = call.options.get("update_filter")
         if mode == models.UpdateMode.INSERT_ONLY:
             selected = set()
+        elif where is not None:
+            among = models.Filter(must=[models.HasIdCondition(has_id=ids), where])
+            matching = yield from self._matching(collection, among)
+            selected = set(matching)
+        else:
+            selected = existing
         if call.method == "upsert" and mode != models.UpdateMode.UPDATE_ONLY:
             selected = selected | (set(ids) - existing)
-        return call.having(points=[p for p, id in zip(points, ids, strict=True) if id in selected])
+
+        kept = [point for point, id in zip(points, ids, strict=True) if id in selected]
+        return call.having(points=kept)
 
     def _matching(self, collection: str, where: models.Filter) -> Operation[list[Key]]:
         cached = yield from self.cached_state(collection)
@@ -242,13 +266,14 @@ class Writing(StateCache):
         ids: list[Key] = []
         offset: Any = None
         while True:
-            options = {
-                "scroll_filter": where,
-                "limit": size,
-                "offset": offset,
-                "with_payload": False,
-            }
-            page, offset = yield from self.patiently(collection, "scroll", **options)
+            page, offset = yield from self.patiently(
+                collection,
+                "scroll",
+                scroll_filter=where,
+                limit=size,
+                offset=offset,
+                with_payload=False,
+            )
             ids += [record.id for record in page]
             if offset is None:
                 return ids
@@ -259,49 +284,37 @@ class Writing(StateCache):
             return [key_of(point.id) for point in call.options["points"]]
         return ids_of(call.selector)
 
-    # -- encoding -----------------------------------------------------------------------------------------
+    # -- encoding ----------------------------------------------------------------------------------
 
     def _encode_call(
         self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
-        """Return the call with augmented vectors, its notes, and the payloads to set after a call without payloads."""
-        upserts = call.method == "upsert"
-        points = structs(call.options["points"]) if upserts else list(call.options["points"])
+        """Return the call with augmented vectors, its notes, and the payloads to set after a call
+        without payloads."""
+        points = _points_of(call)
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._encode(collection, cached, points, vectors, valid=True)
-        notes = []
+
+        notes: list[Any] = []
         if cached.intent_log is not None:
-            notes = [
-                line(
-                    field,
-                    key_of(point.id),
-                    own[field],
-                    {n: biases[n] for n in _fields_of(state) if n in biases},
+            notes = _notes(cached, points, vectors, columns)
+
+        encoded: list[Any] = []
+        if call.method == "upsert":
+            for point, augmented, biases in zip(points, vectors, columns, strict=True):
+                payload = {**(point.payload or {}), **biases}
+                encoded.append(
+                    construct(
+                        models.PointStruct, id=point.id, vector=merged(augmented), payload=payload
+                    )
                 )
-                for point, own, biases in zip(points, vectors, columns, strict=True)
-                for field, state in cached.states.items()
-                if field in own
-            ]
-        if upserts:
-            encoded = [
-                construct(
-                    models.PointStruct,
-                    id=point.id,
-                    vector=merged(own),
-                    payload={**(point.payload or {}), **biases},
-                )
-                for point, own, biases in zip(points, vectors, columns, strict=True)
-            ]
-        else:
-            encoded = [
-                construct(models.PointVectors, id=point.id, vector=merged(own))
-                for point, own in zip(points, vectors, strict=True)
-            ]
-        payloads = (
-            []
-            if upserts
-            else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
-        )
+            return call.having(points=encoded), notes, []
+
+        payloads = []
+        for point, augmented, biases in zip(points, vectors, columns, strict=True):
+            encoded.append(construct(models.PointVectors, id=point.id, vector=merged(augmented)))
+            if biases:
+                payloads.append((key_of(point.id), biases))
         return call.having(points=encoded), notes, payloads
 
     def _encode(
@@ -313,29 +326,31 @@ class Writing(StateCache):
         *,
         valid: bool,
     ) -> Operation[list[Columns]]:
-        """Replace vectors by augmented vectors, in place, and return the bias fields for each point's payload.
+        """Replace vectors by augmented vectors, in place, and return the bias fields for each
+        point's payload.
 
         valid: refuse points with NaN, or of length 0 under Cosine; else their bias is 0.
         """
         columns: list[Columns] = [{} for _ in points]
         for field, state in cached.states.items():
-            places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
-            if not places:
+            # A point need not have all vectors of the collection.
+            having = [i for i, by_field in enumerate(vectors) if by_field.get(field) is not None]
+            if not having:
                 continue
-            rows = _rows(
-                collection, state, [points[i] for i in places], [vectors[i][field] for i in places]
-            )
+            present_points = [points[i] for i in having]
+            rows = _rows(collection, state, present_points, [vectors[i][field] for i in having])
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
+
             slots: Floats = yield from self.slots(collection, state, rows)
             locality_hints: Floats = yield from self.locality_hints(collection, state, rows)
             biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
             encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
-            payloads = with_columns(
-                [{} for _ in places], encoded if state.codec.leaves_vectors else {}
-            )
-            for i, own, payload in zip(places, stored, payloads, strict=True):
-                vectors[i][field] = own
+            # Where the vectors are augmented, Qdrant stores no further field.
+            in_payloads = encoded if state.codec.leaves_vectors else {}
+            payloads = with_columns([{} for _ in having], in_payloads)
+            for i, stored_vector, payload in zip(having, stored, payloads, strict=True):
+                vectors[i][field] = stored_vector
                 columns[i] |= payload
         return columns
 
@@ -349,17 +364,20 @@ class Writing(StateCache):
             for part in in_parts(notes, rows=IDS_PER_REQUEST, most_bytes=REQUEST_BYTES):
                 yield from self.divided(intent_log.collection, "upsert", part, {"wait": True})
         except FAILURES as error:
-            # Assumes that some notes may exist: a refresh may then make this write, which the caller has to repeat.
+            # Assumes that some notes may exist: a refresh may then make this write, which the
+            # caller has to repeat.
             raise WriteIntentFailed(
-                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write must be noted first "
-                f"in {intent_log.collection!r}, which failed: {error_text(error)}. "
-                "Write again; the client needs the right to write to that collection"
+                f"nothing was written to {cached.name!r}: a refresh rewrites its points, a write "
+                f"must be noted first in {intent_log.collection!r}, which failed: "
+                f"{error_text(error)}. Write again; the client needs the right to write to that "
+                "collection"
             ) from error
 
-    # -- the copy -----------------------------------------------------------------------------------------
+    # -- the copy ----------------------------------------------------------------------------------
 
     def _write_to_copy(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
-        """Write these points of the collection to its copy; delete those it no longer has. Raises DualWriteFailed."""
+        """Write these points of the collection to its copy; delete those it no longer has. Raises
+        DualWriteFailed."""
         dual_write = cached.dual_write
         if dual_write is None or not ids:
             return
@@ -368,11 +386,16 @@ class Writing(StateCache):
             yield from self._copy_points(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
-            # Assumes nothing about the copy: a migration compares all rows later; near the cutover, when nobody would,
-            # the points are copied once more by the state that the collection has now, or the write fails.
+            # Assumes nothing about the copy: a migration compares all rows later; near the cutover,
+            # when nobody would, the points are copied once more by the state that the collection
+            # has now, or the write fails.
             if not dual_write.required:
-                message = "the write reached %r, but not its copy %r, which the migration repairs later: %s"
-                _log.warning(message, cached.name, dual_write.collection, error)
+                _log.warning(
+                    "the write reached %r, but not its copy %r, which the migration repairs later: %s",
+                    cached.name,
+                    dual_write.collection,
+                    error,
+                )
                 return
         for name in (cached.name, dual_write.collection):
             self.forget(name)
@@ -384,8 +407,8 @@ class Writing(StateCache):
             yield from self._copy_points(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
             raise DualWriteFailed(
-                f"the write reached {cached.name!r}, but not its copy {now.dual_write.collection!r}: "
-                f"{error_text(error)}. "
+                f"the write reached {cached.name!r}, but not its copy "
+                f"{now.dual_write.collection!r}: {error_text(error)}. "
                 "Write again"
             ) from error
 
@@ -398,17 +421,21 @@ class Writing(StateCache):
                 options = {"with_payload": True, "with_vectors": True}
                 read = yield from self.divided(cached.name, "retrieve", part, options)
                 now = {record.id: record for record in read}
+                # Two equal reads: nobody changed the points while they were copied.
                 if now == before:
                     break
                 before = now
                 yield from self._put(cached, target, copy, list(now.values()))
-                if missing := [id for id in part if id not in now]:
+
+                missing = [id for id in part if id not in now]
+                if missing:
                     selector = models.PointIdsList(points=missing)
                     yield from self.patiently(copy, "delete", selector, wait=True)
             else:
                 raise DualWriteFailed(
-                    f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to write them to its "
-                    f"copy {copy!r}: fewer clients at once must write the same points"
+                    f"points of {cached.name!r} changed in each of {DUAL_WRITE_ROUNDS} attempts to "
+                    f"write them to its copy {copy!r}: fewer clients at once must write the same "
+                    "points"
                 )
 
     def _put(
@@ -419,28 +446,58 @@ class Writing(StateCache):
         shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
         columns = yield from self._encode(copy, target, shown, vectors, valid=False)
-        points = [
-            models.PointStruct.model_construct(
-                id=record.id, vector=merged(own), payload={**(record.payload or {}), **biases}
+
+        points = []
+        for record, augmented, biases in zip(shown, vectors, columns, strict=True):
+            payload = {**(record.payload or {}), **biases}
+            points.append(
+                models.PointStruct.model_construct(
+                    id=record.id, vector=merged(augmented), payload=payload
+                )
             )
-            for record, own, biases in zip(shown, vectors, columns, strict=True)
-        ]
         for part in in_parts(points, rows=target.limits.rows_per_write, most_bytes=REQUEST_BYTES):
             yield from self.divided(copy, "upsert", part, {"wait": True})
+
+
+def _points_of(call: Call) -> list[Any]:
+    """Return the points of a call that brings vectors."""
+    points = call.options["points"]
+    return structs(points) if call.method == "upsert" else list(points)
+
+
+def _notes(
+    cached: CachedState,
+    points: Sequence[Any],
+    vectors: Sequence[dict[str, Any]],
+    columns: Sequence[Columns],
+) -> list[Any]:
+    """Return a note for each corrected vector of these points, with its biases for the payload."""
+    notes = []
+    for point, augmented, biases in zip(points, vectors, columns, strict=True):
+        for field, state in cached.states.items():
+            if field in augmented:
+                noted = {name: biases[name] for name in _fields_of(state) if name in biases}
+                notes.append(line(field, key_of(point.id), augmented[field], noted))
+    return notes
 
 
 def _rows(
     collection: str, state: CollectionState, points: Sequence[Any], vectors: list[Any]
 ) -> Floats:
     """Return the vectors (n, d) of these points. Raises DimensionMismatch, which names points."""
-    if (rows := packed(vectors, state.dim)) is not None:
+    rows = packed_vectors(vectors, state.dim)
+    if rows is not None:
         return rows
+
+    # Arrays and other sequences, one by one.
     listed = [as_vector(vector) for vector in vectors]
-    if odd := [
+    odd = [
         point.id for point, vector in zip(points, listed, strict=True) if len(vector) != state.dim
-    ]:
+    ]
+    if odd:
         raise DimensionMismatch(
-            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as {collection!r} has"
+            f"the vectors of points {name_some(odd)} do not have {state.dim} dimensions, as "
+            f"{collection!r} has"
         )
     return np.array(listed, np.float32)
 

@@ -1,4 +1,4 @@
-"""QdrantStore: the protocol of milvus_hubness.milvus.store for Qdrant."""
+"""QdrantStore: `milvus_hubness.extending.Store` for Qdrant."""
 
 from qdrant_hubness.store.requests import connect
 from qdrant_hubness.store.store import QdrantStore

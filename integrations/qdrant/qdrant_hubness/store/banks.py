@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from qdrant_client import models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import BankReference
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY, BankGenerations, Batch
+from milvus_hubness.extending import BANK_PROPERTY, BankGenerations, BankReference, Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
 from qdrant_hubness.store.points import PARTITIONS, SURE
@@ -33,9 +31,9 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)
         params = schema.dense(described).get(UNNAMED)
-        return params.size if params else 0, BANK_PROPERTY in self._properties(
-            collection, described
-        )
+        dim = params.size if params else 0
+        is_bank = BANK_PROPERTY in self._properties(collection, described)
+        return dim, is_bank
 
     def _bank_key(self, row_id: str) -> Key:
         return point_id(row_id)
@@ -58,10 +56,8 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         for collection in self.client.get_collections().collections:
             # Another process may have dropped it meanwhile.
             if self.exists(collection.name):
-                yield (
-                    collection.name,
-                    self._properties(collection.name, self.ask("get_collection", collection.name)),
-                )
+                described = self.ask("get_collection", collection.name)
+                yield collection.name, self._properties(collection.name, described)
 
 
 def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filter:
@@ -69,5 +65,6 @@ def rows_of(reference: BankReference, parts: Sequence[str] = ()) -> models.Filte
     generation = models.MatchValue(value=reference.generation)
     must: list[models.Condition] = [models.FieldCondition(key="generation", match=generation)]
     if parts:
-        must.append(models.FieldCondition(key="part", match=models.MatchAny(any=list(parts))))
+        among_parts = models.MatchAny(any=list(parts))
+        must.append(models.FieldCondition(key="part", match=among_parts))
     return models.Filter(must=must)

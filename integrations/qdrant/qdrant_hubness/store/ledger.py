@@ -7,10 +7,8 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.errors import CollectionExists, CollectionNotFound
-from milvus_hubness.jobs.store.helpers import HelperLists
-from milvus_hubness.jobs.store.ownership import Commands
-from milvus_hubness.jobs.store.records import Record
+from milvus_hubness import CollectionExists, CollectionNotFound
+from milvus_hubness.extending import Commands, HelperLists, Record
 from qdrant_hubness.store.limits import Limits
 from qdrant_hubness.store.points import SURE, UUIDS, QdrantPoints
 from qdrant_hubness.store.properties import point_id
@@ -54,9 +52,17 @@ class QdrantLedger(QdrantPoints, HelperLists):
             limits = self._limits(ledger)
         except CollectionNotFound:
             return []
-        options: Any = {"page": _RECORDS_PER_REQUEST, "where": _of(*groups), "with_payload": True}
+
         # The id of a record is the UUID that its key gives.
-        records = [_record(point) for point in self._records(ledger, UUIDS, limits, **options)]
+        points = self._records(
+            ledger,
+            UUIDS,
+            limits,
+            page=_RECORDS_PER_REQUEST,
+            where=_of(*groups),
+            with_payload=True,
+        )
+        records = [_record(point) for point in points]
         return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
@@ -87,9 +93,9 @@ class QdrantLedger(QdrantPoints, HelperLists):
 
 
 def _of(*groups: str) -> models.Filter:
-    return models.Filter(
-        must=[models.FieldCondition(key="group", match=models.MatchAny(any=list(groups)))]
-    )
+    """Return the filter that selects the records of these groups."""
+    among_groups = models.MatchAny(any=list(groups))
+    return models.Filter(must=[models.FieldCondition(key="group", match=among_groups)])
 
 
 def _record(point: Any) -> Record:

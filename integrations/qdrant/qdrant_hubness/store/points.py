@@ -1,7 +1,7 @@
 """Reads and writes of points, by id, in order, acknowledged.
 
-Ids are numbers and UUIDs, which Python cannot order among each other. So a collection counts as two partitions, one for
-each kind of id.
+Ids are numbers and UUIDs, which Python cannot order among each other. So a collection counts as two
+partitions, one for each kind of id.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from uuid import UUID
 
 from qdrant_client import QdrantClient, models
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import StorageFormat
-from milvus_hubness.correction.codec.base import PENDING
-from milvus_hubness.correction.state import CollectionState, read_states
-from milvus_hubness.errors import CollectionNotFound, LeaseLost, StoreError
-from milvus_hubness.jobs.store.generations import Batch
-from milvus_hubness.jobs.store.records import Fences
+from milvus_hubness import CollectionNotFound, LeaseLost, StoreError
+from milvus_hubness.extending import (
+    PENDING,
+    Batch,
+    CollectionState,
+    Fences,
+    Key,
+    StorageFormat,
+    read_states,
+)
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
 from qdrant_hubness.store.properties import Properties
@@ -39,16 +42,22 @@ from qdrant_hubness.store.sizes import BYTES_PER_NUMBER, in_parts, json_bytes
 Of = TypeVar("Of", bound="QdrantPoints")
 T = TypeVar("T")
 Change = TypeVar("Change")
-NUMBERS, UUIDS = "numbers", "uuids"
+NUMBERS = "numbers"
+UUIDS = "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
-LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
+LAST_UUID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
+LAST_NUMBER = 2**64 - 1
 
 KEYS_PER_PAGE = 10_000
 REQUEST_BYTES = 8_000_000
 """Bytes of JSON in one request or answer; a server takes 32 MB by default."""
 ROW_BYTES = 512
+"""Bytes of a point in an answer without its vectors, as an estimate for points not yet read."""
+
+FEWEST_ROWS = 16
 MOST_ROWS = 1_000
+"""Fewest and most points in one request."""
 
 SPLIT = {
     "upsert": "points",
@@ -63,11 +72,17 @@ SPLIT = {
 """The argument of each method whose items can be sent in several requests."""
 
 WRITES = {
-    "upsert", "update_vectors", "set_payload", "overwrite_payload", "delete_payload", "batch_update_points",
+    "upsert",
+    "update_vectors",
+    "set_payload",
+    "overwrite_payload",
+    "delete_payload",
+    "batch_update_points",
     "delete",
-}  # fmt: skip
+}
 """Methods of the client that a fencing alias addresses."""
 SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
+"""Arguments of a write that is carried out, in order, when the method returns."""
 
 
 def partition_of(key: Key) -> str:
@@ -96,15 +111,21 @@ def drop_alias(alias: str) -> models.DeleteAliasOperation:
 
 
 class QdrantPoints:
-    """client: a plain QdrantClient, local or of a server, see `connect`."""
+    """The methods of the store for single points.
+
+    client: a QdrantClient, local or of a server, see `connect`.
+    """
 
     def __init__(self, client: QdrantClient) -> None:
-        client = plain_client_of(client)
-        self.client = client
-        self.is_local = is_local(client)
-        self.properties = Properties(client)
+        self.client = plain_client_of(client)
+        self.is_local = is_local(self.client)
+        self.properties = Properties(self.client)
         self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
-        self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
+        self._reads: dict[str, Any] = {}
+        """Arguments of reads that see all acknowledged writes."""
+
+        if not self.is_local:
+            self._reads["consistency"] = models.ReadConsistencyType.MAJORITY
         self._fences: Fences | None = None
         self._warned: set[str] = set()
 
@@ -128,6 +149,7 @@ class QdrantPoints:
                 raise
             if len(items) == 1:
                 raise _unsendable(items[0], error) from error
+
         middle = len(items) // 2
         answers = [
             self.ask(method, collection, **options | {argument: half})
@@ -157,19 +179,25 @@ class QdrantPoints:
 
     @contextmanager
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
-        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if it is gone."""
-        is_fenced = self._fences is not None and method in WRITES
-        name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
+        """Yield the name to send a request by: the fencing alias for a write. Raises LeaseLost if
+        it is gone."""
+        alias = ""
+        if self._fences is not None and method in WRITES:
+            alias = self._fences.alias_of(collection) or ""
+        if alias == collection:
+            alias = ""
         try:
-            with translated(collection, name if name != collection else ""):
-                yield name
+            with translated(collection, alias):
+                yield alias or collection
         except CollectionNotFound as error:
-            # Assumes that the write did not happen: a server looks up the name before it carries out anything. If the
-            # collection exists and the fencing alias does not, another job has taken over.
-            if name == collection or not self.exists(collection):
+            # Assumes that the write did not happen: a server looks up the name before it carries
+            # out anything. If the collection exists and the fencing alias does not, another job has
+            # taken over.
+            if not alias or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
-                f"the lease on {collection!r} was lost: another job has taken over, and the database refused this write"
+                f"the lease on {collection!r} was lost: another job has taken over, and the "
+                "database refused this write"
             ) from error
 
     def exists(self, collection: str) -> bool:
@@ -319,19 +347,22 @@ class QdrantPoints:
             self.ask("delete", collection, points_selector=part, **SURE)
 
     def form(self, collection: str, field: str) -> Form:
-        """Return the form in which points of the collection are read and written with this vector as the field."""
+        """Return the form in which points of the collection are read and written with this vector
+        as the field."""
         described = self.ask("get_collection", collection)
-        normalised, limits = schema.normalised(described, self.units), Limits.of(described)
+        normalised = schema.normalised(described, self.units)
+        limits = Limits.of(described)
         state = self._states(collection, described).get(field)
         if state is not None and not state.codec.leaves_vectors:
             return Form(field, state.codec.form, state, normalised, limits)
+
         params = schema.dense(described)[field]
-        form = StorageFormat(schema.DTYPES[params.datatype], params.size)
-        return Form(field, form, None, normalised, limits)
+        plain = StorageFormat(schema.DTYPES[params.datatype], params.size)
+        return Form(field, plain, None, normalised, limits)
 
     def index_payload(self, collection: str, key: str, field_schema: Any) -> None:
-        """Create a payload index, so that strict mode allows filters and formulas with the key. The local mode has
-        no indexes."""
+        """Create a payload index, so that strict mode allows filters and formulas with the key. The
+        local mode has no indexes."""
         if not self.is_local:
             self.ask("create_payload_index", collection, field_name=key, field_schema=field_schema)
 
@@ -394,8 +425,8 @@ class QdrantPoints:
         with_payload: Any = False,
         with_vectors: bool = False,
     ) -> Iterator[Any]:
-        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order. page: the number of
-        points that are read at once, if strict mode allows so many."""
+        """Yield the first points, at most `most`, of a partition with after < id ≤ upto, in order.
+        page: the number of points that are read at once, if strict mode allows so many."""
         content = {"with_payload": with_payload, "with_vectors": with_vectors}
         left = most
         while left > 0:
@@ -427,6 +458,7 @@ class QdrantPoints:
             first = _next(after)
         if first is None:
             return []
+
         records, _ = self.ask(
             "scroll",
             collection,
@@ -469,9 +501,10 @@ class QdrantPoints:
     ) -> set[Key]:
         """Send the changes of points until Qdrant acknowledges them.
 
-        A request that names a missing point is carried out in part, and no answer says which: then none of its points
-        counts as changed. Those that still exist are sent again, in halves, which lose less to the next deletion.
-        Only a request about one point is carried out whole or not at all.
+        A request that names a missing point is carried out in part, and no answer says which: then
+        none of its points counts as changed. Those that still exist are sent again, in halves,
+        which lose less to the next deletion. Only a request about one point is carried out whole or
+        not at all.
         """
         gone: set[Key] = set()
         waiting = [list(changes)] if changes else []
@@ -516,7 +549,8 @@ class QdrantPoints:
         return self._until_acknowledged(collection, {key: key for key in keys}, send)
 
     def _set_payloads(self, collection: str, payloads: Mapping[Key, dict[str, Any]]) -> set[Key]:
-        """Set fields of each point to values of its own, in one request: it ends at the operation that fails."""
+        """Set fields of each point to values of its own, in one request: it ends at the operation
+        that fails."""
         operations = {
             key: models.SetPayloadOperation(
                 set_payload=models.SetPayload(payload=payload, points=[key])
@@ -532,11 +566,14 @@ class QdrantPoints:
     def _write_epochs(self, collection: str, batch: Batch, epoch_field: str) -> set[Key]:
         """Write the epochs that differ from that of the collection state, and delete the others."""
         points: dict[int | None, list[Key]] = {}
+        """The points by the epoch that is written; those of None lose theirs."""
+
         for key, row in zip(batch.keys, batch.rows, strict=True):
             epoch = row.get(epoch_field)
-            points.setdefault(epoch if epoch is not None and epoch <= PENDING else None, []).append(
-                key
-            )
+            # An epoch above PENDING is that of the collection state, which no point repeats.
+            if epoch is not None and epoch > PENDING:
+                epoch = None
+            points.setdefault(epoch, []).append(key)
 
         gone: set[Key] = set()
         for epoch, keys in points.items():
@@ -549,9 +586,8 @@ class QdrantPoints:
     def _rows_per_request(self, form: Form) -> int:
         """Return how many points to read at once."""
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
-        return min(
-            form.limits.rows_per_read, max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
-        )
+        rows = min(MOST_ROWS, REQUEST_BYTES // bytes_per_row)
+        return min(form.limits.rows_per_read, max(FEWEST_ROWS, rows))
 
     def _parts(self, items: Sequence[T], limits: Limits) -> Iterator[list[T]]:
         """Yield what is written in parts that a request can hold."""
@@ -565,5 +601,6 @@ def _unsendable(item: Any, error: TooLarge) -> StoreError:
     if "strict mode" in problem:
         return StoreError(problem)
     return StoreError(
-        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten the payload"
+        f"{problem}: raise service.max_request_size_mb in the server's configuration, or shorten "
+        "the payload"
     )

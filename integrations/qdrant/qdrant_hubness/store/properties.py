@@ -17,8 +17,9 @@ PREFIX = "hubness"
 PAYLOAD_KEYS = "hubness_payload_keys"
 """The property that lists the keys which jobs write into payloads, as JSON: clients hide them.
 
-It is written before the first key, and stays until a job has deleted all of them: a collection state
-comes later and goes sooner."""
+It is written before the first key, and stays until a job has deleted all of them: a collection
+state comes later and goes sooner.
+"""
 _NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
 
 
@@ -28,11 +29,12 @@ def point_id(text: str) -> str:
 
 
 class Properties:
-    """Reads and writes properties. in_metadata: whether the database has metadata of collections."""
+    """Reads and writes properties."""
 
     def __init__(self, client: QdrantClient) -> None:
         self._client = client
         self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
+        """Whether the database has metadata of collections."""
 
     def of(self, name: str, described: Any) -> dict[str, str]:
         """Return the properties of a collection, given its real name and its description."""
@@ -42,11 +44,14 @@ class Properties:
             try:
                 points = self._client.retrieve(STATES, [point_id(name)])
             except Exception as error:
-                # Assumes that nothing was ever corrected here: the collection of all properties does not exist.
+                # Assumes that nothing was ever corrected here: the collection of all properties
+                # does not exist.
                 if is_missing(error):
                     return {}
                 raise
-        return dict((points[0].payload or {})["properties"]) if points else {}
+        if not points:
+            return {}
+        return dict((points[0].payload or {})["properties"])
 
     def alter(self, name: str, changed: Mapping[str, str]) -> None:
         """Change these properties; the others stay."""
@@ -93,13 +98,12 @@ def of_metadata(described: Any) -> dict[str, str]:
 
 
 def payload_keys_in(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys of payloads that the properties of a collection list; those of a broken list are ignored."""
+    """Return the keys of payloads that the properties of a collection list; those of a broken list
+    are ignored."""
     try:
         keys = json.loads(properties.get(PAYLOAD_KEYS) or "[]")
     except ValueError:
         return ()
-    return (
-        tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))
-        if isinstance(keys, list)
-        else ()
-    )
+    if not isinstance(keys, list):
+        return ()
+    return tuple(key for key in keys if isinstance(key, str) and key.startswith(PREFIX))

@@ -28,9 +28,7 @@ from qdrant_client.http.exceptions import (
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import META_INFO_FILENAME, QdrantLocal
 
-from milvus_hubness.basics.logs import log
-from milvus_hubness.basics.waiting import WaitPolicy, wait_seconds
-from milvus_hubness.errors import (
+from milvus_hubness import (
     CollectionNotFound,
     HubnessError,
     InvalidInput,
@@ -38,9 +36,8 @@ from milvus_hubness.errors import (
     ServerUnavailable,
     StoreError,
     UnsupportedVersion,
-    redacted,
-    secrets_in,
 )
+from milvus_hubness.extending import WaitPolicy, log, redacted, secrets_in, wait_seconds
 
 T = TypeVar("T")
 
@@ -49,9 +46,11 @@ KEEPS_METADATA = (1, 16)
 OLDEST_SERVER = (1, 10)
 """The version from which servers have the query API, by which all searches are sent."""
 FORMULAS = (1, 14)
-"""The version from which a query can have a formula, which subtracts biases that are in payloads."""
+"""The version from which a query can have a formula, which subtracts biases that are in
+payloads."""
 FAILURES = (ApiException, QdrantException, grpc.RpcError, ValueError, KeyError, RuntimeError)
-"""The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for points."""
+"""The exceptions of qdrant-client. Its local mode raises plain ValueErrors, and KeyErrors for
+points."""
 GATEWAY_ERRORS = {502, 503, 504}
 """Status codes of a proxy in front of a server that does not answer."""
 DENIED = {401, 403}
@@ -79,35 +78,40 @@ _locks_lock = threading.Lock()
 def connect(
     uri: str, api_key: str | None = None, *, timeout: int = 60, create: bool = False
 ) -> QdrantClient:
-    """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or ":memory:".
+    """Connect a QdrantClient to a server (http://… or https://…), a folder of the local mode, or
+    ":memory:".
 
     create: make the database of a folder that holds none, as QdrantClient does. Without it a
     mistyped path is an error, and not an empty database.
 
-    Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file in place of a
-    folder.
+    Raises ServerUnavailable, which names no user, password and key, and InvalidParameter for a file
+    in place of a folder.
     """
-    if "://" not in uri and uri != ":memory:" and os.path.exists(uri) and not os.path.isdir(uri):
+    is_server = "://" in uri
+    is_folder = not is_server and uri != ":memory:"
+    if is_folder and os.path.exists(uri) and not os.path.isdir(uri):
         raise InvalidParameter(
             f"{uri}: is no folder of the local mode: name a folder, or a server as http://HOST:PORT"
         )
-    is_folder = "://" not in uri and uri != ":memory:"
     if is_folder and not create and not Path(uri, META_INFO_FILENAME).exists():
         raise ServerUnavailable(
-            f"no database of Qdrant's local mode at {uri}: correct the path, or create the database "
-            "first, with QdrantClient(path=...) or connect(..., create=True)"
+            f"no database of Qdrant's local mode at {uri}: correct the path, or create the "
+            "database first, with QdrantClient(path=...) or connect(..., create=True)"
         )
     try:
-        if "://" in uri:
-            client = _connected(uri, api_key, timeout)
-            server_version = str(client.info().version)
-            if _numbers(server_version) >= OLDEST_SERVER:
-                return client
+        if is_folder:
+            return QdrantClient(path=uri)
+        if not is_server:
+            return QdrantClient(":memory:")
+
+        client = _connected(uri, api_key, timeout)
+        server_version = str(client.info().version)
+        if _numbers(server_version) < OLDEST_SERVER:
             raise UnsupportedVersion(
-                f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: upgrade it to "
-                f"{'.'.join(map(str, OLDEST_SERVER))} or newer"
+                f"the server at {redacted(uri, secrets_in(uri))} runs Qdrant {server_version}: "
+                f"upgrade it to {'.'.join(map(str, OLDEST_SERVER))} or newer"
             )
-        return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
+        return client
     except FAILURES as error:
         # Assumes nothing: no command has begun.
         message = f"no Qdrant answers at {uri}: {error_text(error)}"
@@ -123,7 +127,8 @@ def _connected(uri: str, api_key: str | None, timeout: int) -> QdrantClient:
     if api_key and not (uri.startswith("https://") or _is_loopback(uri)):
         address = redacted(uri, {api_key, *secrets_in(uri)})
         log.warning(
-            "the API key for %s is sent unencrypted, for anybody on the way to read: use an address with https://",
+            "the API key for %s is sent unencrypted, for anybody on the way to read: use an "
+            "address with https://",
             address,
         )
     return client
@@ -139,17 +144,20 @@ def _is_loopback(uri: str) -> bool:
 
 
 def plain_client_of(client: Any) -> QdrantClient:
-    """Return a client that shows collections as they are stored: a HubnessQdrantClient has one. Raises InvalidInput."""
+    """Return a client that shows collections as they are stored: a HubnessQdrantClient has one.
+    Raises InvalidInput."""
     if isinstance(client, str | PathLike):
         address = redacted(repr(str(client)))
         raise InvalidInput(
-            f"QdrantStore needs a client, not the address {address}: pass QdrantStore(connect({address}))"
+            f"QdrantStore needs a client, not the address {address}: pass "
+            f"QdrantStore(connect({address}))"
         )
     if hasattr(type(client), "plain_client"):
         return client.plain_client()
     if isinstance(client, AsyncQdrantClient) or not hasattr(client, "get_collection"):
         raise InvalidInput(
-            f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass QdrantStore(connect(uri))"
+            f"QdrantStore needs a QdrantClient, not {type(client).__name__}: pass "
+            "QdrantStore(connect(uri))"
         )
     return client
 
@@ -160,7 +168,8 @@ def is_local(client: Any) -> bool:
 
 
 def turn(client: Any) -> Any:
-    """Return a context in which a thread may call this client: the local mode allows one thread at a time."""
+    """Return a context in which a thread may call this client: the local mode allows one thread at
+    a time."""
     if not is_local(client):
         return nullcontext()
     with _locks_lock:
@@ -178,22 +187,26 @@ def keeps_metadata(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version; greater ones than any for a version that has none."""
+    """Return the first two numbers of a version; greater ones than any for a version that has
+    none."""
     return tuple(map(int, re.findall(r"\d+", version)[:2])) or (99,)
 
 
 class PointsMissing(StoreError):
-    """Points of a request did not exist, and Qdrant carried out an unknown part of it for the others.
+    """Points of a request did not exist, and Qdrant carried out an unknown part of it for the
+    others.
 
-    A server stops at the missing point: it works in parts of 32 points, in an order of its own for vectors, in each
-    shard apart. The local mode carries out all the rest. So nobody who gets this error may count a point as written.
+    A server stops at the missing point: it works in parts of 32 points, in an order of its own for
+    vectors, in each shard apart. The local mode carries out all the rest. So nobody who gets this
+    error may count a point as written.
     """
 
 
 def is_missing(error: BaseException) -> bool:
     """Whether the error says that a collection or an alias does not exist.
 
-    The text must say so: a 404 may also be about a point, or come from a proxy in front of the server.
+    The text must say so: a 404 may also be about a point, or come from a proxy in front of the
+    server.
     """
     if isinstance(error, KeyError) or lacks_points(error):
         return False
@@ -229,12 +242,13 @@ def _translated(error: BaseException, collection: str, text: str) -> StoreError:
         return CollectionNotFound(f"no collection or alias {collection!r}")
     if is_silence(error):
         return ServerUnavailable(
-            f"the server stopped answering about {collection!r}: {text}: see that it runs and can be reached, and "
-            "run the command again, which continues"
+            f"the server stopped answering about {collection!r}: {text}: see that it runs and can "
+            "be reached, and run the command again, which continues"
         )
     if _is_denied(error):
         return StoreError(
-            f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to one that may"
+            f"Qdrant does not let this key work on {collection!r}: {text}: set $QDRANT_API_KEY to "
+            "one that may"
         )
     remedy = ""
     if _STRICT_MODE.search(error_text(error)):
@@ -268,9 +282,11 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def patiently(send: Callable[[], T], collection: str) -> T:
-    """Return what `send` returns; if the server asks to wait, because of a rate, wait and send again.
+    """Return what `send` returns; if the server asks to wait, because of a rate, wait and send
+    again.
 
-    Raises StoreError if a rate is not kept within the limit of all waits of jobs, and the errors of `send`.
+    Raises StoreError if a rate is not kept within the limit of all waits of jobs, and the errors of
+    `send`.
     """
     until = time.monotonic() + WaitPolicy.default().limit
     while True:

@@ -1,9 +1,10 @@
 """Points of Qdrant converted to rows, and rows to points. No I/O.
 
-A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch. For an augmented
-vector the row also has the fields that other databases store: the bias, read from the vector; the epoch, PENDING if the
-payload says so; for COSINE a norm of 1, because Qdrant normalises vectors. Of these, only the mark of pending points is
-stored, so the payload is the user's.
+A row is the payload of a point, and an `OtherVector` for each of its vectors but that of the batch.
+For an augmented vector the row also has the fields that other databases store: the bias, read from
+the vector; the epoch, PENDING if the payload says so; for COSINE a norm of 1, because Qdrant
+normalises vectors. Of these, only the mark of pending points is stored, so the payload is the
+user's.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, StorageFormat, packed, unit_directions
-from milvus_hubness.correction.codec.base import PENDING, RowCodec
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.generations import Batch
+from milvus_hubness.extending import (
+    PENDING,
+    Batch,
+    CollectionState,
+    Floats,
+    Key,
+    RowCodec,
+    StorageFormat,
+    packed_vectors,
+    unit_directions,
+)
 from qdrant_hubness.store.limits import NO_LIMITS, Limits
 
 OTHER_VECTOR = "hubness_vector/"
 """Beginning of the fields of a row that hold its other vectors; their names follow."""
 UNNAMED = ""
 """Qdrant's name for the single vector of a collection without vector names."""
-SERVER_UNITS, LOCAL_UNITS = 2, 64
-"""Units in the last place by which normalisation may change the numbers of a vector. A server normalises on a write,
-the local mode again in every search."""
+SERVER_UNITS = 2
+LOCAL_UNITS = 64
+"""Units in the last place by which normalisation may change the numbers of a vector. A server
+normalises on a write, the local mode again in every search."""
 UNIT_LENGTH = 1e-6
 """Tolerance of the length of unit vectors."""
 
@@ -52,12 +60,14 @@ class Uncopied(list[float]):
 class Normalisation:
     """What Qdrant does to a Cosine vector that is written.
 
-    It leaves a vector alone whose squared length is within 1e-6 of 1, divides any other by its length, in float32, and
-    then rounds it to the numbers that it stores. So the copy of a vector has its direction, up to rounding.
+    It leaves a vector alone whose squared length is within 1e-6 of 1, divides any other by its
+    length, in float32, and then rounds it to the numbers that it stores. So the copy of a vector
+    has its direction, up to rounding.
     """
 
     spacing: float
     """Largest relative difference of two numbers that stand for the same one."""
+
     smallest: float
     """The same for numbers near zero, in absolute terms."""
 
@@ -72,13 +82,13 @@ class Normalisation:
 
 @dataclass(frozen=True, eq=False)
 class OtherVector:
-    """A vector of a point: a list of numbers, a list of such lists, or {"indices", "values"}.
-
-    normalisation: None if Qdrant keeps its numbers as they come, up to the decimals in which REST prints a float32.
-    """
+    """A vector of a point that is not the vector of the batch."""
 
     value: Any
+    """A list of numbers, a list of such lists, or {"indices", "values"}."""
+
     normalisation: Normalisation | None = None
+    """None if Qdrant keeps the numbers as they come, up to the decimals in which REST prints them."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Floats:
         """Return the numbers; those of a sparse vector without their places."""
@@ -88,15 +98,19 @@ class OtherVector:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OtherVector):
             return False
-        places = [
-            own.value["indices"] if isinstance(own.value, dict) else None for own in (self, other)
-        ]
-        first, second = np.asarray(self), np.asarray(other)
-        if places[0] != places[1] or first.shape != second.shape:
+        if self._sparse_indices() != other._sparse_indices():
             return False
-        return np.array_equal(first, second) or (
-            self.normalisation is not None and self.normalisation.is_same(first, second)
-        )
+
+        numbers = np.asarray(self)
+        other_numbers = np.asarray(other)
+        if numbers.shape != other_numbers.shape:
+            return False
+        if np.array_equal(numbers, other_numbers):
+            return True
+        return self.normalisation is not None and self.normalisation.is_same(numbers, other_numbers)
+
+    def _sparse_indices(self) -> list[int] | None:
+        return self.value["indices"] if isinstance(self.value, dict) else None
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -107,12 +121,16 @@ class Form:
 
     field: str
     """The name of the vector."""
+
     form: StorageFormat
     """The storage format of the vector."""
+
     state: CollectionState | None
     """How the vector is augmented; None for a plain one."""
+
     normalised: Mapping[str, Normalisation]
     """What Qdrant does to the Cosine vectors of the collection, by their names."""
+
     limits: Limits = NO_LIMITS
     """What strict mode of the collection allows."""
 
@@ -122,63 +140,72 @@ class Form:
 
     def batch(self, records: Sequence[Any]) -> Batch:
         """Return points as rows, in their order; NaN in place of a missing vector."""
-        keys: list[Key] = []
         rows: list[Row] = []
-        split: list[Any] = []
-        missing = []
-        for i, record in enumerate(records):
+        vectors: list[Any] = []
+        missing: list[int] = []
+        for position, record in enumerate(records):
             row = dict(record.payload or {})
             vector = record.vector
+            # A collection with one vector returns it as it is; all others return vectors by name.
             if self.field != UNNAMED or type(vector) is not list:
-                vectors = named(vector)
-                vector = vectors.pop(self.field, None)
-                for name, value in vectors.items():
+                by_name = named(vector)
+                vector = by_name.pop(self.field, None)
+                for name, value in by_name.items():
                     row[OTHER_VECTOR + name] = OtherVector(value, self.normalised.get(name))
+
             if vector is None:
-                missing.append(i)
+                missing.append(position)
                 vector = [0.0] * self.form.width
-            split.append(vector)
-            keys.append(record.id)
+            vectors.append(vector)
             rows.append(row)
-        stored = np.zeros((len(records), self.form.width), np.float32)
-        if split:
-            quick = packed(split, self.form.width)
-            stored[:] = np.array(split, np.float32) if quick is None else quick
-        joined = self.form.joined(_unit(stored) if self.field in self.normalised else stored)
+
+        stored = self._matrix(vectors)
+        if self.field in self.normalised:
+            stored = _unit(stored)
+        joined = self.form.joined(stored)
         joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
             _add_columns(self.state, joined, rows)
-        return Batch(keys, joined, rows)
+        return Batch([record.id for record in records], joined, rows)
+
+    def _matrix(self, vectors: list[Any]) -> Floats:
+        """Return stored vectors as a matrix (n, width)."""
+        matrix = np.zeros((len(vectors), self.form.width), np.float32)
+        if vectors:
+            packed = packed_vectors(vectors, self.form.width)
+            matrix[:] = np.array(vectors, np.float32) if packed is None else packed
+        return matrix
 
     def points(self, batch: Batch) -> list[models.PointStruct]:
         """Return rows as points."""
-        split = self.form.split(batch.vectors).tolist()
-        present = ~np.isnan(batch.vectors[:, 0])
+        stored = self.form.split(batch.vectors).tolist()
+        has_vector = ~np.isnan(batch.vectors[:, 0])
         points = []
-        for key, own, has_own, row in zip(batch.keys, split, present, batch.rows, strict=True):
+        for key, stored_vector, is_present, row in zip(
+            batch.keys, stored, has_vector, batch.rows, strict=True
+        ):
             payload = self._payload(row)
             vectors = {
                 name.removeprefix(OTHER_VECTOR): as_model(payload.pop(name).value)
                 for name, value in row.items()
                 if isinstance(value, OtherVector)
             }
-            if has_own:
-                vectors[self.field] = own
+            if is_present:
+                vectors[self.field] = stored_vector
             vector = vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
             points.append(construct(models.PointStruct, id=key, vector=vector, payload=payload))
         return points
 
     def vectors(self, batch: Batch) -> list[models.PointVectors]:
         """Return the arguments of update_vectors for the rows that have this vector."""
-        split = self.form.split(batch.vectors).tolist()
-        present = ~np.isnan(batch.vectors[:, 0])
-        return [
-            construct(
-                models.PointVectors, id=key, vector={self.field: vector} if self.field else vector
-            )
-            for key, vector, has_own in zip(batch.keys, split, present, strict=True)
-            if has_own
-        ]
+        stored = self.form.split(batch.vectors).tolist()
+        has_vector = ~np.isnan(batch.vectors[:, 0])
+        points = []
+        for key, stored_vector, is_present in zip(batch.keys, stored, has_vector, strict=True):
+            if is_present:
+                vector = {self.field: stored_vector} if self.field else stored_vector
+                points.append(construct(models.PointVectors, id=key, vector=vector))
+        return points
 
     @cached_property
     def _derived_fields(self) -> frozenset[str]:
@@ -190,7 +217,8 @@ class Form:
     def _payload(self, row: Row) -> Row:
         payload = {name: value for name, value in row.items() if name not in self._derived_fields}
         if self.codec is not None:
-            # The epoch of the collection state is that of all rows, but those without a bias and new ones.
+            # The epoch of the collection state is that of all rows, but those without a bias and
+            # new ones.
             epoch = payload.get(self.codec.epoch_field, 0)
             if epoch is None or epoch > PENDING:
                 payload.pop(self.codec.epoch_field, None)
@@ -199,16 +227,19 @@ class Form:
 
 def _add_columns(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
     """Add the bias, the epoch and the norm to rows of augmented vectors."""
-    codec, epoch = state.codec, state.profile.epoch
-    biases = codec.read_biases({codec.field: stored})[:, state.profile.slot].tolist()
+    codec = state.codec
+    slots = codec.read_biases({codec.field: stored})
+    biases = slots[:, state.profile.slot].tolist()
     lengths = dict.fromkeys(codec.decoding_fields, 1.0)
     for row, bias in zip(rows, biases, strict=True):
-        row |= {codec.bias_field: bias, codec.epoch_field: row.get(codec.epoch_field, epoch)}
-        row |= lengths
+        row[codec.bias_field] = bias
+        row.setdefault(codec.epoch_field, state.profile.epoch)
+        row.update(lengths)
 
 
 def _unit(vectors: Any) -> Floats:
-    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise stored data."""
+    """Return vectors (…, d) normalised, except those of length 0. The local mode does not normalise
+    stored data."""
     rows = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
     unchanged = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)

@@ -6,15 +6,18 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.correction.codec.arrays import ALIGNMENT, SMALLEST, SPACING, Dtype
-from milvus_hubness.correction.codec.quantisation import spread_for
-from milvus_hubness.correction.state import CollectionState
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness.extending import (
+    ALIGNMENT,
     DUAL_WRITE_PROPERTY,
     IDENTITY_PROPERTY,
+    SMALLEST,
+    SPACING,
     WRITE_INTENTS_PROPERTY,
     CollectionInfo,
+    CollectionState,
+    Dtype,
     VectorField,
+    spread_for,
 )
 from qdrant_hubness.store.rows import UNNAMED, Normalisation
 
@@ -47,34 +50,38 @@ def is_unnamed(described: Described) -> bool:
 
 
 def normalised(described: Described, units: int) -> dict[str, Normalisation]:
-    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as they come.
+    """Return how Qdrant normalises vectors, by their names: those of Cosine. It stores uint8 as
+    they come.
 
     units: units in the last place by which it may change the numbers of such a vector.
     """
-    return {
-        name: Normalisation(
-            units * SPACING[DTYPES[params.datatype]], units * SMALLEST[DTYPES[params.datatype]]
-        )
-        for name, params in dense(described).items()
-        if params.distance == models.Distance.COSINE and params.datatype in DTYPES
-    }
+    by_name = {}
+    for name, params in dense(described).items():
+        if params.distance == models.Distance.COSINE and params.datatype in DTYPES:
+            dtype = DTYPES[params.datatype]
+            by_name[name] = Normalisation(
+                spacing=units * SPACING[dtype], smallest=units * SMALLEST[dtype]
+            )
+    return by_name
 
 
 def vector_fields(described: Described) -> dict[str, VectorField]:
     """Return the dense vectors of single float type by name, whatever their distance."""
     fields = {}
     for name, params in dense(described).items():
-        if params.multivector_config is None and params.datatype in DTYPES:
-            hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
-            graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
-            fields[name] = VectorField(
-                name,
-                params.size,
-                METRICS.get(params.distance, params.distance.value),
-                "HNSW",
-                {key: value for key, value in graph.items() if value},
-                DTYPES[params.datatype],
-            )
+        if params.multivector_config is not None or params.datatype not in DTYPES:
+            continue
+        # A vector's own options come before those of the collection.
+        hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
+        graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
+        fields[name] = VectorField(
+            name,
+            params.size,
+            METRICS.get(params.distance, params.distance.value),
+            "HNSW",
+            {option: value for option, value in graph.items() if value},
+            DTYPES[params.datatype],
+        )
     return fields
 
 
@@ -93,9 +100,10 @@ def quantization(source: CollectionInfo, field: str) -> Any:
 def bias_spread(source: CollectionInfo, field: str) -> int:
     """Return in how many columns the vector's quantiser needs a bias.
 
-    Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation and binary
-    quantisation of two bits gain a little or nothing, and their owner may choose another one tomorrow. Binary
-    quantisation of one bit, which keeps signs, ranks worse the more columns have the sign of a bias.
+    Scalar quantisation has one range for all columns, and turbo rotates them. Product quantisation
+    and binary quantisation of two bits gain a little or nothing, and their owner may choose another
+    one tomorrow. Binary quantisation of one bit, which keeps signs, ranks worse the more columns
+    have the sign of a bias.
     """
     config = quantization(source, field)
     if config is None or _keeps_signs(config):
@@ -104,12 +112,14 @@ def bias_spread(source: CollectionInfo, field: str) -> int:
 
 
 def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all columns."""
+    """Whether the vector is not quantised: Qdrant's scalar quantiser has one range for all
+    columns."""
     return quantization(source, field) is None
 
 
 def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
-    """Whether the vector is neither quantised nor of half precision, in which a hint takes three columns."""
+    """Whether the vector is neither quantised nor of half precision, in which a hint takes three
+    columns."""
     return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
@@ -118,22 +128,21 @@ def obstacles(source: CollectionInfo, field: str) -> list[str]:
     described: Described = source.schema["described"]
     reasons = []
     if field not in source.vector_fields:
-        vectors = dense(described)
-        why = "missing"
-        if field in vectors:
-            why = (
-                "a multivector"
-                if vectors[field].multivector_config
-                else str(vectors[field].datatype)
-            )
+        params = dense(described).get(field)
+        if params is None:
+            why = "missing"
+        elif params.multivector_config:
+            why = "a multivector"
+        else:
+            why = str(params.datatype)
         reasons.append(
             f"vector {field!r} is {why}: only single dense vectors of 32 or 16 bits are corrected "
             f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
         )
     elif source.vector_fields[field].metric not in METRICS.values():
         reasons.append(
-            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, Dot and Euclid are "
-            "corrected"
+            f"vector {field!r} has the distance {source.vector_fields[field].metric}: only Cosine, "
+            "Dot and Euclid are corrected"
         )
     if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
         reasons.append("custom shard keys cannot be copied yet")
@@ -149,24 +158,27 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def quantization_remarks(config: Any, spread: int) -> list[str]:
-    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about it."""
+    """Return a remark on what a quantiser does to biases in `spread` columns, and what to do about
+    it."""
     if config is None:
         return []
     if _keeps_signs(config):
         return [
-            "1-bit binary quantization keeps only the sign of each number, and little of a bias: choose two bits or "
-            "scalar quantization, or search with rescore and an oversampling of 10 or more"
+            "1-bit binary quantization keeps only the sign of each number, and little of a bias: "
+            "choose two bits or scalar quantization, or search with rescore and an oversampling of "
+            "10 or more"
         ]
     stored = f"each bias is stored in {spread} columns, as the vectors are quantized"
     default = "rescores" if _rescores(config) else "does not rescore"
     return [
-        f"{stored}; Qdrant {default} by default: for the exact ranking search with rescore and an oversampling of 2 "
-        "or more"
+        f"{stored}; Qdrant {default} by default: for the exact ranking search with rescore and an "
+        "oversampling of 2 or more"
     ]
 
 
 def _keeps_signs(config: Any) -> bool:
-    """Whether the quantiser keeps one bit of each number: binary quantization that names no other encoding."""
+    """Whether the quantiser keeps one bit of each number: binary quantization that names no other
+    encoding."""
     binary = getattr(config, "binary", None)
     return binary is not None and binary.encoding in (
         None,
@@ -175,7 +187,8 @@ def _keeps_signs(config: Any) -> bool:
 
 
 def _rescores(config: Any) -> bool:
-    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4 bits."""
+    """Whether searches rescore by default: with binary quantization, and turbo of fewer than 4
+    bits."""
     turbo = getattr(config, "turbo", None)
     if turbo is not None and turbo.bits is not None:
         return turbo.bits.value in {"bits1", "bits1_5", "bits2"}
@@ -201,12 +214,18 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 def copy_config(
     source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Return the arguments of create_collection for a copy: those of the source, with the augmented vector."""
+    """Return the arguments of create_collection for a copy: those of the source, with the augmented
+    vector."""
     described: Described = source.schema["described"]
-    params, config = described.config.params, described.config
+    config = described.config
+    params = config.params
     vectors: Any = dense(described)
     augmented = {"size": state.codec.form.width, "distance": models.Distance.DOT}
     vectors[state.field] = vectors[state.field].model_copy(update=augmented)
+
+    wal_config = None
+    if config.wal_config:
+        wal_config = models.WalConfigDiff(**_set(config.wal_config))
     options = {
         "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,
         "sparse_vectors_config": params.sparse_vectors,
@@ -217,9 +236,7 @@ def copy_config(
         "on_disk_payload": params.on_disk_payload,
         "hnsw_config": models.HnswConfigDiff(**_set(config.hnsw_config)),
         "optimizers_config": models.OptimizersConfigDiff(**_set(config.optimizer_config)),
-        "wal_config": models.WalConfigDiff(**_set(config.wal_config))
-        if config.wal_config
-        else None,
+        "wal_config": wal_config,
         "quantization_config": config.quantization_config,
         "strict_mode_config": _strict(config.strict_mode_config),
         "metadata": metadata,

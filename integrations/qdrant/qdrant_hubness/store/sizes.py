@@ -1,4 +1,5 @@
-"""The size of requests: how many bytes a value takes as JSON, and parts that a server takes. No I/O."""
+"""The size of requests: how many bytes a value takes as JSON, and parts that a server takes. No
+I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from qdrant_client import models
 T = TypeVar("T")
 
 BYTES_PER_NUMBER = 22
-"""Bytes of a number of a vector: a float32 as a double has up to 17 digits, and a sign, a point and an exponent."""
+"""Bytes of a number of a vector: a float32 as a double has up to 17 digits, and a sign, a point and
+an exponent."""
 BYTES_PER_ITEM = 3
 """Bytes around an item of a list or a dictionary: separators and brackets."""
 POINT_BYTES = 100
@@ -42,18 +44,17 @@ def json_bytes(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return BYTES_PER_NUMBER * value.size
     if isinstance(value, BaseModel):
-        return sum(
-            (_payload_bytes(item) if name == "payload" else json_bytes(item))
-            + BYTES_PER_ITEM
-            + len(name)
-            for name, item in value.__dict__.items()
-        )
+        total = 0
+        for name, item in value.__dict__.items():
+            total += len(name) + BYTES_PER_ITEM
+            total += _payload_bytes(item) if name == "payload" else json_bytes(item)
+        return total
     return len(str(value)) + BYTES_PER_ITEM
 
 
 def _payload_bytes(payload: Any) -> int:
-    """Return the bytes of a payload. It has few floats, so the encoder of the standard library, which
-    is C, is faster than a walk."""
+    """Return the bytes of a payload. It has few floats, so the encoder of the standard library,
+    which is C, is faster than a walk."""
     try:
         return _encoded_bytes(payload)
     except (TypeError, ValueError):
@@ -66,7 +67,8 @@ def _encoded_bytes(value: Any) -> int:
 
 
 def _points_bytes(items: Sequence[Any]) -> float:
-    """Return the bytes of points, counted together for a fraction of the time; infinity for other items."""
+    """Return the bytes of points, counted together for a fraction of the time; infinity for other
+    items."""
     if not all(type(item) is models.PointStruct for item in items):
         return math.inf
     payloads = _payload_bytes([item.payload for item in items])
@@ -74,7 +76,8 @@ def _points_bytes(items: Sequence[Any]) -> float:
 
 
 def in_parts(items: Sequence[T], *, rows: int, most_bytes: int) -> Iterator[list[T]]:
-    """Yield the items in order, in lists of at most `rows` items and `most_bytes` bytes; a larger item is alone."""
+    """Yield the items in order, in lists of at most `rows` items and `most_bytes` bytes; a larger
+    item is alone."""
     for start in range(0, len(items), rows):
         request = list(items[start : start + rows])
         if _points_bytes(request) <= most_bytes:

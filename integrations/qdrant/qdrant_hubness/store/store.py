@@ -8,26 +8,32 @@ from typing import Any, Literal
 
 from qdrant_client import models
 
-from milvus_hubness.basics.waiting import wait_until
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.codec.arrays import Floats, as_metric, decode
-from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD, form_of
-from milvus_hubness.correction.codec.fields import SLOT_FIELDS
-from milvus_hubness.correction.codec.layout import Layout
-from milvus_hubness.correction.state import CollectionState, FrozenModel, read_states, slots_for
-from milvus_hubness.errors import CannotMigrate, CollectionExists, InvalidParameter
-from milvus_hubness.jobs.store.generations import BANK_PROPERTY
-from milvus_hubness.jobs.store.helpers import expect_helpers
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness import CannotMigrate, CollectionExists, InvalidParameter, Layout
+from milvus_hubness.extending import (
+    BANK_PROPERTY,
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    SLOT_FIELDS,
     CollectionInfo,
+    CollectionState,
     DualWrite,
+    Floats,
+    FrozenModel,
+    Key,
     OnlineBanks,
     VectorField,
     Verdicts,
     WriteIntentLog,
+    as_metric,
+    decode_vectors,
+    expect_helpers,
     identity_in,
     is_fence,
+    read_states,
+    slots_for,
+    storage_format_of,
     taken_keys,
+    wait_until,
 )
 from qdrant_hubness.store import schema, strict_mode
 from qdrant_hubness.store.limits import Limits
@@ -41,7 +47,8 @@ from qdrant_hubness.store.write_intents import QdrantWriteIntents
 
 CHUNK_BYTES = 40_000_000
 """Bytes of a chunk of points, as JSON."""
-FEWEST_CHUNK_ROWS, MOST_CHUNK_ROWS = 16, 2_000
+FEWEST_CHUNK_ROWS = 16
+MOST_CHUNK_ROWS = 2_000
 SIZED_POINTS = 8
 """Points of each kind of id from which the size of a collection's points is estimated."""
 QUERIES_PER_REQUEST = 200
@@ -85,30 +92,36 @@ class QdrantStore(QdrantWriteIntents):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         described = source.schema["described"]
         vector = source.vector_fields.get(field)
-        names = [name + suffix for name in (BIAS_FIELD, EPOCH_FIELD)]
-        is_supported = vector is not None and vector.metric in schema.METRICS.values()
-        width = self._copy_width(vector) if vector is not None and is_supported else 0
+        copy_width = 0
+        if vector is not None and vector.metric in schema.METRICS.values():
+            copy_width = self._copy_width(vector)
+
         reasons = schema.obstacles(source, field)
         reasons += strict_mode.obstacles(
             described,
             field,
             points=source.rows,
-            width=width,
+            width=copy_width,
             keys=1,
             conditions=strict_mode.COPY_CONDITIONS,
         )
-        counts = {name: self._count_with(source.name, described, name) for name in names}
-        counts = {name: count for name, count in counts.items() if count}
+
+        # Keys of payloads that a copy needs for itself.
+        counts = {}
+        for name in (BIAS_FIELD + suffix, EPOCH_FIELD + suffix):
+            count = self._count_with(source.name, described, name)
+            if count:
+                counts[name] = count
         if not counts:
             return reasons
 
-        left = set(payload_keys_in(self.properties_of(source.name)))
-        if left.issuperset(counts):
+        left_by_corrections = set(payload_keys_in(self.properties_of(source.name)))
+        if left_by_corrections.issuperset(counts):
             keys = ", ".join(counts)
             return [
                 *reasons,
-                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep {source.name} --yes "
-                "removes them",
+                f"an earlier correction has left keys in payloads ({keys}): qdrant-hubness sweep "
+                f"{source.name} --yes removes them",
             ]
         return reasons + taken_keys(counts)
 
@@ -117,11 +130,11 @@ class QdrantStore(QdrantWriteIntents):
         layout = Layout(
             field.dim, as_metric(field.metric), slots_for(1), self.width_multiple(field)
         )
-        return form_of(layout, field.dtype).width
+        return storage_format_of(layout, field.dtype).width
 
     def _count_with(self, collection: str, described: Any, key: str) -> int:
-        """Return the number of points with this key in their payloads. Where strict mode forbids the filter, this
-        reads the key of all points."""
+        """Return the number of points with this key in their payloads. Where strict mode forbids
+        the filter, this reads the key of all points."""
         limits = Limits.of(described)
         is_forbidden = limits.needs_indexes and key not in (described.payload_schema or {})
         if limits.conditions and not is_forbidden:
@@ -129,13 +142,11 @@ class QdrantStore(QdrantWriteIntents):
             return self._count(collection, limits, models.Filter(must_not=[lacking]))
 
         with_payload = models.PayloadSelectorInclude(include=[key])
-        pages = (
-            self._records(collection, partition, limits, with_payload=with_payload)
-            for partition in PARTITIONS
-        )
-        return sum(
-            not _is_empty((record.payload or {}).get(key)) for page in pages for record in page
-        )
+        count = 0
+        for partition in PARTITIONS:
+            for record in self._records(collection, partition, limits, with_payload=with_payload):
+                count += not _is_empty((record.payload or {}).get(key))
+        return count
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         described: Any = source.schema["described"]
@@ -173,13 +184,13 @@ class QdrantStore(QdrantWriteIntents):
         return schema.facts(source)
 
     def chunk_rows(self, source: CollectionInfo) -> int:
-        """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be of any size."""
+        """As Store.chunk_rows, from the true sizes of some points: payloads and multivectors may be
+        of any size."""
         described: Any = source.schema["described"]
         limits = Limits.of(described)
-        some = [
-            record
-            for partition in PARTITIONS
-            for record in self._records(
+        sample: list[Any] = []
+        for partition in PARTITIONS:
+            sample += self._records(
                 source.name,
                 partition,
                 limits,
@@ -187,16 +198,17 @@ class QdrantStore(QdrantWriteIntents):
                 with_payload=True,
                 with_vectors=True,
             )
-        ]
-        mean = sum(map(json_bytes, some)) // max(1, len(some))
-        rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, CHUNK_BYTES // max(1, mean)))
+
+        mean_bytes = sum(map(json_bytes, sample)) // max(1, len(sample))
+        rows = CHUNK_BYTES // max(1, mean_bytes)
+        rows = max(FEWEST_CHUNK_ROWS, min(MOST_CHUNK_ROWS, rows))
         return min(rows, limits.rows_per_read)
 
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
         form = self.form(collection, field)
-        queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
+        queries = decode_vectors(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
         requests = [
             models.QueryRequest(
                 query=models.NearestQuery.model_construct(nearest=Uncopied(query)),
@@ -206,43 +218,58 @@ class QdrantStore(QdrantWriteIntents):
             )
             for query in queries
         ]
-        keys: list[list[Key]] = []
+
         bytes_per_query = BYTES_PER_NUMBER * form.form.width
-        rows = min(
-            QUERIES_PER_REQUEST, form.limits.searches, max(1, REQUEST_BYTES // bytes_per_query)
+        size = min(
+            QUERIES_PER_REQUEST,
+            form.limits.searches,
+            max(1, REQUEST_BYTES // bytes_per_query),
         )
-        for start in range(0, len(requests), rows):
-            part = requests[start : start + rows]
+        keys: list[list[Key]] = []
+        for start in range(0, len(requests), size):
+            part = requests[start : start + size]
             answers = self.ask("query_batch_points", collection, requests=part, **self._reads)
             keys += [[point.id for point in answer.points] for answer in answers]
         return keys
 
-    # -- the corrected copy ---------------------------------------------------------------------------
+    # -- the corrected copy ------------------------------------------------------------------------
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         if self.exists(target):
-            before = self._states(target, self.ask("get_collection", target)).get(state.field)
-            if before is None or (before.migration, before.phase) != (state.migration, "copying"):
-                raise CollectionExists(
-                    f"the name {target!r} is taken: choose another with --target"
-                )
+            self._expect_unfinished_copy(target, state)
         else:
-            metadata = (
-                schema.copied_metadata(source, state) if self.properties.in_metadata else None
-            )
-            if metadata is None:
-                properties = self.properties.of(source.name, source.schema["described"])
-                states = {
-                    own.property_name: properties[own.property_name]
-                    for own in source.states.values()
-                }
-                self.properties.alter(target, {**states, state.property_name: state.to_json()})
-            self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
+            self._create_empty_copy(source, target, state)
+
         for name, index in (source.schema["described"].payload_schema or {}).items():
             field_schema = index.params if index.params is not None else index.data_type
             self.ask("create_payload_index", target, field_name=name, field_schema=field_schema)
         # Jobs look for points without a bias.
         self.index_payload(target, state.codec.epoch_field, models.PayloadSchemaType.INTEGER)
+
+    def _expect_unfinished_copy(self, target: str, state: CollectionState) -> None:
+        """Raise CollectionExists unless an interrupted run of this migration created `target`."""
+        described = self.ask("get_collection", target)
+        present = self._states(target, described).get(state.field)
+        is_ours = present is not None and present.migration == state.migration
+        if not is_ours or present.phase != "copying":
+            raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
+
+    def _create_empty_copy(
+        self, source: CollectionInfo, target: str, state: CollectionState
+    ) -> None:
+        if self.properties.in_metadata:
+            metadata = schema.copied_metadata(source, state)
+            self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
+            return
+
+        # The properties come first, so that no client sees the collection without them.
+        properties = self.properties.of(source.name, source.schema["described"])
+        carried = {
+            present.property_name: properties[present.property_name]
+            for present in source.states.values()
+        }
+        self.properties.alter(target, {**carried, state.property_name: state.to_json()})
+        self.ask("create_collection", target, **schema.copy_config(source, state, None))
 
     # -- biases in payloads ----------------------------------------------------------------------
 
@@ -256,14 +283,14 @@ class QdrantStore(QdrantWriteIntents):
         version = self.server_version()
         if not has_formulas(version.rpartition(" ")[2]):
             raise CannotMigrate(
-                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade it to 1.14 or "
-                "newer, or migrate the collection"
+                f"{source.name!r} cannot be enabled: {version} has no formulas in queries: upgrade "
+                "it to 1.14 or newer, or migrate the collection"
             )
         metrics = {field.metric for field in source.users_fields.values()}
         if not metrics & BIAS_METRICS:
             raise CannotMigrate(
-                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of Cosine and Dot only, "
-                f"not of {', '.join(sorted(metrics))}: migrate the collection"
+                f"{source.name!r} cannot be enabled: a formula subtracts a bias from scores of "
+                f"Cosine and Dot only, not of {', '.join(sorted(metrics))}: migrate the collection"
             )
         reasons = strict_mode.obstacles(
             source.schema["described"],
@@ -284,7 +311,8 @@ class QdrantStore(QdrantWriteIntents):
         ]
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is pending."""
+        """As Store.add_bias_fields: from now on clients hide the keys, and a point without them is
+        pending."""
         keys = [name + suffix for name in SLOT_FIELDS]
         self._announce_keys(collection, [*keys, EPOCH_FIELD + suffix])
         # Formulas of clients read the biases, and jobs look for points without one.
@@ -296,8 +324,9 @@ class QdrantStore(QdrantWriteIntents):
         """Add keys to those that clients hide in payloads."""
         name = self._real_name(collection)
         listed = payload_keys_in(self.properties_of(name))
-        if new := [key for key in keys if key not in listed]:
-            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new])})
+        new_keys = [key for key in keys if key not in listed]
+        if new_keys:
+            self.properties.alter(name, {PAYLOAD_KEYS: json.dumps([*listed, *new_keys])})
 
     # -- what a correction leaves behind ---------------------------------------------------------
 
@@ -309,12 +338,14 @@ class QdrantStore(QdrantWriteIntents):
         return {key: count for key, count in counts.items() if count}
 
     def delete_keys(self, collection: str) -> None:
-        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them until then."""
+        """As LeavesKeys.delete_keys. The list of the keys goes last, so that clients hide them
+        until then."""
         keys = payload_keys_in(self.properties_of(collection))
         for key in keys:
             lacking = models.IsEmptyCondition(is_empty=models.PayloadField(key=key))
             holders = models.FilterSelector(filter=models.Filter(must_not=[lacking]))
             self.ask("delete_payload", collection, keys=[key], points=holders, **SURE)
+
         indexed = self.ask("get_collection", collection).payload_schema or {}
         for key in keys:
             if key in indexed:
@@ -332,15 +363,19 @@ class QdrantStore(QdrantWriteIntents):
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a warning."""
+        """As Store.load, but if writes of others keep the optimiser busy, this goes on with a
+        warning."""
         optimiser = Optimiser(collection)
         if self.ask("get_collection", collection).status == models.CollectionStatus.GREY:
             # After a restart the optimiser waits for a change.
             self.ask(
                 "update_collection", collection, optimizers_config=models.OptimizersConfigDiff()
             )
-        awaited = f"Qdrant to optimise {collection!r}"
-        wait_until(awaited, lambda: optimiser.standing(self.ask("get_collection", collection)))
+
+        wait_until(
+            f"Qdrant to optimise {collection!r}",
+            lambda: optimiser.standing(self.ask("get_collection", collection)),
+        )
 
     def wait_visible(self, collection: str) -> None:
         """Every write of this store is visible when it returns."""
@@ -360,10 +395,10 @@ class QdrantStore(QdrantWriteIntents):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
-        created = create_alias(alias, collection)
-        self.change_aliases(
-            [drop_alias(alias), created] if self._behind(alias) else [created], alias
-        )
+        changes: list[models.AliasOperations] = [create_alias(alias, collection)]
+        if self._behind(alias):
+            changes.insert(0, drop_alias(alias))
+        self.change_aliases(changes, alias)
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)

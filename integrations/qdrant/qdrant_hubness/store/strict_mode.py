@@ -9,8 +9,10 @@ from qdrant_client import models
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.limits import UNLIMITED, Limits
 
-COPY_CONDITIONS, ENABLED_CONDITIONS = 1, 2
-"""Conditions of the filter for points without a bias: an enabled collection also looks for points without a mark."""
+COPY_CONDITIONS = 1
+ENABLED_CONDITIONS = 2
+"""Conditions of the filter for points without a bias: an enabled collection also looks for points
+without a mark."""
 
 
 def obstacles(
@@ -18,8 +20,8 @@ def obstacles(
 ) -> list[str]:
     """Return the limits of strict mode that a job cannot keep, each with the remedy.
 
-    points: their number in the collection. width: of the augmented vectors of `field`. keys, conditions: the
-    numbers of payload keys that get an index, and of conditions in a filter.
+    points: their number in the collection. width: of the augmented vectors of `field`. keys,
+    conditions: the numbers of payload keys that get an index, and of conditions in a filter.
     """
     limits = Limits.of(described)
     reasons = []
@@ -45,8 +47,9 @@ def obstacles(
             reasons.append(_reason("max_collection_vector_size_bytes", limits.vector_bytes, why))
     if not limits.allows_exact and field in dense and _links(described, dense[field]) == 0:
         reasons.append(
-            f"vector {field!r} has no graph (hnsw_config.m is 0), and strict mode forbids the exact searches by which "
-            "the copy is verified: raise m, or set search_allow_exact to true"
+            f"vector {field!r} has no graph (hnsw_config.m is 0), and strict mode forbids the "
+            "exact searches by which the copy is verified: raise m, or set search_allow_exact to "
+            "true"
         )
     return reasons
 
@@ -70,6 +73,6 @@ def remarks(described: Any, points: int) -> list[str]:
         return []
     minutes = -(-points // max(1, limits.writes_per_minute))
     return [
-        f"strict mode allows to write {limits.writes_per_minute:,} points a minute (write_rate_limit): the job takes "
-        f"{minutes:,} minute{'s' * (minutes != 1)} or more"
+        f"strict mode allows to write {limits.writes_per_minute:,} points a minute "
+        f"(write_rate_limit): the job takes {minutes:,} minute{'s' * (minutes != 1)} or more"
     ]

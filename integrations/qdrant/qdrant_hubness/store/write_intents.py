@@ -1,9 +1,10 @@
 """Write-intent logs as Qdrant collections: one point for the last note of each vector.
 
-A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo no more of a write: a
-note has the vector and the biases that a client is about to write. A refresh creates no deleted point again, so
-deletions need no note. Qdrant orders the writes of one point and keeps its vector and payload together, so the last
-note of a key is whole, and one collection is enough.
+A refresh replaces the vectors of existing points, or the biases in their payloads, so it can undo
+no more of a write: a note has the vector and the biases that a client is about to write. A refresh
+creates no deleted point again, so deletions need no note. Qdrant orders the writes of one point and
+keeps its vector and payload together, so the last note of a key is whole, and one collection is
+enough.
 """
 
 from __future__ import annotations
@@ -15,18 +16,22 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.basics.bounds import read_value
-from milvus_hubness.correction.banks.stored import Key
-from milvus_hubness.correction.state import REMEDY, CollectionState, described_property
-from milvus_hubness.errors import CollectionExists, StateError
-from milvus_hubness.jobs.store.ownership import WRITE_INTENTS_OF_PROPERTY, CollectionId, owner_in
-from milvus_hubness.jobs.store.records import (
+from milvus_hubness import CollectionExists, StateError
+from milvus_hubness.extending import (
+    STATE_REMEDY,
+    WRITE_INTENTS_OF_PROPERTY,
     WRITE_INTENTS_PROPERTY,
+    CollectionId,
     CollectionInfo,
+    CollectionState,
+    Key,
     Note,
     WriteIntentLog,
+    described_property,
     intent_log_name,
     intent_logs_among,
+    owner_in,
+    read_value,
 )
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
@@ -88,8 +93,8 @@ class QdrantWriteIntents(QdrantBanks):
         return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly. Clients with an outdated
-        state find no log, and read the state again."""
+        """As Store.end_intent_log, but the log is dropped: Qdrant creates another one quickly.
+        Clients with an outdated state find no log, and read the state again."""
         self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
@@ -106,7 +111,8 @@ class QdrantWriteIntents(QdrantBanks):
         return logs
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same name."""
+        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have
+        the same name."""
         name = intent_log.collection
         if not self.exists(name):
             return
@@ -120,7 +126,7 @@ class QdrantWriteIntents(QdrantBanks):
         """As Store.notes."""
         if not self.count(intent_log.collection):
             return []
-        return [_note(line) for line in self._lines(intent_log, keys)]
+        return [_note(noted) for noted in self._lines(intent_log, keys)]
 
     def replay(
         self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]
@@ -128,21 +134,26 @@ class QdrantWriteIntents(QdrantBanks):
         """As Store.replay."""
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
-        done: list[Note] = []
+        replayed: list[Note] = []
         size = min(_KEYS_PER_REQUEST, Limits.of(described).rows_per_read)
         for start in range(0, len(notes), size):
+            # A key with several notes is read once.
             keys = list(dict.fromkeys(note.key for note in notes[start : start + size]))
             records = self.ask(
                 "retrieve", collection, ids=keys, with_vectors=list(states), **self._reads
             )
-            held = {record.id: record for record in records}
-            for line in self._lines(intent_log, keys):
-                state, record = states.get(line.payload["field"]), held.get(line.payload["key"])
-                if state is None or record is None or self._holds(record, line, state, described):
+            present = {record.id: record for record in records}
+
+            for noted in self._lines(intent_log, keys):
+                state = states.get(noted.payload["field"])
+                record = present.get(noted.payload["key"])
+                if state is None or record is None:
                     continue
-                if self._replay_line(collection, line):
-                    done.append(_note(line))
-        return done
+                if self._holds(record, noted, state, described):
+                    continue
+                if self._replay_line(collection, noted):
+                    replayed.append(_note(noted))
+        return replayed
 
     def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
         fields = _noted_fields(self.properties_of(intent_log.collection), intent_log.collection)
@@ -159,22 +170,27 @@ class QdrantWriteIntents(QdrantBanks):
     def _holds(self, record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
         """Whether a point has the noted vector and biases."""
         payload = record.payload or {}
-        if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
-            return False
+        for name, value in noted.payload["columns"].items():
+            if payload.get(name) != value:
+                return False
+
         vector = named(record.vector).get(state.field)
-        noted_vector = named(noted.vector)[vector_name(state.field)]
         if vector is None:
             return False
+        noted_vector = named(noted.vector)[vector_name(state.field)]
         normalisation = schema.normalised(described, self.units).get(state.field)
         return OtherVector(vector, normalisation) == OtherVector(noted_vector)
 
     def _replay_line(self, collection: str, noted: Any) -> bool:
         """Return whether the point still existed: what was deleted is not made again."""
-        key, field = noted.payload["key"], noted.payload["field"]
+        key = noted.payload["key"]
+        field = noted.payload["field"]
         vector = named(noted.vector)[vector_name(field)]
         point = models.PointVectors(id=key, vector={field: vector} if field else vector)
         gone = self._update_vectors(collection, [point])
-        if columns := noted.payload["columns"]:
+
+        columns = noted.payload["columns"]
+        if columns:
             gone |= self._set_payload(collection, columns, [key])
         return not gone
 
@@ -187,7 +203,7 @@ def _note(noted: Any) -> Note:
 def _noted_fields(properties: Mapping[str, str], collection: str) -> list[str]:
     """Return the fields whose writes are noted in a write-intent log. Raises StateError."""
     what = described_property(FIELDS_PROPERTY, collection)
-    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, REMEDY)
+    fields = read_value(properties.get(FIELDS_PROPERTY, ""), what, STATE_REMEDY)
     if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise StateError(f"{what} names no fields: {REMEDY}")
+        raise StateError(f"{what} names no fields: {STATE_REMEDY}")
     return fields

@@ -1,0 +1,151 @@
+"""The way in for extensions: what it names, and that integrations/ use nothing else of milvus_hubness."""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import milvus_hubness
+from milvus_hubness import extending
+from milvus_hubness.jobs.store import protocols
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "integrations").rglob("*.py"))
+MODULES = {"milvus_hubness": milvus_hubness, "milvus_hubness.extending": extending}
+"""The modules from which an extension may import."""
+
+
+def internals_in(source):
+    """What a source uses of milvus_hubness beside the public names and those for extensions."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
+            names = {alias.name for alias in node.names}
+            module = MODULES.get(node.module)
+            allowed = {"extending", "__version__", *dir(module)} if module else set()
+            yield from (f"{node.module}.{name}" for name in names - allowed)
+        elif isinstance(node, ast.Import):
+            yield from (
+                alias.name
+                for alias in node.names
+                if _is_ours(alias.name) and alias.name not in MODULES
+            )
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in MODULES:
+            module = MODULES[ast.unparse(node.value)]
+            if node.attr not in {"extending", "__version__", *dir(module)}:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and re.fullmatch(
+            r"milvus_hubness(\.\w+)+", str(node.value)
+        ):
+            # As import_module and monkeypatch.setattr take it.
+            yield node.value
+
+
+def _is_ours(module):
+    return (module or "").partition(".")[0] == "milvus_hubness"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_integrations_use_public_names_and_those_for_extensions(path):
+    assert sorted(internals_in(path.read_text())) == []
+
+
+def test_the_files_of_all_integrations_are_examined():
+    packages = {path.relative_to(ROOT).parts[1] for path in FILES}
+    assert packages == {"haystack", "langchain", "llamaindex", "qdrant"}
+
+
+@pytest.mark.parametrize(
+    ("source", "used"),
+    [
+        ("from milvus_hubness.jobs.store.protocols import Store", ["Store"]),
+        ("def late():\n    from milvus_hubness.basics import logs", ["logs"]),
+        ("import milvus_hubness.jobs.common.lease as leases", ["lease"]),
+        ("from milvus_hubness import jobs", ["jobs"]),
+        ("from milvus_hubness.extending import nothing", ["nothing"]),
+        ("import milvus_hubness\nmilvus_hubness.errors.redacted('')", ["errors"]),
+        ("import_module('milvus_hubness.correction.state')", ["state"]),
+    ],
+)
+def test_each_way_to_an_internal_name_is_noticed(source, used):
+    assert [name.rpartition(".")[2] for name in internals_in(source)] == used
+
+
+def test_names_that_are_allowed_are_not_noticed():
+    source = """
+from milvus_hubness import HubnessClient, LeaseHeld, extending
+from milvus_hubness.extending import Store
+import milvus_hubness
+milvus_hubness.QueryBank
+"""
+    assert list(internals_in(source)) == []
+
+
+def test_every_name_of_the_stub_is_there():
+    stub = ast.parse(Path(extending.__file__).with_suffix(".pyi").read_text())
+    listed = next(node.value for node in stub.body if isinstance(node, ast.Assign))
+    assert dir(extending) == sorted(ast.literal_eval(listed))
+    for name in dir(extending):
+        assert getattr(extending, name) is not None, name
+    with pytest.raises(
+        AttributeError, match=r"'milvus_hubness\.extending' has no attribute 'Lesae'"
+    ):
+        extending.Lesae  # noqa: B018
+
+
+def test_the_names_that_extensions_are_built_on_are_there():
+    """Among them those that no integration uses, and that would go unnoticed."""
+    assert {
+        "Ask", "BankReference", "Batch", "CollectionInfo", "CollectionState", "Compute", "Estimator",
+        "FitInputs", "FittedBias", "Key", "Lease", "Made", "Note", "Operation", "Pause", "Progress",
+        "QueryBank", "QuerySamples", "Record", "Reranker", "RowCodec", "Step", "Store",
+        "StoredBank", "VectorField", "WriteIntentLog",
+    } <= set(dir(extending))  # fmt: skip
+
+
+def test_the_protocol_of_a_store_can_be_typed_by_names_for_extensions_alone():
+    """Each class of the package in the signatures of Store, its bases and its capabilities is named."""
+    offered = {id(getattr(extending, name)) for name in dir(extending)}
+    kinds = [*extending.Store.__mro__, extending.Renaming, extending.WholeRows]
+    kinds += [extending.SecondVectors, extending.SideCollections, extending.QuerySampling]
+    missing = set()
+    for kind in kinds:
+        for _, method in inspect.getmembers(kind, inspect.isfunction):
+            if not method.__module__.startswith("milvus_hubness"):
+                continue
+            for hint in typing.get_type_hints(method, vars(protocols)).values():
+                for part in _classes_in(hint):
+                    if part.__module__.startswith("milvus_hubness") and id(part) not in offered:
+                        missing.add(part.__name__)
+    assert missing == set()
+
+
+def _classes_in(hint):
+    if isinstance(hint, type) and not typing.get_args(hint):
+        yield hint
+    for part in typing.get_args(hint):
+        if not isinstance(part, str | list):
+            yield from _classes_in(part)
+
+
+def test_an_import_loads_only_what_it_names():
+    code = """
+import json, sys
+from milvus_hubness.extending import Progress, show_result, logger_of
+import milvus_hubness.extending
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {"numpy", "pymilvus", "pydantic", "torch"}.isdisjoint(json.loads(done.stdout))
+
+
+def test_the_page_explains_every_name():
+    page = (ROOT / "docs" / "concepts" / "extending.md").read_text()
+    tables = page.partition("## All names")[2]
+    first_cells = re.findall(r"^\| (`.+?) \|", tables, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", "".join(first_cells))) == dir(extending)
