@@ -17,7 +17,7 @@ test-server: .venv/installed-for-tests
 	$(BIN)/pytest -m "server and not long"
 
 # Units and Milvus Lite on every Python that is found, and on the oldest of them with the lowest versions that pyproject.toml
-# allows. `make test-versions VERSIONS=3.12` tries one, LOWEST= leaves the lowest out, TESTS=tests/client takes a part.
+# allows. `make test-versions VERSIONS=3.12` tries one, LOWEST= leaves the lowest out, TESTS=tests/milvus/client takes a part.
 # UV_TORCH_BACKEND=cpu spares gigabytes of CUDA where PyTorch's own index can be reached. Of pyenv's versions, only those are found
 # that PYENV_VERSION=3.12.1:3.13.0 names.
 VERSIONS ?= 3.10 3.11 3.12 3.13 3.14
@@ -46,7 +46,7 @@ crash: .venv/installed-for-tests
 
 # On a machine with a CUDA device: the tests on it, and the kernels beside plain torch and FAISS.
 bench-gpu: .venv/installed-for-tests
-	$(BIN)/pytest -n 0 -m gpu tests/kernels
+	$(BIN)/pytest -n 0 -m gpu tests/correction/kernels
 	$(BIN)/python -m benchmarks.kernels_gpu --save
 
 lint: .venv/installed-for-tests

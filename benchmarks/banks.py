@@ -41,7 +41,7 @@ from milvus_hubness.quality.measures import (
 from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, default_biases, judge_unlabelled, tune
 from milvus_hubness.quality.verdict import examine, findings
-from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
+from tests.support.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
 Numbers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
@@ -644,7 +644,9 @@ def main() -> int:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tasks", nargs="*", metavar="task", help="a task of tests/real_data.py")
+    parser.add_argument(
+        "tasks", nargs="*", metavar="task", help="a task of tests/support/real_data.py"
+    )
     given = parser.parse_args().tasks
     sizes, tasks = {}, {}
     for name in given or EMBEDDING_TASKS:

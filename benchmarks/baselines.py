@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchmarks.reference import unit
 from milvus_hubness.correction.kernels import topk
-from tests.real_data import Task
+from tests.support.real_data import Task
 
 Floats = npt.NDArray[np.float32]
 

@@ -24,7 +24,7 @@ from pymilvus import DataType, MilvusClient
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
-from tests.servers import MilvusServer, lite_uri
+from tests.support.servers import MilvusServer, lite_uri
 
 ROWS, DIM, BANK = 20_000, 768, 500
 ROUNDS = {1: 1_000, 100: 200}

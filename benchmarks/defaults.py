@@ -35,7 +35,7 @@ from sklearn.cluster import KMeans
 from benchmarks.environment import RESULTS, environment, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.quality.verdict import Figures, examine, findings
-from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
+from tests.support.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 
 Vectors = npt.NDArray[np.float32]
 

@@ -22,7 +22,7 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, enable, plan_enable
 from milvus_hubness.milvus.store.schema import BIAS_FIELDS, NO_BIAS
-from tests.servers import MilvusServer
+from tests.support.servers import MilvusServer
 
 ROWS, DIM, BANK = 20_000, 256, 2_000
 SEARCHES, UPSERTS, ROWS_PER_UPSERT = 400, 15, 1_000

@@ -29,7 +29,7 @@ from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.correction.fitted import Correction
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 TASKS = ("docstring_code", "caption_translation")
 QUERIES, LIMIT = 500, 10

@@ -42,8 +42,8 @@ from milvus_hubness.correction.estimators import Estimator, to_dict
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from milvus_hubness.quality.tuning import tune
-from tests.real_data import Task, load_task
-from tests.servers import MilvusServer
+from tests.support.real_data import Task, load_task
+from tests.support.servers import MilvusServer
 
 INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
     "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),

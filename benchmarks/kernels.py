@@ -39,7 +39,7 @@ from milvus_hubness.correction.kernels.primitives import (
     kernel_policy,
     screens_in_bfloat16,
 )
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 ROWS, BANK, DIM, K, KS = 2_000, 113_000, 512, 128, (16, 128, 512)
 TAU = 0.05

@@ -35,7 +35,7 @@ from milvus_hubness.correction.estimators import Sinkhorn
 from milvus_hubness.correction.kernels import logsumexp, topk_mean
 from milvus_hubness.correction.kernels.approximate import GPU_LIMIT
 from milvus_hubness.correction.kernels.primitives import import_faiss, kernel_policy
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 SIZES = {"cuda": (65_536, 1_000_000), "cpu": (512, 20_000)}
 """Rows of X and of the bank."""

@@ -29,7 +29,7 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.correction.fitted import Correction
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 ROWS, QUERIES, BANK = 4_000, 200, 1_000
 LIMIT = 10

@@ -38,7 +38,7 @@ from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import FAR_ANCHOR, measured_on
 from milvus_hubness.correction.fitted import Correction
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 ROWS, BANK, QUERIES, LIMIT = 4_000, 1_000, 300, 10
 LINKS, BUILD_BREADTH = 16, 200
@@ -361,7 +361,7 @@ def main() -> int:
         engines["Qdrant"] = on_edge
     if options.milvus:
         from milvus_hubness import connect
-        from tests.servers import MilvusServer
+        from tests.support.servers import MilvusServer
 
         with MilvusServer() as server:
             found = measured_by(engines | {"Milvus 2.3.5": on_milvus(connect(server.uri))})

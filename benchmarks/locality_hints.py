@@ -26,7 +26,7 @@ from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.fitted import Correction
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 TASKS = ("docstring_code", "caption_translation")
 QUERIES, LIMIT, RECALL, DEVIATIONS = 1_000, 10, 0.95, 2.0

@@ -39,8 +39,8 @@ from milvus_hubness.correction.estimators.matching import (
 )
 from milvus_hubness.correction.kernels import topk
 from milvus_hubness.milvus.client.matching import QUERIES_PER_ITEM
-from tests.galleries import plain_collection
-from tests.real_data import EMBEDDING_TASKS, Task, load_task, recall_at_1
+from tests.support.galleries import plain_collection
+from tests.support.real_data import EMBEDDING_TASKS, Task, load_task, recall_at_1
 
 PARTS = ("recall", "coverage", "memory")
 CANDIDATES, MOST_BELOW = 200, 0.3
@@ -266,7 +266,7 @@ def main() -> None:
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given"
+        "tasks", nargs="*", metavar="task", help="of tests/support/real_data.py; all unless given"
     )
     parser.add_argument("--part", choices=PARTS, help="all unless given")
     options = parser.parse_args()

@@ -96,7 +96,7 @@ def leg(job: str, uri: str, rows: int) -> dict[str, float]:
 
 
 def main(*sizes: int) -> int:
-    from tests.servers import MilvusServer
+    from tests.support.servers import MilvusServer
 
     if reason := MilvusServer.unavailable():
         raise SystemExit(reason)

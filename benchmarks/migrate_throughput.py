@@ -143,7 +143,7 @@ def in_process(which: str, uri: str, rows: int, dim: int) -> None:
 
 
 def main(rows: int = ROWS, dim: int = DIM) -> None:
-    from tests.servers import MilvusServer
+    from tests.support.servers import MilvusServer
 
     if reason := MilvusServer.unavailable():
         raise SystemExit(reason)

@@ -26,7 +26,7 @@ from benchmarks.reference import unit
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import NNN, Blend, Estimator
 from milvus_hubness.quality.measures import assess, confidence_interval, paired_difference
-from tests.real_data import EMBEDDING_TASKS, Task, load_task
+from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 Floats = npt.NDArray[np.float32]
 BANK = 9000

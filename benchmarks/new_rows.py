@@ -22,7 +22,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Blend, Estimator, FittedBias
 from milvus_hubness.quality.measures import assess
-from tests.real_data import EMBEDDING_TASKS, Task, load_task
+from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 SHARES = (0.01, 0.1, 0.3)
 METHODS = ("Sinkhorn", "Blend")
@@ -124,7 +124,7 @@ def main() -> None:
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "tasks", nargs="*", metavar="task", help="of tests/real_data.py; all unless given"
+        "tasks", nargs="*", metavar="task", help="of tests/support/real_data.py; all unless given"
     )
     tasks = parser.parse_args().tasks
     rows = {name: run(name) for name in tasks or EMBEDDING_TASKS}

@@ -38,7 +38,7 @@ from milvus_hubness.jobs.store.records import OnlineBank
 from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.quality.bank_checks import drift_between
 from milvus_hubness.quality.measures import paired_difference
-from tests.real_data import EMBEDDING_TASKS, Task, load_task
+from tests.support.real_data import EMBEDDING_TASKS, Task, load_task
 
 METHODS: dict[str, Estimator] = {"NNN 16, .75": NNN(16, 0.75), "Blend": Blend()}
 SHARES = (0.25, 0.5, 1.0)

@@ -40,7 +40,7 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, MilvusStore, QueryBank, migrate, plan_migration
 from milvus_hubness.cli.servers import GRPC_THREADS
-from tests.servers import MilvusServer, die_with_parent
+from tests.support.servers import MilvusServer, die_with_parent
 
 ROWS, DIM, BANK, LIMIT = 5_000, 128, 300, 10
 ROOT_TOKEN, OTHER, PASSWORD = "root:Milvus", "reader", "reader-1"

@@ -36,7 +36,7 @@ from benchmarks.client_overhead import BANK, DIM, LIMIT, ROWS, fill
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, MilvusStore, QueryBank, migrate, plan_migration
 from milvus_hubness.cli.servers import GRPC_THREADS
-from tests.servers import MilvusServer, die_with_parent
+from tests.support.servers import MilvusServer, die_with_parent
 
 CONNECTIONS = (1, 64)
 WORKERS = (1, 2)

@@ -40,7 +40,7 @@ from milvus_hubness.quality.measures import (
     paired_difference,
     skewness,
 )
-from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
+from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
 BANK_OF_BLEND = 9000
@@ -180,7 +180,10 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]], means: dict[str, flo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given"
+        "tasks",
+        nargs="*",
+        metavar="task",
+        help="a task of tests/support/real_data.py; all unless given",
     )
     names = parser.parse_args().tasks or list(TASKS)
     one_thread()

@@ -41,7 +41,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction.fitted import Correction
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 LIMIT = 10
 ROTATED = "docstring_code in 1,536 dimensions"

@@ -56,7 +56,7 @@ from milvus_hubness.quality.measures import (
     paired_difference,
     retrieval_summary,
 )
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"
 MILLISECONDS = 5.0

@@ -21,7 +21,7 @@ from milvus_hubness.extras.quari.pairs import Pairs
 from milvus_hubness.extras.quari.settings import QuariConfig, TrainingSettings
 from milvus_hubness.extras.quari.train import train, validate
 from milvus_hubness.quality.measures import paired_difference
-from tests.real_data import load_task
+from tests.support.real_data import load_task
 
 LEARNED, HELD, TEST = 2000, 500, 3000
 SEEDS = (0, 1, 2)

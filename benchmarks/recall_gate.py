@@ -31,8 +31,8 @@ from milvus_hubness.correction.codec.layout import Layout
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.correction.fitted import Correction
 from milvus_hubness.quality.recall import ROWS, measure_recall
-from tests.real_data import load_task
-from tests.servers import MilvusServer, lite_uri
+from tests.support.real_data import load_task
+from tests.support.servers import MilvusServer, lite_uri
 
 ESTIMATORS: dict[str, Estimator] = {"NNN 16": NNN(16, 0.75), "Blend": Blend()}
 HNSW = {"M": 16, "efConstruction": 200}

@@ -26,7 +26,7 @@ from milvus_hubness import (
     connect,
     refresh,
 )
-from tests.servers import MilvusServer
+from tests.support.servers import MilvusServer
 
 ROWS, DIM, BANK, TURNS = 100_000, 768, 5_000, 3
 NEW_SHARE, BOUND = 0.01, 0.02

@@ -76,7 +76,7 @@ def with_hubs(items: int) -> tuple[Any, Any]:
 
 def tiled(items: int) -> tuple[Any, Any]:
     """caption_translation, its bank and its gallery repeated with noise of a length of 0.8."""
-    from tests.real_data import load_task
+    from tests.support.real_data import load_task
 
     task, rng = load_task("caption_translation"), np.random.default_rng(0)
 
@@ -131,7 +131,7 @@ def sinkhorn(data: str, items: int) -> dict[str, Any]:
 def tune_captions(labels: bool) -> dict[str, Any]:
     """The cost of `tune` on caption_translation whole, and what it chooses."""
     from milvus_hubness.quality.tuning import tune
-    from tests.real_data import load_task
+    from tests.support.real_data import load_task
 
     task, results = load_task("caption_translation"), []
     labelled: Any = {"queries": task.query, "positives": task.positives} if labels else {}

@@ -47,8 +47,8 @@ from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.correction.estimators import Estimator
 from milvus_hubness.jobs.enable.plan import MEASURED_QUERIES
 from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_places
-from tests.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
-from tests.servers import MilvusServer, lite_uri
+from tests.support.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
+from tests.support.servers import MilvusServer, lite_uri
 
 CANDIDATES = (50, 100, 200, 500)
 ESTIMATORS: dict[str, Estimator] = {"NNN 32, .75": NNN(32, 0.75), "Blend": Blend()}

@@ -25,7 +25,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.correction.estimators import Sinkhorn
 from milvus_hubness.correction.estimators.steps import scores_for
 from milvus_hubness.correction.kernels.primitives import kernel_policy
-from tests.real_data import load_task, recall_at_1
+from tests.support.real_data import load_task, recall_at_1
 
 TAU, ITERATIONS = 0.03, 10
 WAYS = {"recomputed": (0, 1e12), "float32": (1 << 40, 1e12), "sparse": (0, 0)}

@@ -24,7 +24,7 @@ from milvus_hubness.correction.banks.bank import QueryBank
 from milvus_hubness.quality.measures import Outcome, assess
 from milvus_hubness.quality.trials import Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, tune
-from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
+from tests.support.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 
 SPLITS = 20
 LABEL_FREE_SEEDS = 3
@@ -196,7 +196,10 @@ def main() -> int:
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given"
+        "tasks",
+        nargs="*",
+        metavar="task",
+        help="a task of tests/support/real_data.py; all unless given",
     )
     parser.add_argument("--splits", type=int, default=SPLITS, help="random splits per task")
     given = parser.parse_args()

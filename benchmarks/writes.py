@@ -31,7 +31,7 @@ from pymilvus import DataType, MilvusClient
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
 from milvus_hubness.correction.estimators import Blend
-from tests.servers import MilvusServer, lite_uri
+from tests.support.servers import MilvusServer, lite_uri
 
 ROWS, DIM, BANK, LATENT = 5_000, 512, 5_000, 24
 ROUNDS = {1: 150, 100: 40, 1_000: 12}

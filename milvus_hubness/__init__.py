@@ -16,9 +16,8 @@ _ERRORS = [
 globals().update({name: getattr(_errors, name) for name in _ERRORS})
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
-_MODULES = {
-    name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)
-}
+_IMPORT = re.compile(r"^from (\S+) import \(?\s*(\w+) as", re.MULTILINE)
+_MODULES = {name: module for module, name in _IMPORT.findall(_STUB)}
 """The modules of the names that are imported when they are first used."""
 
 

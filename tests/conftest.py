@@ -22,11 +22,11 @@ from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.milvus.client.steps import ClientPolicy
-from tests import servers, tiers
-from tests.browser import Browser
+from tests.support import servers, tiers
+from tests.support.browser import Browser
 
 servers.take_addresses()
-pytest.register_assert_rewrite("tests.catalogue", "tests.every_call")
+pytest.register_assert_rewrite("tests.support.catalogue", "tests.support.every_call")
 settings.register_profile("short", deadline=None, max_examples=20, derandomize=True)
 settings.register_profile("long", deadline=None, max_examples=200, derandomize=True)
 settings.load_profile("short")

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import data, docstring_code
 from benchmarks.reference import measures, reference_row, sinkhorn
 from milvus_hubness.demo.run import Pair
-from tests.real_data import load_task, needs_real_data, reference
+from tests.support.real_data import load_task, needs_real_data, reference
 
 ROOT = Path(__file__).parents[1]
 SOURCE = '''
@@ -189,7 +189,7 @@ def test_the_folder_is_the_named_one_or_one_of_two():
 def test_a_test_of_a_missing_set_is_skipped_with_the_command(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "test_it.py").write_text(
-        "from tests.real_data import load_task, needs_real_data, reference\n"
+        "from tests.support.real_data import load_task, needs_real_data, reference\n"
         "@needs_real_data\ndef test_task(): load_task('clip_products t2i')\n"
         "@needs_real_data\ndef test_reference(): reference()['docstring_code']\n"
     )
@@ -223,7 +223,7 @@ def test_a_test_of_a_missing_set_is_skipped_with_the_command(tmp_path):
 
 
 def test_a_benchmark_of_a_missing_set_ends_with_the_command(tmp_path):
-    code = "from tests.real_data import load_task; load_task('text_video_msrvtt t2v')"
+    code = "from tests.support.real_data import load_task; load_task('text_video_msrvtt t2v')"
     environment = {"PYTHONPATH": str(ROOT), "MILVUS_HUBNESS_DATA": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False

@@ -39,9 +39,9 @@ from milvus_hubness.jobs.store.records import (
     Verdicts,
     WriteIntentLog,
 )
-from tests import hostile_states
-from tests.galleries import plain_collection, vectors
-from tests.hostile_states import PLACES, World
+from tests.support import hostile_states
+from tests.support.galleries import plain_collection, vectors
+from tests.support.hostile_states import PLACES, World
 
 MOST_MEMORY = 1 << 30
 """Bytes by which the process may grow while hostile records are read."""

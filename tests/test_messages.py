@@ -25,7 +25,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.cli import main
 from milvus_hubness.jobs.common.lease import Lease
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM, ROWS, QUERIES = 8, 60, 40
 URI = "shop.db"

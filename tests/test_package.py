@@ -103,6 +103,19 @@ def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
             ), path
 
 
+def test_each_name_of_the_stub_can_be_imported():
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    named = {
+        alias.asname
+        for node in ast.walk(stub)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname
+    }
+    assert "DistributionNormalization" in named
+    assert named <= set(dir(milvus_hubness))
+
+
 def test_public_names_are_all_there_and_documented():
     names = set(dir(milvus_hubness)) - {"__version__"}
     assert {"HubnessClient", "Correction", "LeaseHeld", "migrate", "refresh"} < names

@@ -20,9 +20,9 @@ from milvus_hubness.reports.collections import render
 from milvus_hubness.reports.images import Images
 from milvus_hubness.serve.page import service_routes
 from milvus_hubness.serve.worker import ServiceMetrics
-from tests import sample_pages
-from tests.browser import MODES, WIDTHS, needs_chromium
 from tests.docs import pages
+from tests.support import sample_pages
+from tests.support.browser import MODES, WIDTHS, needs_chromium
 
 PACKAGE = Path(milvus_hubness.__file__).parent
 SHOT_AT = (390, 1280)

@@ -14,8 +14,8 @@ import yaml
 from packaging.requirements import Requirement
 from qdrant_client.common.version_check import is_compatible
 
-from tests import tiers
-from tests.servers import CurrentMilvus
+from tests.support import tiers
+from tests.support.servers import CurrentMilvus
 
 if sys.version_info >= (3, 11):
     import tomllib

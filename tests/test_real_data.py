@@ -13,7 +13,7 @@ MARK = "needs_real_data"
 FILES = [
     path
     for path in sorted(TESTS.rglob("test_*.py"))
-    if path != Path(__file__) and "tests.real_data" in path.read_text()
+    if path != Path(__file__) and "tests.support.real_data" in path.read_text()
 ]
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,9 +15,9 @@ import pytest
 from pymilvus import MilvusClient
 from qdrant_client import QdrantClient, models
 
-from tests import servers
 from tests.qdrant.strict import StrictServer, listening
-from tests.servers import CurrentMilvus, MilvusServer, QdrantServer, free_ports, lite_uri
+from tests.support import servers
+from tests.support.servers import CurrentMilvus, MilvusServer, QdrantServer, free_ports, lite_uri
 
 VECTORS = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
 
@@ -105,7 +105,7 @@ def test_stopping_twice_is_fine() -> None:
 def test_a_server_dies_with_its_owner() -> None:
     source = """
 import subprocess, time
-from tests.servers import die_with_parent
+from tests.support.servers import die_with_parent
 print(subprocess.Popen(die_with_parent(["/bin/sleep", "60"])).pid, flush=True)
 time.sleep(60)
 """

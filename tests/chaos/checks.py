@@ -16,7 +16,7 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 from tests.chaos.corrected import Biases, Corrected, expected_biases
 from tests.chaos.ports import Database
 from tests.chaos.sources import assert_same
-from tests.galleries import all_keys
+from tests.support.galleries import all_keys
 
 OFF = 1e-4
 OFF_OF_NEW_ROWS = 0.5

@@ -41,7 +41,7 @@ from milvus_hubness.jobs.store.protocols import Store
 from milvus_hubness.milvus.store.server import is_one_of
 from tests.chaos.ports import Application, Database, Place
 from tests.chaos.sources import DIM, Rows, Shape, drawn_change
-from tests.galleries import nnn, rich_rows
+from tests.support.galleries import nnn, rich_rows
 
 COUNT, PENDING_ROWS, NEW_KEYS = 300, 45, 7_000_000
 

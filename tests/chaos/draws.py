@@ -14,7 +14,7 @@ from milvus_hubness import CSLS, NNN, Blend, Estimator
 from tests.chaos.corrected import Biases
 from tests.chaos.places import BACKENDS
 from tests.chaos.sources import DIM, Shape
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 KINDS = ["full"] * 10 + ["pending"] * 6 + ["revert"] * 4
 """Of each backend's twenty."""

@@ -28,7 +28,7 @@ from tests.chaos.places import BACKENDS, Command
 from tests.chaos.ports import Database, Place
 from tests.chaos.sources import DIM, ROWS, Rows, Shape, assert_same, drawn_change
 from tests.chaos.trial import Ended, PlacedRunner
-from tests.galleries import nnn, vectors
+from tests.support.galleries import nnn, vectors
 
 K, ALPHA, QUERIES = 8, 0.75, 64
 CONSOLE_LINES = 12

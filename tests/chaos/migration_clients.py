@@ -26,7 +26,7 @@ from tests.chaos.places import BACKENDS
 from tests.chaos.ports import Application as Client
 from tests.chaos.ports import Database
 from tests.chaos.processes import be_quiet, problem_of
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, STEADY, RANGE = 16, 300, 1_200
 BATCH = 10

@@ -23,8 +23,8 @@ from milvus_hubness.milvus.store.server import connect, is_one_of
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape
-from tests.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
-from tests.servers import MilvusServer, aliases_of, lite_uri
+from tests.support.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
+from tests.support.servers import MilvusServer, aliases_of, lite_uri
 
 _STORED_WIDTH = 32
 _FLOAT, _EPOCH = (

@@ -19,7 +19,7 @@ from tests.chaos.ports import Place
 from tests.chaos.processes import FORKS
 from tests.chaos.qdrant import QdrantPlace
 from tests.chaos.sources import Shape
-from tests.servers import MilvusServer
+from tests.support.servers import MilvusServer
 
 PATIENCE = 180
 MEMORY = "/dev/shm"

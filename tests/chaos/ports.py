@@ -16,7 +16,7 @@ from milvus_hubness.jobs.store.protocols import Store
 if TYPE_CHECKING:
     from tests.chaos.moments import Watch
     from tests.chaos.sources import Key, Rows, Shape
-    from tests.servers import MilvusServer
+    from tests.support.servers import MilvusServer
 
 Sameness = Literal["bit for bit", "within a unit", "in direction"]
 """How near vectors that are read are to those written: within a unit in the last place of each number; or

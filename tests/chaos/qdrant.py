@@ -22,8 +22,8 @@ from qdrant_hubness.store import connect
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Application, Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, ROWS, Key, Rows, Shape
-from tests.galleries import rich_rows
-from tests.servers import MilvusServer
+from tests.support.galleries import rich_rows
+from tests.support.servers import MilvusServer
 
 DISTANCES = {"IP": "Dot", "COSINE": "Cosine", "L2": "Euclid"}
 REQUESTS = (

@@ -20,9 +20,9 @@ from tests.chaos.qdrant import DISTANCES, AsMilvus
 from tests.chaos.scene import ALPHA, PENDING, ROWS, K, Row, Scene
 from tests.chaos.scene import TTL as STATE_TTL
 from tests.chaos.settings import DIM
-from tests.galleries import nnn
 from tests.qdrant.strict import StrictServer, listening
-from tests.servers import QdrantServer
+from tests.support.galleries import nnn
+from tests.support.servers import QdrantServer
 
 QDRANT_BACKENDS = ("qdrant-local", "qdrant-strict", "qdrant-server")
 MANY = 16_000

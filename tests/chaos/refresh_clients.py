@@ -20,7 +20,7 @@ from milvus_hubness.correction.codec.base import PENDING
 from tests.chaos.corrected import Biases, Corrected
 from tests.chaos.places import PATIENCE
 from tests.chaos.sources import DIM
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 LIMIT, QUERIES = 30, 2
 READ_PAUSE, WRITE_PAUSE = 0.1, 0.3

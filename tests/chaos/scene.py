@@ -22,8 +22,8 @@ from milvus_hubness import HubnessClient
 from tests.chaos.jobs import Job
 from tests.chaos.relay import Relay
 from tests.chaos.settings import DIM, Settings
-from tests.galleries import nnn, vectors
-from tests.servers import MilvusServer, aliases_of, die_with_parent, free_ports
+from tests.support.galleries import nnn, vectors
+from tests.support.servers import MilvusServer, aliases_of, die_with_parent, free_ports
 
 ROWS, PENDING, BANK_ROWS, K, ALPHA = 300, 100, 32, 4, 0.75
 SHARE = 0.15

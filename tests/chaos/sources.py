@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.ports import Sameness
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, ROWS, TOUCHED = 16, 2_400, 8
 PARTITIONS = {"north": ("tenant 1", "tenant 2", "tenant 3"), "south": ("tenant 4", "tenant 5")}

@@ -8,8 +8,8 @@ import pytest
 
 from milvus_hubness import MilvusStore, connect
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
-from tests import servers
 from tests.chaos import killed_migrations, killed_rebuilds, killed_refreshes
+from tests.support import servers
 
 LONG = pytest.mark.long
 SEED = int(os.environ.get("CHAOS_SEED", "7"))

@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.overlaps import Trial, run_trial
 from tests.chaos.qdrant_overlaps import QDRANT_KINDS, qdrant
-from tests.servers import QdrantServer
+from tests.support.servers import QdrantServer
 
 pytestmark = pytest.mark.long
 

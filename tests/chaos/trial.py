@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from tests.chaos.places import BACKENDS
 from tests.chaos.ports import Place
 from tests.chaos.processes import be_quiet, problem_of
-from tests.servers import MilvusServer
+from tests.support.servers import MilvusServer
 
 
 @dataclass

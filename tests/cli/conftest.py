@@ -15,7 +15,7 @@ from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import connect
 from milvus_hubness.cli import main
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM = 8
 

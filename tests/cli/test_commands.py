@@ -19,7 +19,7 @@ from milvus_hubness.basics.texts import describe, rounded_shares
 from milvus_hubness.cli.console import check_writable
 from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
-from tests.galleries import half_known, plain_collection, vectors
+from tests.support.galleries import half_known, plain_collection, vectors
 
 NOW = ("--client-ttl", "0")
 """Nobody writes."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 NNN = ("--bank", "bank.npy", "--method", "nnn", "--k", "4")
 PAIRS = ("diagnose", "products", "--pairs", "pairs.parquet", *NNN)

@@ -8,7 +8,7 @@ from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import connect
 from tests.congruence.test_second_vector import with_second_field
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, WIDTH = 8, 16
 WHERE = ("--bank", "bank.npy", "--method", "nnn", "--k", "4", "--where", "vectors")

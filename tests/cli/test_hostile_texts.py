@@ -20,7 +20,7 @@ from milvus_hubness.cli import console
 from milvus_hubness.cli.migrate.show import LINES, printed
 from milvus_hubness.jobs.common.progress import Event
 from tests.cli.conftest import DIM
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 HOSTILE = {
     "title": "\x1b]0;owned\x07key",

@@ -9,7 +9,7 @@ import pytest
 
 from milvus_hubness import HubnessClient
 from tests.cli.conftest import assert_fails
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 OPTIONS = ("--queries", "bank.npy", "--limit", "3")
 

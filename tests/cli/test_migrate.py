@@ -11,7 +11,7 @@ from milvus_hubness.cli import console
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 BANK = ("--bank", "bank.npy", "--k", "8")
 AT_ONCE = ("--client-ttl", "0")

@@ -24,7 +24,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, TuningRecord, Verdicts
 from tests.cli.conftest import DIM
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 COLLECTION = '[[collection]]\nname = "products_hubness"\n'
 TOKEN = "sesame-0815"

@@ -4,9 +4,9 @@ import pytest
 from qdrant_client import QdrantClient
 
 from tests.conftest import DATABASES, Backend
-from tests.databases import OnMilvus, OnQdrant
 from tests.qdrant.strict import StrictServer
-from tests.servers import QdrantServer
+from tests.support.databases import OnMilvus, OnQdrant
+from tests.support.servers import QdrantServer
 
 QDRANTS = {
     "qdrant-local": "",

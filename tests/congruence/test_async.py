@@ -42,7 +42,15 @@ from milvus_hubness.milvus.client.state_cache import BankCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, PlainConnection
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
-from tests.galleries import AWKWARD, METRICS, all_keys, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import (
+    AWKWARD,
+    METRICS,
+    all_keys,
+    nnn,
+    plain_collection,
+    similarity,
+    vectors,
+)
 
 ON_SERVERS = {"pair": ["L2"]}
 

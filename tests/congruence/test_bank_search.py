@@ -28,7 +28,7 @@ from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.store.banks import bank_rows
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from tests.congruence.test_async import opened
-from tests.galleries import METRICS, not_called, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, not_called, plain_collection, similarity, vectors
 
 ON_SERVERS = {"searched": ["COSINE"]}
 

@@ -33,7 +33,7 @@ from milvus_hubness.correction.codec.base import EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.jobs.store.records import TUNING_PROPERTY, Verdicts
 from milvus_hubness.quality.trials import raw_places
-from tests.galleries import (
+from tests.support.galleries import (
     METRICS,
     all_keys,
     as_distance,

@@ -33,8 +33,8 @@ from milvus_hubness.jobs.store.records import (
 )
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
-from tests.galleries import plain_collection, vectors
-from tests.ledgers import let_write
+from tests.support.galleries import plain_collection, vectors
+from tests.support.ledgers import let_write
 
 DIM, ITEMS, K = 8, 40, 4
 

@@ -23,7 +23,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.jobs.migration.survey import SAMPLE_ROWS
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 150, 12, 80, 8, 0.75
 

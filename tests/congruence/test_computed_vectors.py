@@ -23,7 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.reports.collections import diagnose, tune
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM = 8
 REASON = r"field 'meaning' are computed on the server, by function 'embed' \(TEXTEMBEDDING\)"

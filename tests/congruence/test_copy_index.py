@@ -24,7 +24,7 @@ from milvus_hubness.jobs.migration.migrator import cutover, rollback
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.server import validate_index
-from tests.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 
 def assert_index(backend, name, kind, **params):

@@ -7,7 +7,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, rollback
 from tests.congruence.test_async import opened
-from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, AN_HOUR = 14, 150, 5, 3_600.0
 

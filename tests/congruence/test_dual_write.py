@@ -23,8 +23,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
-from tests.galleries import all_keys, nnn, plain_collection, vectors
-from tests.ledgers import let_write
+from tests.support.galleries import all_keys, nnn, plain_collection, vectors
+from tests.support.ledgers import let_write
 
 DIM, ITEMS, K, AN_HOUR = 10, 60, 4, 3_600.0
 LITE = pytest.mark.lite_only

@@ -16,8 +16,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.fitted import Correction
 from tests.congruence.test_refresh import ITEMS, Corrected
-from tests.databases import OnMilvus
-from tests.galleries import METRICS, all_keys, plain_collection, vectors
+from tests.support.databases import OnMilvus
+from tests.support.galleries import METRICS, all_keys, plain_collection, vectors
 
 BEYOND_CONTRACT = pytest.mark.beyond_contract
 

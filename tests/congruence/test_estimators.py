@@ -23,7 +23,7 @@ from milvus_hubness import (
 from milvus_hubness.cli import app
 from milvus_hubness.cli.options import EstimatorOptions
 from milvus_hubness.correction.fitted import reduced_targets
-from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
 MADE = {"test_an_estimator_that_needs_targets_says_so": {"served": ["IP"]}}
 ON_SERVERS = {"served": ["L2"]}

@@ -4,8 +4,8 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import InvalidInput
-from tests import every_call
-from tests.catalogue import DIM, KINDS, Catalogue, assert_same, rows_there
+from tests.support import every_call
+from tests.support.catalogue import DIM, KINDS, Catalogue, assert_same, rows_there
 
 ON_SERVERS = {"catalogue": [("COSINE", "str")]}
 MADE = every_call.MADE

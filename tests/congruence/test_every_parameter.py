@@ -44,7 +44,7 @@ from milvus_hubness import (
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75
 LOCATIONS = ["vector", "second_vector", "fields", "side_collection"]

@@ -23,7 +23,7 @@ from milvus_hubness import (
     status,
     tune,
 )
-from tests.galleries import as_distance, nnn, similarity, vectors
+from tests.support.galleries import as_distance, nnn, similarity, vectors
 
 ITEMS, QUERIES, BANK, K = 120, 6, 50, 5
 DIMS = {"text": 12, "image": 20, "other": 8}

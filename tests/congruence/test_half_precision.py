@@ -16,7 +16,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.codec.arrays import SMALLEST, SPACING, decode, encode, rounded
-from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 ITEMS, QUERIES, BANK, DIM, K = 150, 5, 60, 24, 8
 KINDS = {"float16": DataType.FLOAT16_VECTOR, "bfloat16": DataType.BFLOAT16_VECTOR}

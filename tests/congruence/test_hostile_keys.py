@@ -9,7 +9,7 @@ from pymilvus.client.iterator import SearchIterator
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, AsyncHubnessClient, CorrectionConfig, QueryBank, connect
-from tests.galleries import AWKWARD, vectors
+from tests.support.galleries import AWKWARD, vectors
 
 DIM = 8
 HOSTILE = [

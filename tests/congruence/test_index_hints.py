@@ -20,7 +20,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.store.generations import Batch
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
-from tests.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K, CELLS = 32, 300, 200, 6, 8
 ALL = 128

@@ -25,7 +25,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.milvus.client.rewrite import keep
 from tests.congruence.test_client import ITEMS, K, Pair
-from tests.galleries import METRICS, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, plain_collection, similarity, vectors
 
 ON_SERVERS = {"pair": ["L2"]}
 

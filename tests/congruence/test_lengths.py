@@ -16,7 +16,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.store.records import VectorField
 from milvus_hubness.milvus.store.schema import takes_length_pull
 from tests.congruence.test_second_vector import TWO_FIELDS, with_second_field
-from tests.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K = 20, 120, 60, 6
 MADE = {"test_a_second_vector_field_has_them": TWO_FIELDS}

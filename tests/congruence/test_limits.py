@@ -10,7 +10,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.errors import HubnessError, PartialWrite
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 300
 RNG = np.random.default_rng(1)

@@ -16,7 +16,7 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.errors import UnreadableFile
-from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}
 DIM, ITEMS, QUERIES = 8, 70, 40

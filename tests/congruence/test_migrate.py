@@ -45,7 +45,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import (
+from tests.support.galleries import (
     all_keys,
     nnn,
     plain_collection,

@@ -24,7 +24,7 @@ from milvus_hubness.correction.state import PROPERTY
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
-from tests.galleries import as_distance, nnn, similarity, vectors
+from tests.support.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 8, 60, 4
 OURS = {LEDGER, "hubness_state"}

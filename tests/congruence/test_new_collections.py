@@ -27,7 +27,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.layout import Layout
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"metric": ["COSINE"]}
 

@@ -23,7 +23,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
 from milvus_hubness.jobs.migration import catch_up
 from milvus_hubness.jobs.migration.catch_up import verify
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, ITEMS = 16, 300
 WITHOUT_WRITERS = MigrationOptions(no_writers=True)

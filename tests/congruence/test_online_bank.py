@@ -34,7 +34,7 @@ from milvus_hubness.jobs.store.records import ONLINE_BANKS_PROPERTY
 from milvus_hubness.milvus.client.query_samples import BATCH, Sampled
 from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
 from tests.congruence.test_async import opened
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, BANK = 12, 120, 40
 

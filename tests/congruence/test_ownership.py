@@ -43,7 +43,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.serve.config_file import ConfigFile
 from milvus_hubness.serve.service import Service
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS, K = 8, 30, 4
 

@@ -20,7 +20,7 @@ from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.clean import would_drop
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.presence import problem_of
-from tests.galleries import all_keys, plain_collection, vectors
+from tests.support.galleries import all_keys, plain_collection, vectors
 
 DIM, ITEMS = 8, 60
 ALONE = MigrationOptions(no_writers=True)

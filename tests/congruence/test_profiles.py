@@ -19,7 +19,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import (
+from tests.support.galleries import (
     METRICS,
     as_distance,
     nnn,

@@ -21,8 +21,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.extras.quari.model import Quari
 from milvus_hubness.extras.quari.settings import QuariConfig
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
-from tests.quari import explicit
+from tests.extras.quari import explicit
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"world": ["L2"]}
 

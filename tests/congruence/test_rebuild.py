@@ -11,7 +11,7 @@ from milvus_hubness.jobs.migration import ledger
 from milvus_hubness.jobs.refresh import plan as refresh_plan
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import nnn, plain_collection, similarity, vectors
+from tests.support.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 12, 150, 8
 

@@ -4,7 +4,7 @@ import pytest
 from pymilvus import DataType
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from tests.real_data import load_task, needs_real_data, reference
+from tests.support.real_data import load_task, needs_real_data, reference
 
 BATCH = 1_000
 MANY = 10_000

@@ -22,8 +22,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from tests.databases import write_state
-from tests.galleries import METRICS, all_keys, as_distance, nnn, similarity, vectors
+from tests.support.databases import write_state
+from tests.support.galleries import METRICS, all_keys, as_distance, nnn, similarity, vectors
 
 ON_SERVERS = {"shared": ["COSINE"]}
 

@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, LIMIT = 9, 80, 4, 6
 

@@ -15,7 +15,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.correction.state import CollectionState
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"gated": ["L2"], "dual": ["L2"]}
 

@@ -29,7 +29,7 @@ from milvus_hubness import (
 from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.milvus.store import requests as milvus_requests
-from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 150, 7, 60, 6, 0.75
 OURS = {SECOND_VECTOR_FIELD, BIAS_FIELD, EPOCH_FIELD}

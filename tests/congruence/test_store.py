@@ -10,8 +10,8 @@ from milvus_hubness.correction.state import BankReference
 from milvus_hubness.jobs.migration.survey import survey
 from milvus_hubness.jobs.store.generations import Batch
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite, Record
-from tests.databases import write_state
-from tests.galleries import all_keys, vectors
+from tests.support.databases import write_state
+from tests.support.galleries import all_keys, vectors
 
 
 def copying(source):

@@ -15,7 +15,7 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
-from tests.galleries import plain_collection, vectors
+from tests.support.galleries import plain_collection, vectors
 
 DIM, ITEMS = 8, 700
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import CSLS, NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
-from tests.galleries import all_keys, nnn, plain_collection, similarity, vectors
+from tests.support.galleries import all_keys, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, THREADS, OWN = 16, 400, 8, 1_000
 FEWEST, PATIENCE = 50, 120

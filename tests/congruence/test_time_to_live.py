@@ -17,7 +17,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.serve.config import CollectionTable
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, ITEMS, LONG = 8, 60, 86_400
 RNG = np.random.default_rng(1)

@@ -22,7 +22,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs.store.records import MOST_VERDICTS, TUNING_PROPERTY, TuningRecord, Verdicts
 from milvus_hubness.reports.collections import diagnose, tune
-from tests.galleries import half_known, plain_collection
+from tests.support.galleries import half_known, plain_collection
 
 pytestmark = pytest.mark.beyond_contract
 

@@ -27,8 +27,8 @@ from milvus_hubness.jobs.migration.ledger import MIGRATIONS, Ledger
 from milvus_hubness.jobs.refresh.online_bank import start_online_bank, stop_online_bank
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
-from tests.databases import OnMilvus
-from tests.galleries import vectors
+from tests.support.databases import OnMilvus
+from tests.support.galleries import vectors
 
 DIM, ITEMS = 8, 30
 MADE = {"database": {"found": ("lite", "qdrant-local")}}

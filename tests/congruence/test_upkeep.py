@@ -18,8 +18,8 @@ from milvus_hubness.jobs.refresh.plan import Labels
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
-from tests.galleries import nnn, plain_collection
-from tests.servers import aliases_of
+from tests.support.galleries import nnn, plain_collection
+from tests.support.servers import aliases_of
 
 DIM, ITEMS, K = 16, 220, 8
 

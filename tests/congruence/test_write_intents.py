@@ -31,7 +31,7 @@ from milvus_hubness.jobs.store.records import WRITE_INTENTS_PROPERTY, WriteInten
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
-from tests.galleries import all_keys, plain_collection, rich_rows, rich_schema, vectors
+from tests.support.galleries import all_keys, plain_collection, rich_rows, rich_schema, vectors
 
 DIM, ITEMS, BANK, K, AN_HOUR = 10, 60, 30, 4, 3_600.0
 LITE = pytest.mark.lite_only

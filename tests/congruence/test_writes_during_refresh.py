@@ -24,8 +24,15 @@ from milvus_hubness.jobs.migration.compare import Endpoint
 from milvus_hubness.jobs.store.generations import Batch
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
-from tests.databases import write_state
-from tests.galleries import as_distance, nnn, not_called, plain_collection, similarity, vectors
+from tests.support.databases import write_state
+from tests.support.galleries import (
+    as_distance,
+    nnn,
+    not_called,
+    plain_collection,
+    similarity,
+    vectors,
+)
 
 DIM, ITEMS, BANK, K, CENTRE, AN_HOUR = 10, 40, 30, 4, 0.25, 3_600.0
 PLACES = ["vectors", "fields", "second field", "side"]

@@ -23,7 +23,7 @@ from milvus_hubness.jobs.common.control import MigrationMetrics
 from milvus_hubness.serve import ConfigFile
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceMetrics
-from tests.servers import free_ports, no_docker
+from tests.support.servers import free_ports, no_docker
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from qdrant_client import QdrantClient
 
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import METRICS, Backend, Corrected
-from tests.servers import QdrantServer
+from tests.support.servers import QdrantServer
 
 
 def _client(request):

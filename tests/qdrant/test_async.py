@@ -8,8 +8,8 @@ from qdrant_client import AsyncQdrantClient, QdrantClient, models
 
 from milvus_hubness import DimensionMismatch
 from qdrant_hubness import AsyncHubnessQdrantClient, HubnessQdrantClient
-from tests.galleries import vectors
 from tests.qdrant.worlds import Backend, Corrected, key
+from tests.support.galleries import vectors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from qdrant_hubness import cli
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM = 8
 

@@ -18,8 +18,8 @@ from milvus_hubness import (
     plan_migration,
 )
 from qdrant_hubness import HubnessQdrantClient
-from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key
+from tests.support.galleries import nnn, vectors
 
 FILTER = models.Filter(must=[models.FieldCondition(key="group", match=models.MatchValue(value=2))])
 CLOSE = {"abs": 3e-5}

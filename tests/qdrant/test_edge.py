@@ -6,7 +6,7 @@ import pytest
 
 from milvus_hubness import NNN, Correction, Layout, QueryBank
 from milvus_hubness.correction.codec.index_hints import measured_on
-from tests.galleries import METRICS, nnn, similarity, vectors
+from tests.support.galleries import METRICS, nnn, similarity, vectors
 
 edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
 

@@ -8,9 +8,9 @@ from qdrant_client import AsyncQdrantClient, models
 
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
 from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
-from tests.galleries import nnn, similarity, vectors
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
+from tests.support.galleries import nnn, similarity, vectors
 
 DIM, ITEMS = 8, 60
 VECTORS = {"first": "Dot", "second": "Cosine"}

@@ -18,8 +18,8 @@ from milvus_hubness import (
     status,
 )
 from qdrant_hubness import QdrantStore
-from tests.galleries import nnn, similarity, vectors
 from tests.qdrant.worlds import METRICS, key
+from tests.support.galleries import nnn, similarity, vectors
 
 DIM, ITEMS = 12, 200
 FILTER = models.Filter(must=[models.FieldCondition(key="group", match=models.MatchValue(value=2))])

@@ -26,9 +26,9 @@ from milvus_hubness.jobs.refresh.sweep import sweep
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
 from qdrant_hubness import AsyncHubnessQdrantClient, HubnessQdrantClient, QdrantStore
 from qdrant_hubness.store.sizes import in_parts, json_bytes
-from tests.galleries import vectors
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
+from tests.support.galleries import vectors
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8

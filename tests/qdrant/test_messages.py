@@ -35,9 +35,9 @@ from milvus_hubness import (
 from qdrant_hubness import cli
 from qdrant_hubness.store import connect
 from qdrant_hubness.store.requests import translated
-from tests.galleries import vectors
 from tests.qdrant.strict import StrictServer, listening
 from tests.qdrant.strict.grpc_errors import CallFailed
+from tests.support.galleries import vectors
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8

@@ -34,8 +34,8 @@ from milvus_hubness.jobs.common.corrections import load_correction
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
-from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
+from tests.support.galleries import nnn, vectors
 
 DIM = 32
 

@@ -21,9 +21,9 @@ from milvus_hubness import (
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY
 from qdrant_hubness import AsyncHubnessQdrantClient, QdrantStore
-from tests.galleries import nnn, similarity, vectors
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend, Corrected, key
+from tests.support.galleries import nnn, similarity, vectors
 
 SERVERS = {
     "rest": lambda: StrictServer().client(),

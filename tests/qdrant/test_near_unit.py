@@ -17,9 +17,9 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
-from tests.galleries import vectors
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
+from tests.support.galleries import vectors
 
 COUNT = 60
 ALONE = MigrationOptions(no_writers=True)

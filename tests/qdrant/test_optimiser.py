@@ -11,7 +11,7 @@ from milvus_hubness.basics.waiting import WaitPolicy, wait_until
 from qdrant_hubness.store.optimiser import Optimiser
 from tests.qdrant.strict import StrictServer
 from tests.qdrant.worlds import Backend
-from tests.times import Time
+from tests.support.times import Time
 
 YELLOW, GREEN = models.CollectionStatus.YELLOW, models.CollectionStatus.GREEN
 

@@ -23,7 +23,7 @@ from milvus_hubness.jobs.store.records import (
     DualWrite,
     WriteIntentLog,
 )
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 DIM, ITEMS = 6, 30
 

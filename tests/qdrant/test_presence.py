@@ -20,8 +20,8 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs.migration.catch_up import verify
-from tests.galleries import vectors
 from tests.qdrant.worlds import key
+from tests.support.galleries import vectors
 
 ALONE = MigrationOptions(no_writers=True)
 

@@ -9,9 +9,9 @@ from milvus_hubness.correction.codec.index_hints import measured_on
 from milvus_hubness.correction.codec.quantisation import spread_for, with_bias_scale
 from milvus_hubness.correction.fitted import Correction
 from qdrant_hubness.store import schema
-from tests.galleries import METRICS as LAYOUT_METRICS
-from tests.galleries import embedding_like, similarity, vectors
 from tests.qdrant.worlds import METRICS, Corrected, key
+from tests.support.galleries import METRICS as LAYOUT_METRICS
+from tests.support.galleries import embedding_like, similarity, vectors
 
 INT8 = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
 BINARY = models.BinaryQuantizationConfig

@@ -4,7 +4,7 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from tests.real_data import load_task, needs_real_data, reference
+from tests.support.real_data import load_task, needs_real_data, reference
 
 BATCH, TIE, MANY = 500, 1e-6, 10_000
 

@@ -21,8 +21,8 @@ from milvus_hubness.jobs.common.lease_records import LeasePolicy
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.records import Record
 from qdrant_hubness import QdrantStore
-from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key
+from tests.support.galleries import nnn, vectors
 
 
 def everything(backend, name):

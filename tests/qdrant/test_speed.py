@@ -25,8 +25,8 @@ from qdrant_hubness import HubnessQdrantClient, QdrantStore
 from qdrant_hubness.client import writes
 from qdrant_hubness.store.rows import Uncopied
 from qdrant_hubness.store.sizes import in_parts, json_bytes
-from tests.galleries import vectors
 from tests.qdrant.strict import StrictServer
+from tests.support.galleries import vectors
 
 DIM, ROWS = 8, 60
 

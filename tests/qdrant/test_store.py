@@ -17,7 +17,7 @@ from milvus_hubness.jobs.store.protocols import (
     capability,
 )
 from qdrant_hubness.store import schema
-from tests.galleries import vectors
+from tests.support.galleries import vectors
 
 
 def test_points_come_back_as_they_were_written_whatever_is_in_them(backend):

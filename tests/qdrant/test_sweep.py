@@ -25,8 +25,8 @@ from milvus_hubness.jobs.migration.clean import would_drop
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.refresh.sweep import leftovers, sweep
 from milvus_hubness.jobs.store.ownership import LEDGER
-from tests.galleries import vectors
 from tests.qdrant.worlds import Corrected
+from tests.support.galleries import vectors
 
 ALONE = MigrationOptions(no_writers=True)
 DIM = 8

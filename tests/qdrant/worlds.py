@@ -9,8 +9,8 @@ from qdrant_client import QdrantClient, models
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from qdrant_hubness import HubnessQdrantClient, QdrantStore
-from tests.galleries import nnn, similarity, vectors
-from tests.servers import own_name
+from tests.support.galleries import nnn, similarity, vectors
+from tests.support.servers import own_name
 
 METRICS = {"Cosine": "COSINE", "Dot": "IP", "Euclid": "L2"}
 _numbers = itertools.count()

@@ -8,7 +8,7 @@ from sklearn.cluster import KMeans
 
 from milvus_hubness import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.quality.bank_checks import AT_LEAST, LEVEL, THRESHOLD, drift_between
-from tests.real_data import load_task, needs_real_data
+from tests.support.real_data import load_task, needs_real_data
 
 
 def drawn(seed, count, dim=5, shift=0.0):

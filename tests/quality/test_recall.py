@@ -12,7 +12,7 @@ from milvus_hubness.correction.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality import recall
 from milvus_hubness.quality.recall import affordable_rows, measure_recall
-from tests.galleries import METRICS, nnn, similarity
+from tests.support.galleries import METRICS, nnn, similarity
 
 SMALL = {"M": 8, "efConstruction": 60}
 FORMS = ("raw", "stored")

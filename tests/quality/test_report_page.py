@@ -18,10 +18,10 @@ from milvus_hubness.quality.verdict import EXPECTED_GAIN
 from milvus_hubness.reports.collections import render
 from milvus_hubness.reports.images import Images
 from milvus_hubness.reports.report import diagnose
-from tests.browser import MODES, needs_chromium
-from tests.pages import assert_accessible
-from tests.real_data import fit_on, load_task, needs_real_data
-from tests.sample_pages import diagnosis as made
+from tests.support.browser import MODES, needs_chromium
+from tests.support.pages import assert_accessible
+from tests.support.real_data import fit_on, load_task, needs_real_data
+from tests.support.sample_pages import diagnosis as made
 
 EVIL = "<script>alert(1)</script>\"'&$title"
 VOID = {"meta", "br", "img", "link", "input", "hr"}

@@ -25,8 +25,8 @@ from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput,
 from milvus_hubness.quality.measures import assess, excess_answers_of, ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, search, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, mix, pick, tune
-from tests.galleries import half_known
-from tests.real_data import load_task, needs_real_data
+from tests.support.galleries import half_known
+from tests.support.real_data import load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
 

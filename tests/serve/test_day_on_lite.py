@@ -8,9 +8,9 @@ import time_machine
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration, refresh
 from milvus_hubness.jobs.refresh.status import status
-from tests.galleries import nnn, plain_collection, vectors
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file
+from tests.support.galleries import nnn, plain_collection, vectors
 
 DIM = 16
 START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)

@@ -10,9 +10,9 @@ import pytest
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import ServiceView
-from tests.pages import assert_accessible
-from tests.sample_pages import AT, full_service_view, outcomes, service_view
-from tests.sample_pages import collection_view as collection
+from tests.support.pages import assert_accessible
+from tests.support.sample_pages import AT, full_service_view, outcomes, service_view
+from tests.support.sample_pages import collection_view as collection
 
 EVIL = "<script>alert(1)</script>\"'&$at"
 

@@ -1,0 +1,277 @@
+"""Convergence, warm starts, restoring, and the sparse graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn
+from milvus_hubness.correction.estimators.nearest import Nearest, masses
+from milvus_hubness.correction.estimators.sinkhorn import NEIGHBORS
+from milvus_hubness.correction.estimators.steps import AllScores, PairSteps, scores_for
+from milvus_hubness.correction.kernels import topk
+from milvus_hubness.correction.kernels.primitives import kernel_policy
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
+from tests.support.real_data import load_task, needs_real_data
+
+RNG = np.random.default_rng(0)
+BANK = QueryBank(RNG.standard_normal((60, 8)) / 3)
+GALLERY = (RNG.standard_normal((45, 8)) / 3).astype(np.float32)
+
+
+def test_it_converges_and_says_so():
+    fitted = Sinkhorn(0.2, iterations=500, tol=1e-4).fit(BANK, gallery=GALLERY)
+    assert fitted.diagnostics.converged
+    assert fitted.diagnostics.marginal_error <= 1e-4
+    assert 1 < fitted.diagnostics.iterations < 500
+    scores = BANK.vectors @ GALLERY.T + fitted.potentials - fitted.bias(GALLERY)
+    plan = np.exp(scores.astype(np.float64) / 0.2)
+    plan /= plan.sum()
+    np.testing.assert_allclose(plan.sum(0), 1 / 45, rtol=1e-4)
+    np.testing.assert_allclose(plan.sum(1), 1 / 60, rtol=5e-3)
+
+
+def test_it_says_when_it_did_not():
+    diagnostics = Sinkhorn(0.02, iterations=2, tol=1e-6).fit(BANK, gallery=GALLERY).diagnostics
+    assert diagnostics[:4] == (60, 8, 45, 2)
+    assert not diagnostics.converged
+    assert diagnostics.marginal_error > 1e-6
+
+
+@pytest.mark.parametrize("neighbors", [None, 10])
+def test_a_warm_start_needs_fewer_iterations(neighbors):
+    estimator = Sinkhorn(0.05, iterations=1000, tol=1e-3, neighbors=neighbors)
+    cold = estimator.fit(BANK, gallery=GALLERY)
+    warm = estimator.fit(BANK, gallery=GALLERY, start=cold.potentials)
+    assert warm.diagnostics.iterations < cold.diagnostics.iterations / 2
+
+
+def test_a_fit_is_restored_from_bank_and_potentials():
+    estimator = Sinkhorn(0.05)
+    fitted = estimator.fit(BANK, gallery=GALLERY)
+    assert fitted.potentials.shape == (60, 1)
+    assert fitted.potentials.dtype == np.float32
+    for again in (
+        estimator.restore(BANK, fitted.potentials),
+        estimator.restore(BANK, fitted.potentials.tolist()),
+    ):
+        np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
+        assert again.diagnostics == (60, 8, None, None, None, None, None)
+
+
+def test_a_dual_bank_fit_is_restored_without_the_target_bank():
+    estimator = DualBankSinkhorn(0.05)
+    fitted = estimator.fit(BANK, gallery=GALLERY, target_bank=GALLERY[:7] + 1)
+    assert fitted.diagnostics.items == 52
+    again = estimator.restore(BANK, fitted.potentials)
+    np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
+
+
+def test_all_neighbors_are_the_dense_problem():
+    dense = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
+    for neighbors in (60, 1000):
+        sparse = Sinkhorn(0.05, neighbors=neighbors).fit(BANK, gallery=GALLERY)
+        np.testing.assert_allclose(sparse.bias(GALLERY), dense.bias(GALLERY), atol=1e-5)
+        assert sparse.diagnostics.iterations == dense.diagnostics.iterations
+
+
+@pytest.mark.parametrize("near", [3, None])
+def test_steps_are_log_sum_exps_for_several_temperatures_at_once(near):
+    """Over the nearest pairs, or over all. The shares are those of the bank's marginal."""
+    taus = np.array([0.05, 0.1, 1.0])
+    scores = BANK.vectors.astype(np.float64) @ GALLERY.T
+    steps = AllScores(BANK.vectors, GALLERY)
+    if near is not None:
+        steps = PairSteps.nearest(
+            topk(GALLERY, BANK.vectors, near), topk(BANK.vectors, GALLERY, near)
+        )
+        kept = np.zeros_like(scores, bool)
+        np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
+        np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
+        scores[~kept] = -np.inf
+    g = RNG.standard_normal((3, 45)).astype(np.float32)
+    f = steps.from_items(g, taus)
+    following, shares = steps.from_bank(f, taus)
+    for which, tau in enumerate(taus):
+        np.testing.assert_allclose(
+            f[which], -tau * np.log(np.exp((scores + g[which]) / tau).sum(1)), atol=1e-5
+        )
+        weighted = scores + f[which][:, None]
+        np.testing.assert_allclose(
+            following[which], -tau * np.log(np.exp(weighted / tau).sum(0)), atol=1e-5
+        )
+        plan = np.exp((weighted + following[which]) / tau)
+        np.testing.assert_allclose(shares[which], plan.sum(1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(shares.sum(1), 45, rtol=1e-5)
+
+
+@pytest.mark.parametrize("neighbors", [None, 1, 5])
+def test_odd_galleries(neighbors):
+    """All-zero rows, twice the same row, one item, one query, a very low temperature."""
+    estimator = Sinkhorn(0.001, neighbors=neighbors)
+    gallery = np.concatenate([np.zeros((2, 8), np.float32), GALLERY[:3], GALLERY[:3]])
+    bias = estimator.fit(BANK, gallery=gallery).bias(gallery)
+    assert np.isfinite(bias).all()
+    np.testing.assert_allclose(bias[2:5], bias[5:8], atol=1e-5)
+    assert np.isfinite(estimator.fit(BANK, gallery=GALLERY[:1]).bias(GALLERY)).all()
+    assert np.isfinite(
+        estimator.fit(QueryBank(BANK.vectors[:1]), gallery=GALLERY).bias(GALLERY)
+    ).all()
+    assert np.isfinite(
+        estimator.fit(QueryBank(np.zeros((4, 8))), gallery=GALLERY).bias(GALLERY)
+    ).all()
+
+
+def test_bad_input():
+    estimator = Sinkhorn(0.05)
+    with pytest.raises(InvalidInput, match="Sinkhorn is fitted on the gallery"):
+        estimator.fit(BANK)
+    with pytest.raises(InvalidInput, match="DualBankSinkhorn needs reference items"):
+        DualBankSinkhorn(0.05).fit(BANK, gallery=GALLERY)
+    with pytest.raises(InvalidInput, match="the gallery is empty"):
+        estimator.fit(BANK, gallery=GALLERY[:0])
+    with pytest.raises(DimensionMismatch, match="the gallery has dimension 7"):
+        estimator.fit(BANK, gallery=GALLERY[:, :7])
+    with pytest.raises(DimensionMismatch, match="the target bank has dimension 7"):
+        DualBankSinkhorn(0.05).fit(BANK, gallery=GALLERY, target_bank=GALLERY[:, :7])
+    with pytest.raises(NonFiniteVectors, match="the gallery"):
+        estimator.fit(BANK, gallery=GALLERY * np.nan)
+    for bad in (np.zeros(60), np.zeros((59, 1)), np.zeros((60, 2))):
+        with pytest.raises(InvalidInput, match=r"potentials must have shape \(60, 1\)"):
+            estimator.fit(BANK, gallery=GALLERY, start=bad)
+        with pytest.raises(InvalidInput, match=r"potentials must have shape \(60, 1\)"):
+            estimator.restore(BANK, bad)
+    with pytest.raises(NonFiniteVectors, match="the potentials"):
+        estimator.restore(BANK, np.full((60, 1), np.nan))
+
+
+def test_the_scores_are_had_by_size():
+    assert scores_for(10_000, 20_000) == "float32"
+    assert scores_for(20_000, 20_000) == "recomputed"
+    assert scores_for(100_000, 100_000) == "recomputed"
+    assert scores_for(1_000_000, 1_000_000) == "sparse"
+    free = 130 * 2**30
+    assert scores_for(100_000, 100_000, free) == "float32"
+    assert scores_for(200_000, 200_000, free) == "recomputed"
+    assert scores_for(1_000_000, 1_000_000, free) == "recomputed"
+
+
+@pytest.mark.parametrize(("memory", "scores"), [(1 << 30, "float32"), (0, "recomputed")])
+@pytest.mark.parametrize("tile", [100, 1 << 21])
+def test_however_the_scores_are_had_the_fit_is_the_same(memory, scores, tile):
+    exact = (BANK.vectors @ GALLERY.T).astype(np.float64)
+    g = np.zeros(45)
+    for _ in range(10):
+        f = -0.05 * np.log(np.exp((exact + g) / 0.05).sum(1))
+        g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
+    with kernel_policy(sinkhorn_limits=(memory, 1e9), tile_size=tile):
+        fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
+    assert fitted.diagnostics.scores == scores
+    assert fitted.diagnostics.iterations == 10
+    np.testing.assert_allclose(fitted.potentials[:, 0], f, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 0])
+def test_numpy_balances_as_torch_does(memory):
+    """Whether the scores are stored or computed again in blocks; new items too."""
+    on_torch = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
+    with kernel_policy(kernel="numpy", sinkhorn_limits=(memory, 1e9), tile_size=100):
+        on_arrays = Sinkhorn(0.05, iterations=10, tol=0).fit(BANK, gallery=GALLERY)
+        new_bias = on_arrays.new_bias(GALLERY)
+    assert on_arrays.diagnostics.scores == ("float32" if memory else "recomputed")
+    np.testing.assert_allclose(on_arrays.potentials, on_torch.potentials, atol=1e-6)
+    np.testing.assert_allclose(new_bias, on_torch.new_bias(GALLERY), atol=1e-6)
+
+
+def test_too_many_pairs_are_balanced_over_the_nearest():
+    bank, gallery = QueryBank(RNG.standard_normal((200, 8)) / 3), RNG.standard_normal((150, 8)) / 3
+    with kernel_policy(sinkhorn_limits=(0, 0)):
+        fitted = Sinkhorn(0.05).fit(bank, gallery=gallery)
+    assert fitted.diagnostics.scores == "sparse"
+    sparse, whole = (
+        Sinkhorn(0.05, neighbors=k).fit(bank, gallery=gallery) for k in (NEIGHBORS, 200)
+    )
+    np.testing.assert_array_equal(fitted.potentials, sparse.potentials)
+    assert np.abs(fitted.potentials - whole.potentials).max() > 1e-6
+
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def grown():
+    """A fit on the first items of a gallery, and the others, which come later."""
+    rng = np.random.default_rng(5)
+    items, bank = (rng.standard_normal((n, 6)).astype(np.float32) / 2 for n in (80 + NEW, 60))
+    return Sinkhorn(temperature=0.3).fit(QueryBank(bank), gallery=items[:-NEW]), items[-NEW:]
+
+
+def by_definition(fitted, new):
+    """(n,) float64 biases of new items that come together, and the bank's potentials with room for them."""
+    tau, m = fitted.estimator.tau, len(fitted.bank)
+    scores = fitted.bank.vectors.astype(float) @ new.astype(float).T
+    f = room = fitted.potentials[:, 0].astype(float)
+    for _ in range(5):
+        biases = tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
+        taken = m / 80 * np.exp((scores - biases) / tau).sum(1)
+        room = -tau * np.log(np.exp(-f / tau) + taken)
+    room = room - (room - f).mean()
+    return tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
+
+
+def test_new_items_leave_room_for_each_other_in_any_order(grown):
+    fitted, new = grown
+    assert fitted.estimator.items == 80
+    np.testing.assert_allclose(fitted.new_bias(new), by_definition(fitted, new), atol=1e-5)
+    order = np.random.default_rng(0).permutation(NEW)
+    np.testing.assert_allclose(fitted.new_bias(new[order]), fitted.new_bias(new)[order], atol=1e-6)
+    again = fitted.estimator.restore(fitted.bank, fitted.potentials)
+    np.testing.assert_array_equal(again.new_bias(new), fitted.new_bias(new))
+    assert fitted.new_bias(new[:0]).shape == (0,)
+    with pytest.raises(InvalidParameter, match="how many items"):
+        Sinkhorn(0.1).restore(fitted.bank, fitted.potentials).new_bias(new)
+
+
+def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
+    fitted, new = grown
+    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75], strength=1.0).restore(
+        fitted.bank, fitted.potentials
+    )
+    wanted = 0.25 * NNN(4).fit(fitted.bank).bias(new) + 0.75 * fitted.new_bias(new)
+    np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
+
+
+def test_the_nearest_tell_the_room_of_one_item(grown):
+    fitted, new = grown
+    scores = new @ fitted.bank.vectors.T
+    order = np.argsort(-scores, axis=1)
+    f, tau = fitted.potentials.astype(float), fitted.estimator.tau
+    mass = masses(f, [tau], [-np.inf])
+    near = Nearest(
+        np.take_along_axis(scores, order, 1).astype(float), 0, np.empty(0), f[order], mass, True
+    )
+    alone = [fitted.new_bias(row[None])[0] for row in new]
+    np.testing.assert_allclose(fitted.estimator.from_nearest(near).biases, alone, atol=1e-5)
+
+
+@needs_real_data
+def test_new_items_are_corrected_as_a_refit_corrects_them():
+    task = load_task("caption_document")
+    bank, is_new = (
+        QueryBank(task.bank[:2000]),
+        np.random.default_rng(0).random(len(task.gallery)) < 0.1,
+    )
+    fitted = Sinkhorn(iterations=30).fit(bank, gallery=task.gallery[~is_new])
+    refitted = fitted.estimator.fit(bank, gallery=task.gallery)
+    off = (fitted.bias(task.gallery) - refitted.bias(task.gallery))[~is_new].mean()
+    wanted = refitted.bias(task.gallery[is_new]) + off
+    before = (fitted.bias(task.gallery[is_new]) - wanted).mean()
+    after = (fitted.new_bias(task.gallery[is_new]) - wanted).mean()
+    assert before > 0
+    assert abs(after) < 0.4 * before

@@ -1,0 +1,93 @@
+"""The benchmark for CUDA devices runs on a CPU too."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import environment, gpu_bounds, kernels_gpu
+from milvus_hubness.correction.kernels import screened
+from tests.support.real_data import needs_real_data
+
+OTHERS = ["torch.topk over tiles", "FAISS flat", *["nnn-retrieval"][: find_spec("nnn") is not None]]
+
+
+def run(*more):
+    sizes = {"--rows": 70, "--bank": 3000, "--dim": 16, "--k": 16}
+    return kernels_gpu.main(
+        ["--device", "cpu", *(str(part) for pair in sizes.items() for part in pair), *more]
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the benchmark saves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "RESULTS", tmp_path_factory.mktemp("results"))
+        assert run("--save") == 0
+        markdown = (environment.RESULTS / "kernels_gpu.md").read_text()
+        return json.loads((environment.RESULTS / "kernels_gpu.json").read_text()), markdown
+
+
+VECTORS = ["float32", "float32 on the device", "bfloat16", "L2", "cosine 0.8"]
+
+
+@pytest.mark.parametrize(
+    "vectors", [*VECTORS, pytest.param("docstring_code", marks=needs_real_data)]
+)
+def test_every_kernel_is_compared_on_a_cpu(results, vectors):
+    cells = results[0]["cells"][vectors]
+    others = OTHERS if vectors in ("float32", "docstring_code") else []
+    assert list(cells["16"]) == ["product alone", "screened", "dense", *others]
+    assert list(cells["log-sum-exp"]) == ["product alone", "dense"]
+    for row in cells.values():
+        for by, cell in row.items():
+            assert cell["tflops"] > 0
+            assert cell["share_of_product"] == pytest.approx(
+                row["product alone"]["seconds"] / cell["seconds"]
+            )
+            assert by == "product alone" or cell["error_over_std"] < 1e-4
+    if "nnn-retrieval" in others:
+        ratio = cells["16"]["nnn-retrieval"]["seconds"] / cells["16"]["screened"]["seconds"]
+        assert cells["16"]["screened"]["times_as_fast_as_nnn-retrieval"] == pytest.approx(ratio)
+
+
+def test_results_are_held_against_the_targets(results):
+    saved, markdown = results
+    assert saved["sinkhorn"]["iterations"] == 10
+    assert saved["sinkhorn"]["times_as_long"] > 0
+    assert [row["target"].split(":")[0] for row in saved["targets"][:-1]] == [
+        "float32 on the device, 16, screened", "float32 on the device, log-sum-exp, dense",
+        *["float32, 16, screened"] * ("nnn-retrieval" in OTHERS),
+    ]  # fmt: skip
+    for row in saved["targets"]:
+        assert (
+            f"| {row['target']} | {row['measured']:.2g} | {'yes' if row['reached'] else 'no'} |"
+            in markdown
+        )
+
+
+def test_the_page_has_the_bounds_that_the_arithmetic_gives(capsys):
+    assert gpu_bounds.main([]) == 0
+    page = (Path(gpu_bounds.__file__).parent / "kernels.md").read_text()
+    parts = capsys.readouterr().out.rstrip().split("\n\n")
+    assert [part for part in parts if part not in page] == []
+
+
+def test_it_fails_where_the_kernel_is_wrong(monkeypatch, capsys):
+    real, all_inputs = screened.topk_mean, kernels_gpu.inputs
+    monkeypatch.setattr(kernels_gpu, "inputs", lambda *sizes: islice(all_inputs(*sizes), 1))
+    monkeypatch.setattr(screened, "topk_mean", lambda operands, k: (real(operands, k)[0] + 1e-3,))
+    assert run() == 1
+
+
+def test_a_device_that_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        kernels_gpu.main(["--device", "cuda"])
+    assert "pass --device cpu" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""New biases judged before any search reads them."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from milvus_hubness.correction.banks.bank import QueryBank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.estimators import NNN, Blend
+from milvus_hubness.jobs.refresh.biases import Labelled, Sample, judge
+from milvus_hubness.jobs.refresh.plan import Labels, RefreshPlan
+from milvus_hubness.quality import measures
+from tests.support.galleries import METRICS, half_known, similarity
+
+DIM = 16
+
+
+def standing(bank, estimator=None, strength=1.0):
+    kept = StoredBank(QueryBank(bank), np.empty((len(bank), 0), np.float32))
+    return RefreshPlan(estimator or NNN(8), kept, strength, "")
+
+
+def unit(rows):
+    return np.float32(rows / np.linalg.norm(rows, axis=1)[:, None])
+
+
+@pytest.fixture
+def hubs():
+    """A gallery that leans to one side, more or less, queries that lean to it too, and others that lean away."""
+    rng = np.random.default_rng(4)
+    lean = unit(rng.normal(size=(1, DIM)))
+    items, queries, others = (unit(rng.normal(size=(n, DIM))) for n in (400, 1_000, 1_000))
+    share = rng.uniform(0, 1.5, (400, 1))
+    return unit(items + share * lean), unit(queries + lean), unit(others - lean)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_bank_of_other_queries_is_objected_to(hubs, metric):
+    items, queries, others = hubs
+    layout = Layout(DIM, metric)
+    assert not judge(layout, items, standing(others), standing(queries)).objection
+    told = judge(layout, items, standing(queries), standing(queries, NNN(8, 0.0)))
+    assert "skewness" in told.objection
+    assert "biases in use" in told.objection
+    assert told.skewness["new"] == pytest.approx(told.skewness["raw"], abs=0.02)
+    assert json.loads(json.dumps(measures.as_plain(told)))["overlap"] == told.overlap < 1
+
+
+def test_biases_that_are_a_little_worse_are_objected_to(hubs):
+    """Also where the difference may be chance: the biases in use are kept in doubt."""
+    items, queries, _ = hubs
+    old, new = standing(queries, NNN(8, 0.75)), standing(queries, NNN(8, 0.7))
+    told = judge(Layout(DIM, "IP"), items, old, new)
+    assert told.skewness["old"] < told.skewness["new"] < 1.1 * told.skewness["old"] + 0.1
+    assert told.objection.startswith("the skewness of N_10 rises from")
+    assert not judge(Layout(DIM, "IP"), items, new, old).objection
+
+
+def test_labels_that_are_a_little_worse_are_objected_to(hubs):
+    items, queries, _ = hubs
+    labelled = Labelled(items + 0.05, [np.array([i]) for i in range(len(items))])
+    told = judge(
+        Layout(DIM, "IP"),
+        items,
+        standing(queries, NNN(8, 0.0)),
+        standing(queries, NNN(8, 1.2)),
+        labelled,
+    )
+    lost = told.r1["old"] - told.r1["new"]
+    assert 0 < lost < 0.05
+    assert told.objection.startswith("R@1 falls from")
+
+
+def test_nothing_is_objected_to_what_stays_the_same(hubs):
+    items, queries, _ = hubs
+    for estimator in (NNN(8), Blend()):
+        told = judge(
+            Layout(DIM, "IP"), items, standing(queries, estimator), standing(queries, estimator)
+        )
+        assert (told.objection, told.overlap) == ("", 1.0)
+        assert told.skewness["old"] == told.skewness["new"] < told.skewness["raw"]
+
+
+def test_the_figures_are_those_of_queries_held_out(hubs):
+    items, queries, others = hubs
+    told = judge(Layout(DIM, "IP"), items, standing(others), standing(queries))
+    kept = np.random.default_rng(0).permutation(1_000)[:200]
+    assert told.queries == 200
+    rest = np.delete(queries, kept, axis=0)
+    best = np.sort(similarity(rest, items, "IP"), axis=0)[::-1][:8]
+    found = measures.nearest(queries[kept], items, 10, np.float32(0.75 * best.mean(axis=0)))
+    wanted = measures.skewness(measures.k_occurrence(found, len(items)))
+    assert told.skewness["new"] == pytest.approx(wanted, abs=0.01)
+
+
+def test_labels_decide_where_there_are_some(hubs):
+    items, queries, _ = hubs
+    labelled = Labelled(items * 3, [np.array([i]) for i in range(len(items))])
+    harmful = standing(queries, NNN(8, 20.0))
+    told = judge(Layout(DIM, "IP"), items, standing(queries), harmful, labelled)
+    assert told.r1["new"] < told.r1["old"]
+    assert told.gains["old"].high < 0
+    assert told.objection.startswith("R@1 falls from")
+    well = judge(Layout(DIM, "IP"), items, harmful, standing(queries), labelled)
+    assert well.r1["new"] == told.r1["old"]
+    assert not well.objection
+
+
+def test_a_gate_counts_as_searches_use_it():
+    bank, items, queries = half_known()
+    labelled, layout = (
+        Labelled(queries, [np.array([i]) for i in range(len(items))]),
+        Layout(16, "IP"),
+    )
+    corrected = standing(bank, NNN(8, 0.625))
+    gated = replace(corrected, gates=(1, None))
+    told = judge(layout, items, corrected, gated, labelled)
+    assert told.r1["new"] > told.r1["old"] + 0.02
+    assert told.r1["old"] > told.r1["raw"]
+    with_targets = replace(
+        gated, gates=(1, 1), bank=replace(corrected.bank, targets=QueryBank(items))
+    )
+    opened = judge(layout, items, corrected, with_targets, labelled)
+    assert opened.r1["new"] == pytest.approx(
+        told.r1["old"], abs=0.01
+    )  # Most items are their own nearest.
+
+
+def test_too_little_is_not_judged_by(hubs):
+    items, queries, _ = hubs
+    layout = Layout(DIM, "IP")
+    assert judge(layout, items[:199], standing(queries), standing(queries)) is None
+    assert judge(layout, items, standing(queries), standing(queries[:200])) is None
+    assert judge(layout, items, standing(queries[:40]), standing(queries)) is None
+
+
+def test_labels_are_found_in_the_sample():
+    sample = Sample([10, 11, "a"], np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32))
+    known = sample.labelled(Labels(np.ones((3, 2), np.float32), [[11, 99], [98], ["a", 10]]))
+    assert [numbers.tolist() for numbers in known.positives] == [[1], [2, 0]]
+    assert len(known.queries) == 2
+    assert sample.labelled(Labels(np.ones((2, 2), np.float32), [[10], [99]])) is None

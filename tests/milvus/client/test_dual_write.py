@@ -1,0 +1,232 @@
+"""What writes to written to the copy too collections ask of the database, step by step, without one."""
+
+import itertools
+
+import numpy as np
+import pytest
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import NNN, DualWriteFailed, QueryBank
+from milvus_hubness.correction.banks.stored import StoredBank
+from milvus_hubness.correction.codec.layout import Layout
+from milvus_hubness.correction.fitted import initial_state
+from milvus_hubness.correction.state import BankReference
+from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.milvus.client.messages import Write
+from milvus_hubness.milvus.client.methods import drive
+from milvus_hubness.milvus.client.operations import Operations
+from milvus_hubness.milvus.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_LOADED
+from tests.support.ledgers import MigrationsOnly
+
+ROW = {"id": 1, "vector": [0.0, 1.0]}
+HERE, THERE = "here", "there"
+
+
+class Database:
+    """Answers steps of two plain collections, and keeps who was asked what."""
+
+    def __init__(self, dual_write=None):
+        self.dual_write, self.asked, self.failing = dual_write, [], 0
+        self.operations = Operations(None, 3_600.0, 1 << 20)
+
+    def answer(self, step):
+        if isinstance(step, InStore):
+            return step.work(MigrationsOnly(HERE, THERE))
+        assert isinstance(step, Ask)
+        name = step.args[0]
+        self.asked.append((step.method, name))
+        if step.method == "describe_collection":
+            result = self.dual_write if name == HERE else None
+            properties = {DUAL_WRITE_PROPERTY: result.model_dump_json()} if result else {}
+            return {"fields": [{"name": "id", "is_primary": True}], "properties": properties}
+        if name == THERE and self.failing:
+            self.failing -= 1
+            raise MilvusException(message="busy")
+        return [] if step.method == "query" else {"ids": [1]}
+
+    def insert(self):
+        self.asked.clear()
+        return drive(self.operations.dual_writes.write(Write("insert", HERE, [ROW])), self.answer)
+
+
+def test_a_collection_without_a_mirror_is_asked_what_it_was_asked_ever():
+    database = Database()
+    database.insert()
+    assert database.asked == [("describe_collection", HERE), ("insert", HERE)]
+    database.insert()
+    assert database.asked == [("insert", HERE)]
+
+
+def test_the_mirror_gets_an_upsert_after_the_insert():
+    database = Database(DualWrite(collection=THERE))
+    database.insert()
+    assert database.insert() == {"ids": [1]}
+    assert database.asked == [("insert", HERE), ("upsert", THERE)]
+
+
+def test_a_mirror_that_came_while_a_write_was_under_way_gets_it_too():
+    database = Database()
+    database.insert()
+
+    def answer(step):
+        if isinstance(step, Ask) and step.method == "insert":
+            database.dual_write = DualWrite(collection=THERE)
+            database.operations.states.forget(HERE)
+        return database.answer(step)
+
+    database.asked.clear()
+    drive(database.operations.dual_writes.write(Write("insert", HERE, [ROW])), answer)
+    assert database.asked[-1] == ("upsert", THERE)
+    assert [each for each in database.asked if each[0] == "insert"] == [("insert", HERE)]
+
+
+def test_what_a_complete_mirror_refuses_once_it_is_asked_again():
+    database = Database(DualWrite(collection=THERE, required=True))
+    database.failing = 1
+    assert database.insert() == {"ids": [1]}
+    assert [each for each in database.asked if each[0] != "describe_collection"] == [
+        ("insert", HERE),
+        ("upsert", THERE),
+        ("upsert", THERE),
+    ]
+    database.failing = 2
+    with pytest.raises(DualWriteFailed, match="busy"):
+        database.insert()
+    assert database.asked.count(("insert", HERE)) == 1
+
+
+def test_what_an_incomplete_mirror_refuses_is_left_to_the_migration():
+    database = Database(DualWrite(collection=THERE))
+    database.failing = 1
+    assert database.insert() == {"ids": [1]}
+    assert database.asked.count(("upsert", THERE)) == 1
+
+
+@pytest.mark.parametrize(("after", "held_back"), [("rename", 3), ("nothing", 3)])
+def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_back):
+    """As Milvus Lite does it: not loaded by its new name at first."""
+    database = Database(DualWrite(collection=THERE) if after == "rename" else None)
+    database.insert()
+    waits, refusals = [], itertools.repeat(None, held_back)
+
+    def answer(step):
+        if isinstance(step, Pause):
+            waits.append(step.seconds)
+            return None
+        if step.method == "get":
+            database.dual_write = None  # the name leads to another collection now
+            for _ in refusals:
+                raise MilvusException(
+                    COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'"
+                )
+            return [ROW]
+        return database.answer(step)
+
+    def read():
+        get = Ask("get", (HERE, [1]), {"output_fields": None, "timeout": None})
+        return drive(database.operations.reads.read(get), answer)
+
+    if after == "nothing":
+        with pytest.raises(MilvusException, match="released"):
+            read()
+    else:
+        assert read() == [ROW]
+        assert len(waits) == held_back - 1
+
+
+class Alias:
+    """Answers steps about an alias over a plain collection and a copy of twice its width, after a move as a
+    server does whose parts resolve names from caches of their own: `meets` says which collection each of the
+    next writes reaches, `shows` which the next descriptions are of; afterwards both are where it leads to."""
+
+    DIM = 8
+
+    def __init__(self, leads_to, *, mirrored):
+        bank = BankReference(collection="bank", generation="ab", fingerprint="f", count=1)
+        layout = Layout(self.DIM, "IP", 2)
+        named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
+        state = initial_state(layout, NNN(1), bank, **named)
+        self.width = state.codec.form.width
+        self.properties = {"plain": {}, "copy": {state.property_name: state.to_json()}}
+        if mirrored:
+            for name, other in (("plain", "copy"), ("copy", "plain")):
+                dual_write = DualWrite(collection=other, required=True)
+                self.properties[name][DUAL_WRITE_PROPERTY] = dual_write.model_dump_json()
+        self.leads_to, self.meets, self.shows, self.move = leads_to, [], [], None
+        self.written = {"plain": [], "copy": []}
+        self.operations = Operations(None, 3_600.0, 1 << 20)
+
+    def answer(self, step):
+        if isinstance(step, Pause | LearnSchema):
+            return None
+        if isinstance(step, LoadBank):
+            return StoredBank(
+                QueryBank(np.eye(1, self.DIM, dtype=np.float32)), np.zeros((1, 0), np.float32)
+            )
+        if isinstance(step, Compute):
+            return step.work()
+        if isinstance(step, InStore):
+            return step.work(MigrationsOnly("plain", "copy"))
+        name = step.args[0]
+        if step.method == "describe_collection":
+            if name == "alias":
+                name = self.shows.pop(0) if self.shows else self.leads_to
+            fields = [{"name": "id", "is_primary": True}]
+            return {"collection_name": name, "fields": fields, "properties": self.properties[name]}
+        if name == "alias":
+            if self.move:
+                self.leads_to, self.meets, self.shows = self.move
+                self.move = None
+            name = self.meets.pop(0) if self.meets else self.leads_to
+        [sent], width = {len(row["vector"]) for row in step.args[1]}, self.DIM
+        width = self.DIM if name == "plain" else self.width
+        if sent != width:
+            found = len(step.args[1]) * sent // width
+            raise MilvusException(
+                1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows"
+            )
+        self.written[name] += [row["id"] for row in step.args[1]]
+        return {"ids": [row["id"] for row in step.args[1]]}
+
+    def write(self, method, keys):
+        rows = [{"id": key, "vector": [1.0] * self.DIM} for key in keys]
+        return drive(self.operations.dual_writes.write(Write(method, "alias", rows)), self.answer)
+
+
+HERE_THERE = {
+    "at once": ("", ""),
+    "a write late": ("h", ""),
+    "back once": ("th", ""),
+    "back three times": ("thththt", ""),
+    "a description late": ("", "h"),
+    "both": ("tht", "h"),
+}
+
+
+@pytest.mark.parametrize("method", ["insert", "upsert"])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("caches", HERE_THERE)
+@pytest.mark.parametrize(("here", "there"), [("plain", "copy"), ("copy", "plain")])
+def test_rows_that_meet_another_collection_than_they_were_encoded_for_are_encoded_again(
+    method, mirrored, caches, here, there
+):
+    """The alias moves between the encoding and the write. A late description shows no move: only a collection
+    whose rows are carried elsewhere gives reason to wait for one."""
+    alias = Alias(here, mirrored=mirrored)
+    alias.write(method, [1])
+    assert alias.written[here] == [1]
+    names = {"h": here, "t": there}
+    alias.move = (there, *([names[each] for each in late] for late in HERE_THERE[caches]))
+    if HERE_THERE[caches][1] and not mirrored:
+        with pytest.raises(MilvusException, match="num_rows"):
+            alias.write(method, range(2, 12))
+        alias.meets, alias.shows = [], []
+    else:
+        assert alias.write(method, range(2, 12)) == {"ids": list(range(2, 12))}
+    assert alias.move is None
+    took = set(alias.written[there]) if mirrored else {*alias.written[here], *alias.written[there]}
+    if mirrored or not HERE_THERE[caches][1]:
+        assert took >= set(range(2, 12))
+    alias.write(method, [12])
+    assert 12 in alias.written[there]

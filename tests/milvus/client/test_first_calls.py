@@ -1,0 +1,307 @@
+"""What first-time users pass in place of what is needed: it works, or a message says what to pass."""
+
+import inspect
+import typing
+
+import numpy as np
+import pytest
+import torch
+from milvus_lite.server_manager import server_manager_instance
+from pymilvus import AnnSearchRequest, AsyncMilvusClient, MilvusClient, RRFRanker
+from pymilvus.exceptions import MilvusException
+from qdrant_client import AsyncQdrantClient, QdrantClient, models
+
+import milvus_hubness
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    AsyncHubnessClient,
+    CorrectionConfig,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    RefreshOptions,
+    connect,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    status,
+)
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.jobs.store import protocols
+from qdrant_hubness import HubnessQdrantClient, QdrantStore
+from tests.support.galleries import plain_collection, vectors
+
+DIM, ROWS = 8, 60
+URI = "shop.db"
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return vectors(np.random.default_rng(5), 40, DIM)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, bank):
+    """A HubnessClient, with the plain collection `products` and its corrected copy `products_hubness`."""
+    path = str(tmp_path_factory.mktemp("shop") / URI)
+    plain = connect(path, create=True)
+    plain_collection(plain, "products", vectors(np.random.default_rng(4), ROWS, DIM), "COSINE")
+    store = MilvusStore(plain)
+    migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)
+    ours = HubnessClient(path)
+    yield ours
+    ours.close()
+    plain.close()
+    server_manager_instance.release_server(path)
+
+
+# -- stores ---------------------------------------------------------------------------------------
+
+
+def test_a_store_of_our_client_sees_what_is_stored(client):
+    """It saw a corrected collection as a plain one, as the client hides the correction."""
+    found = status(MilvusStore(client), "products_hubness")
+    assert (found.corrected, found.source, found.width) == (True, "products", 16)
+
+
+def test_a_store_of_our_qdrant_client_sees_what_is_stored_and_leaves_it_open(bank):
+    ours = HubnessQdrantClient(":memory:")
+    ours.create_collection(
+        "products", vectors_config=models.VectorParams(size=DIM, distance="Cosine")
+    )
+    ours.upload_collection(
+        "products", vectors(np.random.default_rng(4), ROWS, DIM), ids=range(ROWS)
+    )
+    store = QdrantStore(ours)
+    migrate(store, plan_migration(store, "products", bank, estimator=NNN(4)), no_writers=True)
+    assert status(QdrantStore(ours), "products_hubness").corrected
+    del store
+    assert len(ours.query_points("products_hubness", query=bank[0].tolist(), limit=3).points) == 3
+    ours.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            URI,
+            "MilvusStore needs a client, not the address 'shop.db': pass MilvusStore(connect('shop.db'))",
+        ),
+        (
+            AsyncMilvusClient,
+            "MilvusStore needs a MilvusClient, not AsyncMilvusClient: pass MilvusStore(connect(uri))",
+        ),
+        (
+            AsyncHubnessClient,
+            "MilvusStore needs a MilvusClient, not AsyncHubnessClient: pass MilvusStore(connect(uri))",
+        ),
+        (None, "MilvusStore needs a MilvusClient, not NoneType: pass MilvusStore(connect(uri))"),
+    ],
+)
+def test_a_store_of_something_else_says_how_to_make_one(given, said):
+    given = object.__new__(given) if isinstance(given, type) else given
+    with pytest.raises(InvalidInput) as refused:
+        MilvusStore(given)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("given", ["http://localhost:6333", AsyncQdrantClient(":memory:"), None])
+def test_a_qdrant_store_of_something_else_says_how_to_make_one(given):
+    with pytest.raises(InvalidInput, match=r"^QdrantStore needs a .*: pass QdrantStore\(connect\("):
+        QdrantStore(given)
+
+
+def jobs():
+    """The public functions that take a store, by name."""
+    for name in dir(milvus_hubness):
+        function = getattr(milvus_hubness, name)
+        if (
+            inspect.isfunction(function)
+            and next(iter(inspect.signature(function).parameters), "") == "store"
+        ):
+            yield name, function
+
+
+JOBS = dict(jobs())
+
+
+def test_these_jobs_take_a_store():
+    assert {"migrate", "plan_enable", "refresh", "tune", "status"} < JOBS.keys()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_without_a_store_says_how_to_make_one(name):
+    """pymilvus users pass a client or a URI; that was AttributeError: no attribute 'info'."""
+    names = [
+        p.name for p in inspect.signature(JOBS[name]).parameters.values() if p.default is p.empty
+    ][1:]
+    arguments = [None for each in names if each not in ("options", "changes")]
+    keywords = (
+        {"renamed_from": "x"} if name == "adopt" else {"drop": "x"} if name == "clean" else {}
+    )
+    arguments = arguments[: len(arguments) - len(keywords)]
+    remedies = {
+        "http://root:sesame@localhost:19530": "not the address 'http://***@localhost:19530': pass MilvusStore(connect(",
+        MilvusClient: "not the client MilvusClient: pass MilvusStore(client)",
+        HubnessClient: "not the client HubnessClient: pass MilvusStore(client)",
+        AsyncMilvusClient: "not the client AsyncMilvusClient: pass MilvusStore(connect(uri))",
+        QdrantClient(":memory:"): "not the client QdrantClient: pass QdrantStore(client)",
+    }
+    for given, remedy in remedies.items():
+        value = object.__new__(given) if isinstance(given, type) else given
+        with pytest.raises(InvalidInput) as refused:
+            JOBS[name](value, *arguments, **keywords)
+        assert remedy in str(refused.value)
+        assert "sesame" not in str(refused.value)
+
+
+def test_stores_are_accepted(client):
+    protocols.expect_store(MilvusStore(client))
+
+
+# -- vectors of torch -----------------------------------------------------------------------------
+
+TENSORS = {
+    "bfloat16": lambda rows: torch.tensor(rows).bfloat16(),
+    "requires_grad": lambda rows: torch.tensor(rows).requires_grad_(),
+    "float64": lambda rows: torch.tensor(rows).double(),
+    "a graph of gradients": lambda rows: torch.tensor(rows).requires_grad_() * 1,
+}
+
+
+def as_numpy(tensor):
+    return tensor.detach().float().numpy()
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+@pytest.mark.parametrize("listed", [False, True], ids=["whole", "in a list"])
+def test_tensors_search_and_are_written_as_their_numbers(client, bank, kind, listed):
+    tensor = TENSORS[kind](bank[:2])
+    data = list(tensor) if listed else tensor
+    expected = client.search("products_hubness", as_numpy(tensor), limit=3)
+    assert [hits.ids for hits in client.search("products_hubness", data, limit=3)] == [
+        hits.ids for hits in expected
+    ]
+    request = AnnSearchRequest(data=list(data), anns_field="vector", param={}, limit=3)
+    merged = client.hybrid_search("products_hubness", [request], RRFRanker(), limit=3)
+    assert [hits.ids for hits in merged] == [hits.ids for hits in expected]
+    pages = client.search_iterator("products_hubness", data[:1], batch_size=3)
+    assert [hit["id"] for hit in pages.next()] == expected[0].ids
+    pages.close()
+    client.upsert("products_hubness", [{"id": 900, "vector": data[0], "group": 1}])
+    [row] = client.get("products_hubness", [900])
+    np.testing.assert_allclose(row["vector"], as_numpy(tensor)[0], rtol=1e-6)
+    client.delete("products_hubness", [900])
+    np.testing.assert_array_equal(QueryBank(data).vectors, as_numpy(tensor))
+
+
+def test_complex_tensors_are_refused(client, bank):
+    tensor = torch.tensor(bank[:1]).to(torch.complex64)
+    for data in (tensor, list(tensor)):
+        with pytest.raises(InvalidInput, match="real numbers"):
+            client.search("products_hubness", data, limit=3)
+        with pytest.raises(InvalidInput, match="real numbers"):
+            QueryBank(data)
+
+
+# -- names of arguments ---------------------------------------------------------------------------
+
+MISTYPED = {
+    "strenght": ("strength", lambda c, q, **o: c.search("products_hubness", q, **o)),
+    "Strength": (
+        "strength",
+        lambda c, q, **o: c.hybrid_search("products_hubness", [], RRFRanker(), **o),
+    ),
+    "profil": ("profile", lambda c, q, **o: c.search_iterator("products_hubness", q, **o)),
+    "with_raw_scores": ("with_raw_score", lambda c, q, **o: c.search("products_hubness", q, **o)),
+    "candidate": ("candidates", lambda c, q, **o: c.match("products_hubness", q, **o)),
+    "biass": ("bias", lambda c, q, **o: c.insert("products_hubness", [], **o)),
+    "bais": ("bias", lambda c, q, **o: c.upsert("products_hubness", [], **o)),
+    "state_tll": ("state_ttl", lambda c, q, **o: HubnessClient("shop.db", **o)),
+}
+
+
+@pytest.mark.parametrize("name", MISTYPED)
+def test_a_mistyped_argument_is_not_ignored(client, bank, name):
+    """pymilvus ignores arguments that it does not know: strenght=0 searched at full strength."""
+    meant, call = MISTYPED[name]
+    with pytest.raises(InvalidParameter) as refused:
+        call(client, bank[:1], **{name: 0})
+    assert (refused.value.message, isinstance(refused.value, MilvusException)) == (
+        f"unknown argument {name!r}: did you mean {meant!r}?",
+        True,
+    )
+
+
+def test_further_arguments_of_pymilvus_are_not_taken_for_ours(client, bank):
+    further = {
+        "consistency_level": "Strong",
+        "group_by_field": "group",
+        "round_decimal": 3,
+        "strict_cast": True,
+    }
+    assert client.search("products_hubness", bank[:1], limit=3, **further)
+    assert client.search("products_hubness", bank[:1], limit=3, ignore_growing=True)
+
+
+async def test_a_mistyped_argument_of_a_query_of_qdrant():
+    ours = HubnessQdrantClient(":memory:")
+    with pytest.raises(InvalidParameter, match="did you mean 'strength'"):
+        ours.query_points("products", query=[1.0], strenght=0)
+    with pytest.raises(InvalidParameter, match="did you mean 'profile'"):
+        ours.query_batch_points("products", [], profiles="image")
+    ours.close()
+
+
+# -- banks and estimators -------------------------------------------------------------------------
+
+
+def test_a_path_in_place_of_a_bank_says_how_to_load_it(client, bank, tmp_path):
+    """CorrectionConfig("file.npy") was accepted, and failed in the middle of create_collection."""
+    store = MilvusStore(client)
+    calls: list[typing.Callable[[object], object]] = [
+        CorrectionConfig,
+        lambda path: CorrectionConfig(bank, target_bank=path),
+        lambda path: plan_migration(store, "products", path),
+        lambda path: plan_enable(store, "products", path),
+        lambda path: RefreshOptions(bank=path),
+        QueryBank.of,
+    ]
+    for path in ("past.npy", tmp_path / "past.npy"):
+        for call in calls:
+            with pytest.raises(InvalidInput) as refused:
+                call(path)
+            assert str(refused.value).endswith(
+                f"must hold real numbers, not a path: pass QueryBank.load({str(path)!r})"
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("csls", "an estimator is needed, not the text 'csls': pass CSLS()"),
+        (CSLS, "an estimator is needed, not its class: pass CSLS()"),
+        (16, "an estimator is needed, such as NNN(k=16), not 16"),
+    ],
+)
+def test_something_in_place_of_an_estimator_says_how_to_make_one(client, bank, given, said):
+    store = MilvusStore(client)
+    calls = [
+        lambda: CorrectionConfig(bank, given),
+        lambda: plan_migration(store, "products", bank, estimator=given),
+        lambda: plan_enable(store, "products", bank, estimator=given),
+        lambda: RefreshOptions(estimator=given),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidInput) as refused:
+            call()
+        assert str(refused.value) == said
+
+
+def test_jobs_run_on_a_store_of_our_client(client, bank):
+    store = MilvusStore(client)
+    done = enable(store, plan_enable(store, "products", bank, estimator=NNN(4)), client_ttl=0)
+    assert done.rows == ROWS
+    milvus_hubness.disable(store, "products")

@@ -1,0 +1,78 @@
+"""The databases of the suites, behind a proxy: collections are made, and corrected, without it."""
+
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.conftest import Backend
+from tests.milvus.proxy.running import ForeignClient, LiteServer, ProxyHere, at
+
+
+class ProxyBackend(Backend):
+    """What answers as HubnessClient does is a plain client, which speaks to the proxy."""
+
+    def __init__(self, kind, uri, proxies):
+        super().__init__(kind, uri)
+        self.proxies = proxies
+
+    def hubness_client(self, strength=None, policy=None, **options):
+        client = ForeignClient(self.proxies.uri(self.uri, strength), **options)
+        client.behind = super().hubness_client(policy=policy)
+        return client
+
+
+class Proxies:
+    """One for each database and strength that are asked for."""
+
+    def __init__(self):
+        self.running = {}
+
+    def uri(self, upstream, strength=None):
+        where = urlsplit(upstream)
+        if (upstream, strength) not in self.running:
+            self.running[upstream, strength] = ProxyHere(
+                where.netloc, strength=strength, state_ttl=0.0
+            )
+        return self.running[upstream, strength].uri + where.path
+
+
+@pytest.fixture(scope="session")
+def proxies():
+    here = Proxies()
+    yield here
+    for proxy in here.running.values():
+        proxy.stop()
+
+
+@pytest.fixture(scope="session")
+def lite_server_uri(tmp_path_factory):
+    server = LiteServer(tmp_path_factory.mktemp("served") / "lite.db").start()
+    yield f"http://{server.address}"
+    server.kill()
+
+
+@pytest.fixture(scope="session", params=["lite", "server-2.3.5"])
+def running(request):
+    """(kind, uri) of each database in turn."""
+    return at(request)
+
+
+@pytest.fixture(scope="module")
+def shared_backend(running, proxies):
+    here = ProxyBackend(*running, proxies)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def backend(running, proxies):
+    here = ProxyBackend(*running, proxies)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def lite(lite_server_uri, proxies):
+    here = ProxyBackend("lite", lite_server_uri, proxies)
+    yield here
+    here.clean()

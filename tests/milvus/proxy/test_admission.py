@@ -1,0 +1,203 @@
+"""Who is heard: a token is known to be valid before a message is received, and two entries of one are refused."""
+
+import threading
+import time
+
+import grpc
+import pytest
+
+from milvus_hubness.milvus.proxy.admission import Refusal, Remembered
+from milvus_hubness.milvus.proxy.headers import identity_in, passed_on
+from milvus_hubness.milvus.proxy.options import ProxyOptions
+from milvus_hubness.milvus.proxy.sessions import CallerChannel, Sessions
+from tests.milvus.proxy.running import ProxyHere, eventually
+from tests.milvus.proxy.upstreams import FakeUpstream
+
+SERVICE = "/milvus.proto.milvus.MilvusService/"
+METHODS = ["Search", "Insert", "Flush", "CreateReplicateStream", "OfTomorrow"]
+"""Rewritten, passed on with one message, and passed on as streams."""
+
+VALID, OTHER, INVALID = ("dmFsaWQ=", "b3RoZXI=", "d3Jvbmc=")
+
+
+def by(token, *further):
+    return [("authorization", token), *further]
+
+
+@pytest.fixture
+def upstream():
+    here = FakeUpstream(tokens={VALID, OTHER})
+    yield here
+    here.cancelled.set()
+    here.stop()
+
+
+@pytest.fixture
+def proxy(upstream):
+    with ProxyHere(upstream.address) as here:
+        yield here
+
+
+@pytest.fixture
+def channel(proxy):
+    with grpc.insecure_channel(proxy.address, [("grpc.max_send_message_length", -1)]) as here:
+        yield here
+
+
+def refused(call):
+    with pytest.raises(grpc.RpcError) as failed:
+        call()
+    return failed.value
+
+
+@pytest.mark.parametrize(
+    "metadata", [[], by(INVALID), by("?")], ids=["none", "invalid", "no base64"]
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stranger_is_refused_before_it_has_sent_anything(upstream, channel, method, metadata):
+    """Only the beginning of the call is sent: who reads the message first waits for ever."""
+    ended = threading.Event()
+
+    def nothing():
+        ended.wait(20)
+        yield b""
+
+    call = channel.stream_stream(SERVICE + method)(nothing(), metadata=metadata, timeout=15)
+    error = refused(lambda: list(call))
+    ended.set()
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert error.details() == "auth check failure"
+    assert upstream.calls == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_megabytes_of_a_stranger_do_not_reach_milvus(upstream, channel, method):
+    call = channel.unary_unary(SERVICE + method)
+    error = refused(lambda: call(bytes(30 << 20), metadata=by(INVALID), timeout=15))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert upstream.calls == []
+
+
+def test_milvus_is_asked_once_for_many_calls_of_a_user(upstream, channel):
+    flush = channel.unary_unary(SERVICE + "Flush")
+    calls = [flush.future(b"x", metadata=by(VALID), timeout=15) for _ in range(20)]
+    assert {call.result() for call in calls} == {b"x"}
+    assert len(upstream.asked) == 1
+    assert flush(b"x", metadata=by(OTHER), timeout=15) == b"x"
+    assert [asked["authorization"] for asked in upstream.asked] == [VALID, OTHER]
+
+
+def test_a_refusal_is_remembered_for_a_moment_only(upstream, channel):
+    flush = channel.unary_unary(SERVICE + "Flush")
+    for _ in range(5):
+        refused(lambda: flush(b"x", metadata=by(INVALID), timeout=15))
+    assert len(upstream.asked) <= 2
+    upstream.tokens.add(INVALID)  # An administrator adds the user.
+    assert eventually(lambda: flush(b"x", metadata=by(INVALID), timeout=15), seconds=5) == b"x"
+
+
+@pytest.mark.parametrize("method", ["Flush", "Query"])
+def test_a_token_that_is_revoked_is_asked_about_at_the_next_call(upstream, channel, method):
+    flush = channel.unary_unary(SERVICE + "Flush")
+    assert flush(b"x", metadata=by(VALID), timeout=15) == b"x"
+    upstream.tokens.remove(VALID)
+    call = channel.unary_unary(SERVICE + method)
+    for asked in (1, 2):  # The first call reaches Milvus, which refuses it; the second does not.
+        error = refused(lambda: call(b"", metadata=by(VALID), timeout=15))
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert len(upstream.asked) == asked
+
+
+def test_an_upstream_that_does_not_say_is_unavailable(upstream):
+    upstream.held.add("asking")
+    with (
+        ProxyHere(upstream.address, timing={"ask_seconds": 0.5}) as proxy,
+        grpc.insecure_channel(proxy.address) as channel,
+    ):
+        error = refused(
+            lambda: channel.unary_unary(SERVICE + "Search")(b"", metadata=by(VALID), timeout=15)
+        )
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert "whether the token is valid" in error.details()
+        upstream.held.clear()
+        flush = channel.unary_unary(SERVICE + "Flush")
+        assert eventually(lambda: flush(b"x", metadata=by(VALID), timeout=15)) == b"x"
+
+
+def test_a_bounded_number_of_callers_is_remembered():
+    remembered = Remembered(0.2, most=3)
+    for i in range(10):
+        remembered.put(bytes([i]), None)
+    assert len(remembered) == 3
+    assert remembered.get(bytes([0])) is None
+    remembered.put(b"refused", Refusal(grpc.StatusCode.UNAUTHENTICATED, "not you"))
+    assert remembered.get(b"refused")[1].details == "not you"
+    time.sleep(0.3)
+    assert remembered.get(b"refused") is None
+
+
+@pytest.mark.parametrize("name", ["authorization", "dbname", "hubness-strength", "hubness-profile"])
+@pytest.mark.parametrize("method", METHODS)
+def test_two_entries_of_which_one_counts_are_refused(upstream, channel, method, name):
+    twice = [(name, VALID), (name, OTHER)]
+    metadata = twice if name == "authorization" else by(VALID, *twice)
+    error = refused(
+        lambda: channel.unary_unary(SERVICE + method)(b"", metadata=metadata, timeout=15)
+    )
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert name in error.details()
+    assert (upstream.calls, upstream.asked) == ([], [])
+
+
+def test_two_entries_of_others_pass(upstream, channel):
+    further = [("cookie", "a=1"), ("cookie", "b=2")]
+    assert (
+        channel.unary_unary(SERVICE + "Flush")(b"x", metadata=by(VALID, *further), timeout=15)
+        == b"x"
+    )
+
+
+# -- headers by which a gateway knows its callers -----------------------------------------------------------
+
+OF_A_GATEWAY = [
+    ("cookie", "session=1"),
+    ("x-api-key", "secret"),
+    ("x-forwarded-client-cert", "CN=a"),
+    ("token-bin", b"\x00\xff"),
+]
+OF_A_CALL = [
+    ("client-request-id", "17"),
+    ("client-request-unixmsec", "1700000000000"),
+    ("identifier", "5"),
+    ("traceparent", "00-1-2-01"),
+    ("x-request-id", "7"),
+    ("x-b3-traceid", "8"),
+    ("user-agent", "other"),
+]
+
+
+@pytest.mark.parametrize("entry", OF_A_GATEWAY, ids=lambda entry: entry[0])
+async def test_callers_that_a_gateway_tells_apart_share_nothing(entry):
+    sessions = Sessions(ProxyOptions("localhost:1"))
+    one, other = (identity_in(passed_on(by(VALID, *further))) for further in ([], [entry]))
+    assert sessions.of(one, "") is sessions.of(one, "")
+    assert sessions.of(one, "") is not sessions.of(other, "")
+    assert sessions.of(one, "") is not sessions.of(one, "another database")
+
+
+@pytest.mark.parametrize("entry", OF_A_CALL, ids=lambda entry: entry[0])
+async def test_the_calls_of_one_caller_share_a_session(entry):
+    sessions = Sessions(ProxyOptions("localhost:1"))
+    one, other = (identity_in(passed_on(by(VALID, *further))) for further in ([], [entry]))
+    assert sessions.of(one, "") is sessions.of(other, "")
+
+
+def test_the_proxys_own_calls_have_the_identity_of_the_caller(upstream):
+    identity = identity_in(passed_on(by(VALID, *OF_A_GATEWAY)))
+    with grpc.insecure_channel(upstream.address) as channel:
+        call = CallerChannel(channel, identity).unary_unary(SERVICE + "Flush")
+        assert call(b"x", timeout=15, metadata=[("dbname", "here")]) == b"x"
+    [(_, metadata, _)] = upstream.calls
+    assert (
+        metadata.items() >= {"authorization": VALID, "dbname": "here", **dict(OF_A_GATEWAY)}.items()
+    )

@@ -1,0 +1,324 @@
+"""Corrected collections through the proxy: what a foreign client sees beyond the congruence suites."""
+
+import grpc
+import numpy as np
+import pytest
+from pymilvus import AnnSearchRequest, AsyncMilvusClient, DataType, RRFRanker, WeightedRanker
+from pymilvus.exceptions import MilvusException
+from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
+
+from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
+from milvus_hubness.jobs.common.lease import Lease
+from milvus_hubness.milvus.client.catalog import is_ours
+from milvus_hubness.milvus.proxy import messages
+from tests.congruence.test_dual_write import WRITES, Moving
+from tests.congruence.test_write_intents import Written
+from tests.milvus.proxy.running import ForeignClient
+from tests.support.galleries import plain_collection, vectors
+
+DIM, ITEMS, K = 12, 80, 4
+
+
+class Corrected:
+    def __init__(self, backend, metric, away=0.0):
+        rng, away = np.random.default_rng(9), np.float32(away)
+        self.backend, self.metric = backend, metric
+        self.items, self.bank = away + vectors(rng, ITEMS, DIM), away + vectors(rng, 30, DIM)
+        self.query = away + vectors(rng, 1, DIM)
+        source = backend.name()
+        plain_collection(backend.client(), source, self.items, metric)
+        store = backend.store()
+        plan = plan_migration(store, source, QueryBank(self.bank), estimator=NNN(K))
+        self.source, self.name = source, migrate(store, plan, no_writers=True).target
+        self.client = backend.hubness_client()
+        self.address = backend.proxies.uri(backend.uri).removeprefix("http://")
+
+    def direct(self, **options):
+        return self.client.behind.search(self.name, data=self.query, **options)
+
+
+@pytest.fixture
+def corrected(lite):
+    return Corrected(lite, "COSINE")
+
+
+def assert_same(got, expected):
+    assert [hits.ids for hits in got] == [hits.ids for hits in expected]
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a.distances, b.distances, atol=1e-5)
+
+
+def test_the_collection_looks_as_before(corrected):
+    plain = corrected.backend.client()
+    expected, got = (
+        plain.describe_collection(corrected.source),
+        corrected.client.describe_collection(corrected.name),
+    )
+    assert [field["name"] for field in got["fields"]] == [
+        field["name"] for field in expected["fields"]
+    ]
+    assert [field["params"] for field in got["fields"]] == [
+        field["params"] for field in expected["fields"]
+    ]
+    # The migration has noted in a property of its source which collection that is.
+    users = {name: value for name, value in expected["properties"].items() if not is_ours(name)}
+    assert got["properties"] == users
+    index = corrected.client.describe_index(corrected.name, "vector")
+    assert index["metric_type"] == "COSINE"
+
+
+def test_a_framework_that_builds_rows_from_the_described_fields_works_behind_an_alias(corrected):
+    """As LangChain.js and LangChain4j do: they look for the name, learn its fields, load, add, search, remove."""
+    client, alias = corrected.client, corrected.backend.name("alias")
+    corrected.backend.client().create_alias(corrected.name, alias)
+    assert client.has_collection(alias)
+    client.load_collection(alias)
+    described = client.describe_collection(alias)["fields"]
+    names = [field["name"] for field in described]
+    others = {name: 7 for name in names if name not in ("id", "vector")}
+
+    client.upsert(alias, [{"id": 1_000, "vector": corrected.query[0], **others}])
+    client.flush(alias)
+    index = client.describe_index(alias, "vector")
+    options = {
+        "anns_field": "vector",
+        "search_params": {"metric_type": index["metric_type"], "params": {"ef": 10}},
+        "output_fields": [name for name in names if name != "vector"],
+    }
+    [hits] = client.search(alias, data=corrected.query, limit=5, **options)
+    [expected] = corrected.client.behind.search(
+        corrected.name, data=corrected.query, limit=5, **options
+    )
+    assert [hit["id"] for hit in hits] == [hit["id"] for hit in expected]
+    assert 1_000 in [hit["id"] for hit in hits]
+    assert set(hits[0]["entity"]) == {*others, "id"}
+
+    client.delete(alias, filter="id in [1000]")
+    [hits] = client.search(alias, data=corrected.query, limit=5, filter="id >= 0", **options)
+    assert 1_000 not in [hit["id"] for hit in hits]
+    assert len(hits) == 5
+
+
+def test_an_l2_gallery_far_from_zero_is_searched_read_and_written_as_before(lite):
+    far = Corrected(lite, "L2", away=1_000.0)
+    plain, client = lite.client(), far.client
+    row = {"id": 900, "vector": far.items[3] + np.float32(0.25), "group": 1}
+    plain.insert(far.source, [row])
+    client.insert(far.name, [row])
+    raw = plain.search(far.source, far.query, limit=20, output_fields=["vector"])
+    found = client.search(far.name, far.query, limit=20, output_fields=["vector"], strength=0)
+    assert_same(found, raw)
+    assert [hit["entity"]["vector"] for hit in found[0]] == [
+        hit["entity"]["vector"] for hit in raw[0]
+    ]
+    with pytest.raises(MilvusException, match="in dimension 0"):
+        client.insert(far.name, [{**row, "id": 901, "vector": [0.3, *far.items[0, 1:].tolist()]}])
+
+
+def test_an_index_is_made_for_the_metric_that_serves(corrected):
+    client = corrected.client
+    before = client.search(corrected.name, data=corrected.query)
+    client.release_collection(corrected.name)
+    client.drop_index(corrected.name, "vector")
+    with pytest.raises(MilvusException, match="corrected for COSINE"):
+        client.create_index(
+            corrected.name,
+            client.prepare_index_params("vector", index_type="FLAT", metric_type="L2"),
+        )
+    client.create_index(
+        corrected.name,
+        client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"),
+    )
+    client.load_collection(corrected.name)
+    assert (
+        corrected.backend.client().describe_index(corrected.name, "vector")["metric_type"] == "IP"
+    )
+    assert_same(client.search(corrected.name, data=corrected.query), before)
+
+
+def test_metadata_says_how_strongly(corrected):
+    """And who says so by a search parameter too is believed there."""
+
+    def search(metadata, **params):
+        pairs = {"anns_field": "vector", "topk": "5", "params": "{}", **params}
+        request = milvus_pb2.SearchRequest(
+            collection_name=corrected.name,
+            dsl="",
+            nq=1,
+            placeholder_group=group,
+            use_default_consistency=True,
+        )
+        for key, value in pairs.items():
+            request.search_params.add(key=key, value=value)
+        with grpc.insecure_channel(corrected.address) as channel:
+            return milvus_pb2_grpc.MilvusServiceStub(channel).Search(request, metadata=metadata)
+
+    from pymilvus.client.prepare import Prepare
+
+    group = Prepare._prepare_placeholder_str(corrected.query, False, DataType.FLOAT_VECTOR)
+    for strength, response in [
+        (None, search([])),
+        (0, search([("hubness-strength", "0")])),
+        (0.5, search([("hubness-strength", "0.5"), ("hubness-profile", "default")])),
+        (0.25, search([("hubness-strength", "0.5")], params='{"hubness_strength": 0.25}')),
+    ]:
+        [expected] = corrected.direct(limit=5, strength=strength)
+        assert list(response.results.ids.int_id.data) == expected.ids
+        np.testing.assert_allclose(response.results.scores, expected.distances, atol=1e-5)
+    for metadata in ([("hubness-strength", "much")], [("hubness-profile", "nowhere")]):
+        assert search(metadata).status.code == 1100
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_hybrid_searches(lite, metric):
+    corrected = Corrected(lite, metric)
+    asked = [
+        AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10),
+        AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10, expr="group > 2"),
+    ]
+    for ranker in (RRFRanker(), WeightedRanker(0.3, 0.7)):
+        expected = corrected.client.behind.hybrid_search(
+            corrected.name, asked, ranker, output_fields=["vector"]
+        )
+        got = corrected.client.hybrid_search(
+            corrected.name, asked, ranker, output_fields=["vector"]
+        )
+        assert_same(got, expected)
+        for a, b in zip(got[0], expected[0], strict=True):
+            np.testing.assert_allclose(a["entity"]["vector"], b["entity"]["vector"], rtol=1e-6)
+
+
+async def test_asynchronous_clients(corrected):
+    client = AsyncMilvusClient(f"http://{corrected.address}")
+    try:
+        fresh = vectors(np.random.default_rng(1), 1, DIM)[0]
+        done = await client.insert(corrected.name, [{"id": 500, "vector": fresh, "group": 1}])
+        assert done["insert_count"] == 1
+        got = await client.search(corrected.name, data=corrected.query, limit=ITEMS + 1)
+        assert_same(got, corrected.direct(limit=ITEMS + 1))
+        assert 500 in got[0].ids
+        [row] = await client.query(corrected.name, filter="id == 500")
+        np.testing.assert_allclose(row["vector"], fresh, rtol=1e-6)
+        assert not any(name.startswith("hubness") for name in row)
+    finally:
+        await client.close()
+
+
+def test_a_collection_that_is_corrected_meanwhile_is_found_out(lite):
+    """Also by a proxy that remembers the collection states for an hour."""
+    from tests.milvus.proxy.running import ProxyHere
+
+    with ProxyHere(lite.uri.removeprefix("http://"), state_ttl=3_600.0) as proxy:
+        plain, client = lite.client(), ForeignClient(proxy.uri)
+        rng, name, alias = np.random.default_rng(2), lite.name(), lite.name("alias")
+        items, query = vectors(rng, ITEMS, DIM), vectors(rng, 1, DIM)
+        plain_collection(plain, name, items, "L2")
+        plain.create_alias(name, alias)
+        raw = client.search(alias, data=query)
+        store = lite.store()
+        plan = plan_migration(store, name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
+        target = migrate(store, plan, no_writers=True).target
+        plain.alter_alias(target, alias)
+        assert_same(client.search(alias, data=query, strength=0), raw)
+        client.upsert(alias, {"id": 3, "vector": query[0], "group": 1})
+        assert client.search(alias, data=query, strength=0)[0].ids[0] == 3
+        assert len(client.query(alias, filter="id == 3")[0]["vector"]) == DIM
+
+
+def test_rows_beside_the_vectors_are_written_with_their_biases(lite):
+    rng, name = np.random.default_rng(4), lite.name()
+    plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "IP")
+    store, query = lite.store(), vectors(rng, 1, DIM)
+    lite.made.append(f"{name}__bias")
+    bank = QueryBank(vectors(rng, 30, DIM))
+    plan = plan_enable(store, name, bank, estimator=NNN(K), where="side", force=True)
+    enable(store, plan, client_ttl=0.0)
+    client = lite.hubness_client()
+    client.insert(name, {"id": 700, "vector": query[0], "group": 1})
+    assert (
+        client.search(name, data=query, strength=0)[0].ids
+        == lite.client().search(name, data=query)[0].ids
+    )
+    got = client.search(name, data=query, limit=ITEMS + 1)
+    assert_same(got, client.behind.search(name, data=query, limit=ITEMS + 1))
+    assert 700 in got[0].ids
+    disable(store, name)
+
+
+@pytest.mark.parametrize("method", ["Search", "Insert", "HybridSearch", "Query", "DescribeIndex"])
+def test_what_nobody_foresaw_is_refused_at_once(corrected, monkeypatch, method):
+    """As gRPC's UNKNOWN, pymilvus would ask 75 times."""
+    asked = []
+
+    def broken(name, message, parse=messages.request_of):
+        if name != method:
+            return parse(name, message)
+        asked.append(message)
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(messages, "request_of", broken)
+    hybrid = [AnnSearchRequest(corrected.query, "vector", {}, 3)] * 2
+    call = {
+        "Search": lambda c, n: c.search(n, data=corrected.query),
+        "Insert": lambda c, n: c.insert(n, {"id": 600, "vector": corrected.query[0], "group": 1}),
+        "HybridSearch": lambda c, n: c.hybrid_search(n, hybrid, RRFRanker()),
+        "Query": lambda c, n: c.query(n, filter="id < 3"),
+        "DescribeIndex": lambda c, n: c.describe_index(n, "vector"),
+    }[method]
+    with pytest.raises(MilvusException, match="KeyError: 'a mistake of ours'") as refusal:
+        call(corrected.client, corrected.name)
+    assert (refusal.value.code, len(asked)) == (65535, 1)
+
+
+# -- while a job is at work ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_writes_are_mirrored(lite, direction):
+    moving = Moving(lite)
+    getattr(moving, direction)(required=True)
+    name = moving.source if direction == "forward" else moving.target
+    for method, arguments in WRITES:
+        if arguments(moving).get("data") != []:
+            getattr(moving.client, method)(name, **arguments(moving))
+        moving.assert_equal()
+
+
+class WrittenByProxy(Written):
+    def create(self, schema, **options):
+        foreign, self.client = self.client, self.client.behind
+        super().create(schema, **options)
+        self.client = foreign
+
+
+def test_writes_are_noted(lite):
+    written = WrittenByProxy(lite)
+
+    def meanwhile():
+        written.both("upsert", data=written.rows([3, 4]))
+        written.both("insert", data=written.rows([900, 901]))
+        written.both("delete", ids=[5, 900])
+        written.both("delete", filter="id in [6, 7]")
+
+    with written.rewriting() as writer:
+        assert written.rewrite(writer, meanwhile)
+    written.assert_equal()
+
+
+def test_a_collection_is_dropped_with_its_bank_but_not_under_a_job(corrected):
+    client, plain, store = corrected.client, corrected.backend.client(), corrected.backend.store()
+    bank = store.info(corrected.name).state.profile.bank.collection
+    with Lease(store, corrected.name):
+        for call in (client.drop_collection, client.truncate_collection):
+            with pytest.raises(MilvusException, match="holds the lease"):
+                call(corrected.name)
+        with pytest.raises(MilvusException, match="holds the lease"):
+            client.rename_collection(corrected.name, "renamed")
+    with pytest.raises(MilvusException, match="cannot move to database"):
+        client.rename_collection(corrected.name, "renamed", "elsewhere")
+    client.load_collection(corrected.name, load_fields=["id", "vector"])
+    assert client.search(corrected.name, data=corrected.query)[0]
+    assert plain.has_collection(bank)
+    client.drop_collection(corrected.name)
+    assert not plain.has_collection(bank)
+    assert not plain.has_collection(corrected.name)
