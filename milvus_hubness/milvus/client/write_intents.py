@@ -27,7 +27,8 @@ from milvus_hubness.jobs.store.records import WriteIntentLog
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, in_parts, is_one_of, literal
+from milvus_hubness.milvus.filters import is_one_of, literal
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, in_parts
 from milvus_hubness.milvus.store.write_intents import (
     NAME_FIELD,
     NOTE_KEY_FIELD,

@@ -50,15 +50,10 @@ from milvus_hubness.jobs.store.records import (
     intent_log_name,
     intent_logs_among,
 )
+from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
-from milvus_hubness.milvus.store.server import (
-    ROWS_PER_REQUEST,
-    in_parts,
-    is_one_of,
-    literal,
-    translated,
-)
+from milvus_hubness.milvus.store.server import ROWS_PER_REQUEST, in_parts, translated
 
 SCHEMA_DIGEST_PROPERTY = "hubness_write_intents_fits"
 """Property of a log: the digest of the schema of the collection whose writes are noted."""
