@@ -171,3 +171,14 @@ def test_a_measure_has_one_name_on_every_page():
         "docs/reference/glossary.md",
     ):
         assert name in (ROOT / page).read_text("utf-8").lower()
+
+
+def test_a_note_of_a_write_has_one_word():
+    """It was a line, a place, an entry and a fact as well, in one file."""
+    path = ROOT / "milvus_hubness/milvus/store/write_intents.py"
+    other = re.compile(r"\b(lines?|places?|entry|entries)\b")
+    uses = [(line, text) for line, is_name, text in _texts(path, set()) if other.search(text)]
+    assert uses == []
+    introduction = path.read_text().split('"""')[1]
+    for explained in ("A **note** is", "writes a note before", "Only the job removes"):
+        assert explained in introduction

@@ -38,7 +38,7 @@ from milvus_hubness.jobs.common.lease import forget_leases
 from milvus_hubness.jobs.refresh.biases import REFRESHES
 from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Store
-from milvus_hubness.milvus.store.server import is_one_of
+from milvus_hubness.milvus.filters import is_one_of
 from tests.chaos.ports import Application, Database, Place
 from tests.chaos.sources import DIM, Rows, Shape, drawn_change
 from tests.support.galleries import nnn, rich_rows

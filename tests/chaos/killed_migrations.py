@@ -22,7 +22,7 @@ from milvus_hubness.correction.estimators import NNN
 from milvus_hubness.jobs.migration.catch_up import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.store.ownership import LEDGER
-from milvus_hubness.milvus.store.server import is_one_of
+from milvus_hubness.milvus.filters import is_one_of
 from tests.chaos.moments import Moment
 from tests.chaos.places import BACKENDS, Command
 from tests.chaos.ports import Database, Place

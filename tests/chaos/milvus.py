@@ -19,7 +19,8 @@ from milvus_hubness.correction.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.correction.codec.fields import SLOT_FIELDS
 from milvus_hubness.correction.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROPERTY
-from milvus_hubness.milvus.store.server import connect, is_one_of
+from milvus_hubness.milvus.filters import is_one_of
+from milvus_hubness.milvus.store.server import connect
 from tests.chaos.moments import Counted, Watch
 from tests.chaos.ports import Database, Place, Program, Sameness
 from tests.chaos.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape

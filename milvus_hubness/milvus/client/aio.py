@@ -21,6 +21,7 @@ from milvus_hubness.milvus.client.steps import (
     Pause,
     refusing,
 )
+from milvus_hubness.milvus.pymilvus_private import connection_of
 
 if TYPE_CHECKING:
     from milvus_hubness.correction.banks.stored import StoredBank
@@ -51,7 +52,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         if isinstance(step, LearnSchema):
-            return self._learn_schema(await self._get_connection(), step.collection)
+            return self._learn_schema(await connection_of(self), step.collection)
         return await asyncio.to_thread(step.work)
 
     async def _load_bank(self, reference: BankReference) -> StoredBank:

@@ -37,6 +37,7 @@ from milvus_hubness.jobs.store.records import (
 )
 from milvus_hubness.milvus.client.state_cache import CachedState, StateCache, id_in, migrations_to
 from milvus_hubness.milvus.client.steps import Ask, InStore, Operation
+from milvus_hubness.milvus.pymilvus_private import LOADED_FIELDS
 from milvus_hubness.milvus.store.banks import LEDGER_PROPERTY
 from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
 
@@ -263,7 +264,7 @@ class Catalog:
 
     def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
         options = dict(call.options)
-        for name in {"load_fields", "_load_fields"} & set(options):
+        for name in set(LOADED_FIELDS) & set(options):
             options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
         return (yield Ask(call.method, call.args, options))
 

@@ -10,7 +10,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.milvus.client.messages import QUICK_FORM
 from milvus_hubness.milvus.client.steps import Ask
-from milvus_hubness.milvus.store.server import EscapedKeys
+from milvus_hubness.milvus.pymilvus_private import EscapedKeys
 
 if TYPE_CHECKING:
     from milvus_hubness.milvus.client.new_collections import CorrectionConfig

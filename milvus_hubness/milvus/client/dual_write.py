@@ -26,7 +26,8 @@ from milvus_hubness.milvus.client.write_intents import (
     WriteIntents,
 )
 from milvus_hubness.milvus.client.writes import Writes
-from milvus_hubness.milvus.store.server import in_parts, is_one_of
+from milvus_hubness.milvus.filters import is_one_of
+from milvus_hubness.milvus.store.server import in_parts
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
 

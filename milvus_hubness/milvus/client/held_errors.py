@@ -25,7 +25,7 @@ class _Hold(logging.Filter):
         return False
 
 
-_pymilvus.addFilter(_Hold())
+_HOLD = _Hold()
 
 
 class HeldErrors:
@@ -44,6 +44,8 @@ class HeldErrors:
         self.recovered: list[Exception] = []
 
     def __enter__(self) -> HeldErrors:
+        # Nothing is changed for programs that only import this package. A filter is added once.
+        _pymilvus.addFilter(_HOLD)
         self._outer = _records.get()
         _records.set(self._records)
         return self

@@ -17,6 +17,7 @@ from milvus_hubness.correction.codec.arrays import Floats
 from milvus_hubness.correction.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.milvus.client.steps import Ask
+from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
 
 USE_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""
@@ -26,7 +27,6 @@ GROUPED = ("group_by_field", "group_by_fields")
 """Arguments that make the server return the best hits of each group."""
 ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
-IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
 QUICK_FORM = (
     "dimension",

@@ -32,6 +32,7 @@ from milvus_hubness.milvus.client.steps import (
     as_milvus,
     refusing,
 )
+from milvus_hubness.milvus.pymilvus_private import forget_schema
 from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
@@ -152,8 +153,7 @@ class Methods(CollectionMethods):
         return self._perform(step)
 
     def _learn_schema(self, connection: Any, collection: str) -> None:
-        database = self._generate_call_context().get_db_name()  # type: ignore[attr-defined]
-        connection._invalidate_schema(collection, db_name=database)
+        forget_schema(self, connection, collection)
 
     def _leave_database(self, new_database: str) -> None:
         if self._sampler is not None:

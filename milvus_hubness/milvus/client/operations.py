@@ -17,7 +17,7 @@ from pymilvus.client.constants import (
     REDUCE_STOP_FOR_BEST,
     UNLIMITED,
 )
-from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2, query_iterator
+from pymilvus.client.iterator import SearchIteratorV2, query_iterator
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
 from milvus_hubness.correction.codec.arrays import without_tensors
@@ -39,8 +39,13 @@ from milvus_hubness.milvus.client.state_cache import StateCache
 from milvus_hubness.milvus.client.steps import Ask, ClientPolicy, Operation, refusing
 from milvus_hubness.milvus.client.write_intents import WriteIntents
 from milvus_hubness.milvus.client.writes import Writes
+from milvus_hubness.milvus.filters import literal
+from milvus_hubness.milvus.pymilvus_private import (
+    start_after,
+    starts_at_the_first_key,
+    with_escaped_keys,
+)
 from milvus_hubness.milvus.store import schema as milvus_schema
-from milvus_hubness.milvus.store.server import escaped, literal
 
 Row = dict[str, Any]
 Key = int | str
@@ -66,35 +71,6 @@ class CorrectedIterator:
         return getattr(self._iterator, name)
 
 
-def escaping(iterator: Any) -> Any:
-    """Make pymilvus's iterator escape the keys in the filter of its next request, and return it."""
-    if isinstance(iterator, QueryIterator):
-        method, keys = "_QueryIterator__setup_next_expr", "_next_id"
-    elif isinstance(iterator, SearchIterator):
-        method, keys = "_SearchIterator__filtered_duplicated_result_expr", "_filtered_ids"
-    else:
-        return iterator
-    build = getattr(iterator, method)
-
-    def build_escaped(*args: Any) -> str:
-        own = getattr(iterator, keys)
-        setattr(iterator, keys, _escaped_in(own))
-        try:
-            filter: str = build(*args)
-            return filter
-        finally:
-            setattr(iterator, keys, own)
-
-    setattr(iterator, method, build_escaped)
-    return iterator
-
-
-def _escaped_in(keys: Any) -> Any:
-    if isinstance(keys, list):
-        return [_escaped_in(key) for key in keys]
-    return escaped(keys) if isinstance(keys, str) else keys
-
-
 class Pages:
     """Operations that answer page by page, by the collection state that they read at the start."""
 
@@ -117,11 +93,10 @@ class Pages:
         takes_pages = isinstance(to_skip, int) and to_skip > query_iterator.MAX_BATCH_SIZE
         if takes_pages:
             further[OFFSET] = 0
-        iterator = escaping((yield Ask("query_iterator", (collection,), further)))
-        if takes_pages and iterator._next_id is None:
-            iterator._next_id = yield from self._key_at(
-                collection, cached.key_field, to_skip, options
-            )
+        iterator = with_escaped_keys((yield Ask("query_iterator", (collection,), further)))
+        if takes_pages and starts_at_the_first_key(iterator):
+            key = yield from self._key_at(collection, cached.key_field, to_skip, options)
+            start_after(iterator, key)
         if not cached.states:
             return iterator
 
@@ -146,7 +121,7 @@ class Pages:
             "search_params": question.search_params,
         }
         if not cached.states:
-            return escaping((yield Ask("search_iterator", (collection, data), further)))
+            return with_escaped_keys((yield Ask("search_iterator", (collection, data), further)))
         expect_whole_hits(output_fields, cached.states, options)
         state = cached.searched(options["anns_field"])
         if state is None:
@@ -266,7 +241,9 @@ def _opened(
     choose = arguments["external_filter_func"]
     if choose is not None:
         arguments = {**arguments, "external_filter_func": lambda hits: choose(answered(hits))}
-    iterator = escaping((yield Ask("search_iterator", (collection, data), dict(arguments))))
+    iterator = with_escaped_keys(
+        (yield Ask("search_iterator", (collection, data), dict(arguments)))
+    )
     if choose is not None and isinstance(iterator, SearchIteratorV2):
         return iterator
 

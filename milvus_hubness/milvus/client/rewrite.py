@@ -28,6 +28,7 @@ from milvus_hubness.milvus.client.messages import (
     first_set,
     normalises_scores,
 )
+from milvus_hubness.milvus.pymilvus_private import ORIGINAL_ROW, unread_columns
 
 RAW_SCORE = "raw_score"
 MAX_QUERIES = 16_384
@@ -83,7 +84,7 @@ class Reading:
         strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have another
         width than the collection state names.
         """
-        unread: Any = getattr(rows, "_lazy_field_data", None)
+        unread = unread_columns(rows)
         raw = list(list.__iter__(cast("list[Row]", rows))) if unread is not None else []
         rows = raw if unread is not None and self._columns_out(unread, raw, fields) else list(rows)
         for codec in self._codecs:
@@ -122,9 +123,7 @@ class Reading:
         codecs = [
             codec for codec in self._codecs if codec.field in columns and not codec.leaves_vectors
         ]
-        if not columns.keys().isdisjoint(fields.hidden) or any(
-            "_original_idx" in row for row in rows
-        ):
+        if not columns.keys().isdisjoint(fields.hidden) or any(ORIGINAL_ROW in row for row in rows):
             return False
         for codec in codecs:
             count = len(columns[codec.field].float_vector.data)

@@ -19,7 +19,6 @@ from milvus_hubness.milvus.client import ranking
 from milvus_hubness.milvus.client.biases import Biases
 from milvus_hubness.milvus.client.catalog import Reads
 from milvus_hubness.milvus.client.messages import (
-    IN_BACKGROUND,
     USE_SCORES,
     Question,
     SearchRequest,
@@ -34,7 +33,9 @@ from milvus_hubness.milvus.client.query_samples import Sampler
 from milvus_hubness.milvus.client.rewrite import Rewrite
 from milvus_hubness.milvus.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Compute, Operation
-from milvus_hubness.milvus.store.server import exceeds_limit, is_one_of
+from milvus_hubness.milvus.filters import is_one_of
+from milvus_hubness.milvus.pymilvus_private import IN_BACKGROUND
+from milvus_hubness.milvus.store.server import exceeds_limit
 
 KEYS_PER_REQUEST = 8_000
 Kind = tuple[Any, ...]

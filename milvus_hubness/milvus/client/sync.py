@@ -19,6 +19,7 @@ from milvus_hubness.milvus.client.steps import (
     Pause,
     refusing,
 )
+from milvus_hubness.milvus.pymilvus_private import connection_of
 
 
 class HubnessClient(Methods, MilvusClient):
@@ -48,7 +49,7 @@ class HubnessClient(Methods, MilvusClient):
         if isinstance(step, Pause):
             return time.sleep(step.seconds)
         if isinstance(step, LearnSchema):
-            return self._learn_schema(self._get_connection(), step.collection)
+            return self._learn_schema(connection_of(self), step.collection)
         return step.work()
 
     def plain_client(self) -> MilvusClient:

@@ -27,15 +27,17 @@ from milvus_hubness.jobs.store.records import WriteIntentLog
 from milvus_hubness.milvus.client.messages import Deletion, Write
 from milvus_hubness.milvus.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.milvus.client.steps import Ask, Operation
-from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, in_parts, is_one_of, literal
+from milvus_hubness.milvus.filters import is_one_of, literal
+from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND, in_parts
 from milvus_hubness.milvus.store.write_intents import (
     NAME_FIELD,
+    NOTE_KEY_FIELD,
     changed_in,
-    line,
-    name_for,
-    names_in,
+    new_row_name,
+    notes_filter,
     partition_of,
-    picked,
+    row_names_in,
+    stored_note,
 )
 
 T = TypeVar("T")
@@ -113,7 +115,7 @@ class WriteIntents:
             keys = [row[cached.key_field] for row in rows]
             while True:
                 began = time.monotonic()
-                names = [name_for(intent_log) for _ in rows]
+                names = [new_row_name(intent_log) for _ in rows]
                 named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
                 changed: dict[Key, set[str]] = {}
                 if write.method == "upsert" and write.in_part:
@@ -144,12 +146,16 @@ class WriteIntents:
             in_collection = yield from self._whole_rows(
                 write.collection, key_field, keys, within, timeout
             )
-            options = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
-            args = (intent_log.collection, picked(intent_log, keys, partition_name))
-            lines = yield Ask("query", args, options)
-            last = names_in(intent_log, lines, keys, partition_name)
+            options = {
+                "output_fields": [NOTE_KEY_FIELD, "name", "changed"],
+                "timeout": timeout,
+                **STRONG,
+            }
+            args = (intent_log.collection, notes_filter(intent_log, keys, partition_name))
+            notes = yield Ask("query", args, options)
+            last = row_names_in(intent_log, notes, keys, partition_name)
             names = [name for name in last.values() if name]
-            changed_before = {noted["name"]: changed_in(noted) for noted in lines if noted["name"]}
+            changed_before = {noted["name"]: changed_in(noted) for noted in notes if noted["name"]}
             for row in part:
                 key = row[key_field]
                 changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {
@@ -290,11 +296,11 @@ class WriteIntents:
         changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
         """Note the names of the rows that keys refer to; an empty one notes a deletion. changed: by partial updates."""
-        lines = [
-            line(intent_log, key, partition_name, name, changed.get(key, ()))
+        notes = [
+            stored_note(intent_log, key, partition_name, name, changed.get(key, ()))
             for key, name in names.items()
         ]
-        for part in in_parts(lines, ROWS_PER_REQUEST):
+        for part in in_parts(notes, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(

@@ -34,6 +34,11 @@ from milvus_hubness.milvus.proxy.endings import CallEnded
 from milvus_hubness.milvus.proxy.headers import Metadata
 from milvus_hubness.milvus.proxy.messages import Send
 from milvus_hubness.milvus.proxy.options import ProxyOptions
+from milvus_hubness.milvus.pymilvus_private import (
+    connection_of,
+    forget_schema,
+    open_channels_with,
+)
 from milvus_hubness.milvus.store.banks import Sample, SamplesOf, put_samples
 from milvus_hubness.milvus.store.milvus_store import MilvusStore
 from milvus_hubness.milvus.store.server import connect
@@ -237,8 +242,8 @@ class Session:
                 client = connect(
                     f"{scheme}://{self._options.upstream}", db_name=self._database, **own
                 )
-                # pymilvus opens another channel after the upstream was unreachable.
-                client._get_connection()._create_grpc_channel = self._channel
+                # The channel that pymilvus was given is not used after the upstream was unreachable.
+                open_channels_with(client, self._channel)
                 self._client = client
             return self._client
 
@@ -247,8 +252,7 @@ class Session:
 
     def _learn_schema(self, collection: str) -> None:
         if self._client is not None:
-            database = self._client._generate_call_context().get_db_name()
-            self._client._get_connection()._invalidate_schema(collection, db_name=database)
+            forget_schema(self._client, connection_of(self._client), collection)
 
     def _put_samples(self, target: SamplesOf, samples: Sequence[Sample]) -> None:
         put_samples(self._connected(), target, samples, WRITE_SECONDS)

@@ -31,9 +31,10 @@ from milvus_hubness.jobs.store.ownership import (
     owner_in,
 )
 from milvus_hubness.jobs.store.records import QuerySamples, Record
+from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
-from milvus_hubness.milvus.store.server import in_parts, is_missing, is_one_of, literal, translated
+from milvus_hubness.milvus.store.server import in_parts, is_missing, translated
 
 QUERIES_PER_PAGE = 8_000
 LONGEST_ID = 512

@@ -20,6 +20,12 @@ from urllib.parse import urlsplit
 
 from pymilvus import MilvusClient
 
+from milvus_hubness.milvus.pymilvus_private import (
+    connection_of,
+    grpc_options_of,
+    reconnect_with,
+)
+
 _KEEPALIVE = "grpc.keepalive_"
 LITE_KEEPALIVE: Mapping[str, int] = {
     # Half a minute more than a server demands, which measures by its own clock.
@@ -51,12 +57,15 @@ def with_keepalive(uri: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_alive_as_lite_allows(client: MilvusClient) -> None:
-    """Connect a client of Milvus Lite again, unless it was opened with pings that Milvus Lite accepts: its server is
-    on another machine, or pymilvus shares the connection of a client that is not of this package."""
-    handler = client._get_connection()
-    if not _sets_keepalive(handler._grpc_options):
-        handler._grpc_options = {**handler._grpc_options, **LITE_KEEPALIVE}
-        handler.reconnect()
+    """Connect a client of Milvus Lite again, unless it has pings that Milvus Lite accepts.
+
+    It lacks them if its server is on another machine, or if pymilvus shares the connection of a
+    client that is not of this package.
+    """
+    connection = connection_of(client)
+    grpc_options = grpc_options_of(connection)
+    if not _sets_keepalive(grpc_options):
+        reconnect_with(connection, {**grpc_options, **LITE_KEEPALIVE})
 
 
 def _sets_keepalive(grpc_options: Mapping[str, Any]) -> bool:

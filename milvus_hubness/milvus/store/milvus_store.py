@@ -39,6 +39,7 @@ from milvus_hubness.jobs.store.records import (
     is_fence,
     taken_keys,
 )
+from milvus_hubness.milvus.pymilvus_private import reason_of_failed_index
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store import server as milvus_server
 from milvus_hubness.milvus.store.banks import MilvusQuerySamples
@@ -420,14 +421,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
 
         wait_until(f"index {index!r} of {collection!r}", rows_left)
         if described["state"] == "Failed":
-            # `MilvusClient.describe_index` does not return the reason.
-            context = self.client._generate_call_context()
-            _, reason = self.client._get_connection().get_index_state(
-                collection, index, context=context
-            )
+            reason = " ".join(reason_of_failed_index(self.client, collection, index).split())
             raise StoreError(
                 f"the server failed to build index {index!r} of collection {collection!r}: "
-                f"{redacted(' '.join(reason.split())) or 'it gives no reason'}; drop the index, create it again "
+                f"{redacted(reason) or 'it gives no reason'}; drop the index, create it again "
                 "with parameters that the server accepts, and run the command again"
             )
 

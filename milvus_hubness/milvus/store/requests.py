@@ -24,6 +24,8 @@ from milvus_hubness.correction.state import FrozenModel
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.jobs.store.generations import Batch, Row
 from milvus_hubness.jobs.store.records import Fences, is_fence
+from milvus_hubness.milvus.filters import is_one_of, literal
+from milvus_hubness.milvus.pymilvus_private import WITHOUT_WAITING
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.keepalive import keep_alive_as_lite_allows
 from milvus_hubness.milvus.store.server import (
@@ -35,10 +37,8 @@ from milvus_hubness.milvus.store.server import (
     in_parts,
     is_lite,
     is_missing,
-    is_one_of,
     is_rate_limited,
     is_too_large,
-    literal,
     may_arrive,
     message_of,
     plain_client_of,
@@ -440,7 +440,7 @@ class MilvusRequests:
 
     def _load(self, collection: str, **settings: Any) -> None:
         """Load a collection, and wait for it. settings: of `_load_settings`. Raises WaitedTooLong."""
-        self.client.load_collection(collection, _async=True, **settings)
+        self.client.load_collection(collection, **WITHOUT_WAITING, **settings)
         state = ""
 
         def share_loaded() -> Standing | None:

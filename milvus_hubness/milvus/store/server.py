@@ -14,15 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib import import_module
-from importlib.metadata import version
 from inspect import getattr_static, iscoroutinefunction, isfunction
 from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 import grpc
-from pymilvus import DataType, MilvusClient
-from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
+from pymilvus import MilvusClient
+from pymilvus.exceptions import ErrorCode, MilvusException
 from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.basics.requirements import naming_extras, unsupported_lite, unsupported_milvus
@@ -36,6 +35,7 @@ from milvus_hubness.errors import (
     redacted,
     secrets_in,
 )
+from milvus_hubness.milvus.pymilvus_private import EscapedKeys
 from milvus_hubness.milvus.store.keepalive import with_keepalive
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ FEW_KEYS = 4_096
 DUPLICATES_PER_KEY = 4
 """Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
 ROWS_PER_REQUEST = 2_000
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
-_WORD = re.compile(r"[\w.+-]*", re.ASCII)
 _TOO_LARGE = (
     "larger than max",
     "resource_exhausted",
@@ -62,27 +60,6 @@ _TOO_LARGE = (
     "maxoutputsize",
 )
 _TOO_MANY_QUERIES = re.compile(r"\bnq\b.* should be in range", re.DOTALL)
-
-
-class EscapedKeys:
-    """A client that escapes keys in the filters of `get`, `delete` and `query(ids=...)`; pymilvus does not."""
-
-    def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
-        field = next(field for field in schema_dict["fields"] if field.get("is_primary"))
-        texts = [str(key) for key in pks]
-        if field["type"] == DataType.VARCHAR:
-            return is_one_of(field["name"], texts)
-        if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
-            raise ParamError(
-                message=f"key {odd!r} of field {field['name']!r} is not a whole number: correct it"
-            )
-        return f"{field['name']} in [{', '.join(texts)}]"
-
-
-if not hasattr(MilvusClient, "_pack_pks_expr"):
-    raise UnsupportedVersion(
-        f"pymilvus {version('pymilvus')} cannot escape keys: pip install 'pymilvus>=3.0.1,<4'"
-    )
 
 
 class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
@@ -273,20 +250,6 @@ def _translating(method: Callable[..., T]) -> Callable[..., T]:
             return method(self, *args, **options)
 
     return call
-
-
-def literal(key: int | str) -> str:
-    """Return a key as Milvus's filter language writes it."""
-    return str(key) if isinstance(key, int) else f'"{escaped(key)}"'
-
-
-def escaped(text: str) -> str:
-    """Return a text as it stands between double quotes in Milvus's filter language."""
-    return text.translate(_ESCAPES)
-
-
-def is_one_of(field: str, keys: Sequence[int | str]) -> str:
-    return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
 Feature = Literal[

@@ -1,13 +1,27 @@
-"""Write-intent logs as Milvus collections: one with the notes, one with the noted rows.
+"""Write-intent logs as Milvus collections.
 
-The collection of rows has the fields of the collection whose writes are noted, and names that clients create as keys,
-so no noted row is ever overwritten. The collection of notes decides: the database orders the notes under one key, and
-the last one counts.
+A **note** is what a client is about to do with the row of one key: write it, or delete it. While
+a job rewrites rows, each client writes a note before it writes or deletes a row
+(`milvus.client.write_intents`). The job reads the notes after each batch and replays those whose
+writes its own write has undone (`jobs.common.row_writer`).
 
-Both take seconds to create, so they stay from one job to the next, empty in between. Notes have the name of their job,
-which separates them from late notes of clients that had not seen the end of an earlier job. No two logs ever have the
-same name, and a log is marked before it is dropped, so that no other job takes it: a late request to drop it drops
-nothing that is in use.
+A log has two collections:
+
+- one with the notes. A note has the key of the row, its partition, and the name of the noted row;
+  an empty name notes a deletion. The database orders the notes under one key, and the last one
+  counts.
+- one with the **noted rows**, whole, as the clients are about to write them. It has the fields of
+  the collection whose writes are noted. Its keys are the names, which clients create, so no noted
+  row is ever overwritten.
+
+Only the job removes anything: while it runs, the noted rows that no note names any more
+(`compact_notes`), and at its end all notes and noted rows (`end_intent_log`). A note has the mark
+of its job, `made`, and the name of a noted row begins with it: so late notes of a client that had
+not seen the end of an earlier job are distinguished from those for the next one.
+
+Both collections take seconds to create, so they stay from one job to the next, empty in between.
+No two logs ever have the same name, and a log is marked before it is dropped, so that no other
+job takes it: a late request to drop it drops nothing that is in use.
 """
 
 from __future__ import annotations
@@ -36,114 +50,167 @@ from milvus_hubness.jobs.store.records import (
     intent_log_name,
     intent_logs_among,
 )
+from milvus_hubness.milvus.filters import is_one_of, literal
 from milvus_hubness.milvus.store import schema as milvus_schema
 from milvus_hubness.milvus.store.requests import MilvusRequests
-from milvus_hubness.milvus.store.server import (
-    ROWS_PER_REQUEST,
-    in_parts,
-    is_one_of,
-    literal,
-    translated,
-)
+from milvus_hubness.milvus.store.server import ROWS_PER_REQUEST, in_parts, translated
 
-FITS_PROPERTY = (
-    "hubness_write_intents_fits"  # Digest of the schema of the collection whose writes are noted.
-)
-RETIRED_PROPERTY = (
-    "hubness_write_intents_retired"  # Marks a write-intent log that is about to be dropped.
-)
-NAME_FIELD = "hubness_note"  # Field with the name of a noted row.
+SCHEMA_DIGEST_PROPERTY = "hubness_write_intents_fits"
+"""Property of a log: the digest of the schema of the collection whose writes are noted."""
+
+RETIRED_PROPERTY = "hubness_write_intents_retired"
+"""Property that marks a write-intent log that is about to be dropped."""
+
+NOTE_KEY_FIELD = "note_key"
+"""Primary key of the notes; see `note_key`."""
+
+NAME_FIELD = "hubness_row_name"
+"""Primary key of the noted rows: their names."""
 
 
-def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
-    """Return the key of a row's note in the write-intent log."""
-    place = f"{intent_log.made}\0{partition_of(intent_log, partition)}\0{key}"
-    return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+def note_key(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
+    """Return the primary key of the note about a row."""
+    identity = f"{intent_log.made}\0{partition_of(intent_log, partition)}\0{key}"
+    return hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
-    """Return the partition within which keys are unique; empty if they are unique in the whole collection."""
+    """Return the partition within which keys are unique.
+
+    Empty if they are unique in the whole collection.
+    """
     return (partition or "_default") if intent_log.by_partition else ""
 
 
-def line(
+def new_row_name(intent_log: WriteIntentLog) -> str:
+    """Return a new name for a noted row."""
+    return intent_log.made + uuid.uuid4().hex
+
+
+def stored_note(
     intent_log: WriteIntentLog,
     key: Key,
     partition: str | None,
-    name: str,
+    row_name: str,
     changed: Collection[str] = (),
 ) -> Row:
-    """Return the note of a row, as stored. name: of the noted row; empty for a deletion. changed: see Note."""
+    """Return the note about a row, as stored.
+
+    row_name: of the noted row; empty for a deletion. changed: see `Note`.
+    """
     return {
-        "place": place_of(intent_log, key, partition),
+        NOTE_KEY_FIELD: note_key(intent_log, key, partition),
         "made": intent_log.made,
         "key": key,
         "partition": partition or "",
-        "name": name,
+        "name": row_name,
         "id": uuid.uuid4().hex,
         "changed": json.dumps(sorted(changed)) if changed else "",
+        # Every Milvus collection must have a vector field.
         "vector": [0.0, 0.0],
     }
 
 
+def changed_in(note: Row) -> tuple[str, ...]:
+    """Return the fields that a partial update changes, from a note as stored."""
+    if not note["changed"]:
+        return ()
+
+    title = f"the note {note[NOTE_KEY_FIELD]!r} of a write"
+    fields = read_value(note["changed"], title, "run refresh again")
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        raise StateError(f"{title} names no fields: run refresh again")
+    return tuple(fields)
+
+
+def row_names_in(
+    intent_log: WriteIntentLog, notes: Sequence[Row], keys: Sequence[Key], partition: str | None
+) -> dict[Key, str]:
+    """Return the names of the noted rows by key, for those keys that have a note among `notes`."""
+    names = {note[NOTE_KEY_FIELD]: str(note["name"]) for note in notes}
+    note_keys = {key: note_key(intent_log, key, partition) for key in keys}
+    return {key: names[note] for key, note in note_keys.items() if note in names}
+
+
+def notes_filter(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
+    """Return the filter that picks the notes about these rows."""
+    return is_one_of(NOTE_KEY_FIELD, [note_key(intent_log, key, partition) for key in keys])
+
+
 class MilvusWriteIntents(MilvusRequests):
+    """The write-intent log methods of the store."""
+
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        fits = _digest(source)
-        made = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # These digits sort by time.
-        facts: dict[str, Any] = {
-            "made": made,
+        digest = _schema_digest(source)
+        fields_of_log: dict[str, Any] = {
+            # These digits sort by time.
+            "made": f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}",
             "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
             "by_partition": source.partitions != (None,),
         }
-        for left in self.intent_logs(source.collection_id):
-            if self._fits(left, fits):
-                return left.model_copy(update=facts)
-        intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
-        with translated(source.name):
-            indexes = self._indexes(source.name)
-        ttl = source.time_to_live
-        parts = {
-            intent_log.collection: (
-                _lines_schema(source),
-                milvus_schema.flat_index("vector", "IP"),
-            ),
-            intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
-        }
-        for collection, (schema, index) in parts.items():
-            with translated(collection):
-                self._create_loaded(
-                    collection,
-                    schema=schema,
-                    index_params=index,
-                    properties={
-                        WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
-                        FITS_PROPERTY: fits,
-                        # Noted rows live no longer than the rows themselves: a job that is resumed
-                        # after that does not bring an expired row back.
-                        **(
-                            {milvus_schema.TTL_PROPERTY: str(ttl)}
-                            if ttl and collection == intent_log.rows
-                            else {}
-                        ),
-                    },
-                    consistency_level="Strong",
-                )
+
+        for earlier_log in self.intent_logs(source.collection_id):
+            if self._fits(earlier_log, digest):
+                return earlier_log.model_copy(update=fields_of_log)
+
+        intent_log = WriteIntentLog(collection=intent_log_name(source.name), **fields_of_log)
+        self._create_log_collections(source, intent_log, digest)
         return intent_log
 
-    def _fits(self, intent_log: WriteIntentLog, fits: str) -> bool:
+    def _create_log_collections(
+        self, source: CollectionInfo, intent_log: WriteIntentLog, digest: str
+    ) -> None:
+        with translated(source.name):
+            indexes = self._indexes(source.name)
+        properties = {
+            WRITE_INTENTS_OF_PROPERTY: source.collection_id.model_dump_json(),
+            SCHEMA_DIGEST_PROPERTY: digest,
+        }
+
+        with translated(intent_log.collection):
+            self._create_loaded(
+                intent_log.collection,
+                schema=_notes_schema(source),
+                index_params=milvus_schema.flat_index("vector", "IP"),
+                properties=properties,
+                consistency_level="Strong",
+            )
+
+        # Noted rows live no longer than the rows themselves: a job that is resumed after that does
+        # not bring an expired row back.
+        if source.time_to_live:
+            properties = {**properties, milvus_schema.TTL_PROPERTY: str(source.time_to_live)}
+        with translated(intent_log.rows):
+            self._create_loaded(
+                intent_log.rows,
+                schema=_rows_schema(source),
+                index_params=_rows_index(source.schema, indexes),
+                properties=properties,
+                consistency_level="Strong",
+            )
+
+    def _fits(self, intent_log: WriteIntentLog, digest: str) -> bool:
         """Whether both collections exist in full and can take the rows to be noted."""
-        for collection in (intent_log.collection, intent_log.rows):
-            if not self.exists(collection):
+        return all(
+            self._collection_fits(name, digest) for name in (intent_log.collection, intent_log.rows)
+        )
+
+    def _collection_fits(self, collection: str, digest: str) -> bool:
+        if not self.exists(collection):
+            return False
+
+        with translated(collection):
+            properties = self.client.describe_collection(collection)["properties"]
+            if properties.get(SCHEMA_DIGEST_PROPERTY) != digest:
                 return False
-            with translated(collection):
-                properties = self.client.describe_collection(collection)["properties"]
-                if properties.get(FITS_PROPERTY) != fits or properties.get(RETIRED_PROPERTY):
-                    return False
-                state = self.client.get_load_state(collection)["state"].name
-                if state == "NotExist" or not self.client.list_indexes(collection):
-                    return False
-                if state != "Loaded":
-                    self._load(collection)
+            if properties.get(RETIRED_PROPERTY):
+                return False
+
+            load_state = self.client.get_load_state(collection)["state"].name
+            if load_state == "NotExist" or not self.client.list_indexes(collection):
+                return False
+            if load_state != "Loaded":
+                self._load(collection)
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
@@ -153,7 +220,10 @@ class MilvusWriteIntents(MilvusRequests):
             self._forget_notes(intent_log, before=intent_log.made + "~")
 
     def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
-        """Delete the notes for jobs that started before `before`: not those of a successor of a stopped process."""
+        """Delete the notes for jobs that started before `before`.
+
+        Those of the successor of a stopped process stay.
+        """
 
         def forget(collection: str, field: str) -> None:
             with translated(collection):
@@ -162,9 +232,10 @@ class MilvusWriteIntents(MilvusRequests):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
 
         with ThreadPoolExecutor(1, "intent-log") as executor:
-            lines = executor.submit(forget, intent_log.collection, "made")
+            forgetting_notes = executor.submit(forget, intent_log.collection, "made")
+            # A name begins with `made`.
             forget(intent_log.rows, NAME_FIELD)
-            lines.result()
+            forgetting_notes.result()
 
     def intent_logs(self, owner: CollectionId) -> list[WriteIntentLog]:
         names = intent_logs_among(self.client.list_collections(), owner.name)
@@ -172,14 +243,19 @@ class MilvusWriteIntents(MilvusRequests):
         return [intent_log for intent_log in logs if self._is_log_of(intent_log, owner)]
 
     def _is_log_of(self, intent_log: WriteIntentLog, owner: CollectionId) -> bool:
-        """Whether the parts of a log that exist are those of this collection: long names have a beginning in common,
-        and a log keeps its name when its collection is renamed."""
+        """Whether the collections of a log that exist belong to this collection.
+
+        The name alone decides nothing: long names have a beginning in common, and a log keeps its name when
+        its collection is renamed.
+        """
         for collection in (intent_log.collection, intent_log.rows):
-            if self.exists(collection):
-                with translated(collection):
-                    log_of = owner_in(self.properties_of(collection), WRITE_INTENTS_OF_PROPERTY)
-                if log_of is None or not log_of.is_same(owner):
-                    return False
+            if not self.exists(collection):
+                continue
+            with translated(collection):
+                properties = self.properties_of(collection)
+                log_of = owner_in(properties, WRITE_INTENTS_OF_PROPERTY)
+            if log_of is None or not log_of.is_same(owner):
+                return False
         return True
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
@@ -203,16 +279,18 @@ class MilvusWriteIntents(MilvusRequests):
     ) -> list[Note]:
         if not self.count(intent_log.collection):
             return []
-        places = [place_of(intent_log, key, partition) for key in keys]
+
+        note_keys = [note_key(intent_log, key, partition) for key in keys]
+        notes = self.get(intent_log.collection, note_keys, "vector").rows
         return [
             Note(
-                row["key"],
-                row["partition"] or None,
-                row["name"] or None,
-                changed_in(row),
-                row["id"],
+                key=note["key"],
+                partition=note["partition"] or None,
+                row=note["name"] or None,
+                changed=changed_in(note),
+                id=note["id"],
             )
-            for row in self.get(intent_log.collection, places, "vector").rows
+            for note in notes
         ]
 
     def noted(
@@ -222,22 +300,24 @@ class MilvusWriteIntents(MilvusRequests):
         key_field = milvus_schema.key_field(schema)["name"]
         with translated(intent_log.rows):
             rows = self._rows(intent_log.rows, key_field, keys, None)
-        by_name = {row.pop(NAME_FIELD): row for row in rows}
-        batch = self._batch(schema, field, list(by_name), by_name)
-        return list(by_name), Batch(
-            [row[key_field] for row in batch.rows], batch.vectors, batch.rows
-        )
+
+        # One key may have several noted rows, so they are distinguished by their names.
+        rows_by_name = {row.pop(NAME_FIELD): row for row in rows}
+        names = list(rows_by_name)
+        batch = self._batch(schema, field, names, rows_by_name)
+        keys_of_rows = [row[key_field] for row in batch.rows]
+        return names, Batch(keys_of_rows, batch.vectors, batch.rows)
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        left: set[str] = set()
-        last: Key | None = None
-        while names := self.scan_keys(intent_log.rows, limit=ROWS_PER_REQUEST, after=last):
-            last = names[-1]
-            lines = self._query(intent_log.collection, is_one_of("name", names), ["name"])
-            spare = {str(name) for name in names} - {line["name"] for line in lines}
-            self._delete_in(intent_log.rows, NAME_FIELD, sorted(spare & unused))
-            left |= spare - unused
-        return frozenset(left)
+        newly_unused: set[str] = set()
+        last_name: Key | None = None
+        while names := self.scan_keys(intent_log.rows, limit=ROWS_PER_REQUEST, after=last_name):
+            last_name = names[-1]
+            notes = self._query(intent_log.collection, is_one_of("name", names), ["name"])
+            without_note = {str(name) for name in names} - {note["name"] for note in notes}
+            self._delete_in(intent_log.rows, NAME_FIELD, sorted(without_note & unused))
+            newly_unused |= without_note - unused
+        return frozenset(newly_unused)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return sum(
@@ -253,11 +333,12 @@ class MilvusWriteIntents(MilvusRequests):
         by_partition: dict[str | None, list[Note]] = {}
         for note in notes:
             by_partition.setdefault(note.partition, []).append(note)
-        done = []
-        for partition, noted in by_partition.items():
-            for part in in_parts(noted):
-                done += self._replay(collection, schema, intent_log, part, partition)
-        return done
+
+        replayed = []
+        for partition, notes_of_partition in by_partition.items():
+            for part in in_parts(notes_of_partition):
+                replayed += self._replay(collection, schema, intent_log, part, partition)
+        return replayed
 
     def _replay(
         self,
@@ -268,32 +349,37 @@ class MilvusWriteIntents(MilvusRequests):
         partition: str | None,
     ) -> list[Note]:
         names = [note.row for note in notes if note.row is not None]
-        noted = self._by_value(intent_log.rows, schema, NAME_FIELD, names, None)
-        # A row that a note names disappears once its client has replaced the note.
-        notes = [note for note in notes if note.row is None or note.row in noted]
-        for row in noted.values():
+        noted_rows = self._by_value(intent_log.rows, schema, NAME_FIELD, names, None)
+        for row in noted_rows.values():
             row.pop(NAME_FIELD)
+        # A row that a note names disappears once its client has replaced the note.
+        notes = [note for note in notes if note.row is None or note.row in noted_rows]
+
         within = partition_of(intent_log, partition) or None
         key_field = milvus_schema.key_field(schema)["name"]
-        stored = self._by_value(collection, schema, key_field, [note.key for note in notes], within)
-        deleted = [note for note in notes if note.row is None and note.key in stored]
-        changed = [
+        keys = [note.key for note in notes]
+        stored_rows = self._by_value(collection, schema, key_field, keys, within)
+
+        undone_writes = [
             note
             for note in notes
-            if note.row is not None and stored.get(note.key) != noted[note.row]
+            if note.row is not None and stored_rows.get(note.key) != noted_rows[note.row]
         ]
-        if changed:
-            self._upsert(collection, [noted[note.row] for note in changed if note.row], partition)
-        if deleted:
-            self.delete(collection, [note.key for note in deleted], partition=within)
-        return changed + deleted
+        undone_deletions = [note for note in notes if note.row is None and note.key in stored_rows]
+        if undone_writes:
+            rows = [noted_rows[note.row] for note in undone_writes if note.row]
+            self._upsert(collection, rows, partition)
+        if undone_deletions:
+            self.delete(collection, [note.key for note in undone_deletions], partition=within)
+        return undone_writes + undone_deletions
 
     def _by_value(
         self, collection: str, schema: Row, field: str, values: Sequence[Any], partition: str | None
     ) -> dict[Any, Row]:
-        """Return the rows with these values of a unique field, in the form that inserts take, by value."""
+        """Return rows in the form that inserts take, by the value of a unique field."""
         if not values:
             return {}
+
         with translated(collection):
             self._ensure_loaded(collection)
             by_value = self._by_key(collection, field, values, partition)
@@ -301,97 +387,67 @@ class MilvusWriteIntents(MilvusRequests):
         return dict(zip(by_value, rows, strict=True))
 
 
-def name_for(intent_log: WriteIntentLog) -> str:
-    return intent_log.made + uuid.uuid4().hex
-
-
-def _digest(source: CollectionInfo) -> str:
+def _schema_digest(source: CollectionInfo) -> str:
     facts = milvus_schema.facts(source)
-    result = json.dumps(
-        [facts["fields"], facts["functions"], facts["dynamic"], source.time_to_live]
-    )
-    return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
+    digested = [facts["fields"], facts["functions"], facts["dynamic"], source.time_to_live]
+    return hashlib.blake2b(json.dumps(digested).encode(), digest_size=16).hexdigest()
 
 
-def changed_in(line: Row) -> tuple[str, ...]:
-    """Return the fields that a partial update changes, from a note as stored."""
-    if not line["changed"]:
-        return ()
-    fields = read_value(
-        line["changed"], f"the note {line['place']!r} of a write", "run refresh again"
-    )
-    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
-        raise StateError(
-            f"the note {line['place']!r} of a write names no fields: run refresh again"
-        )
-    return tuple(fields)
-
-
-def names_in(
-    intent_log: WriteIntentLog, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
-) -> dict[Key, str]:
-    """Return the names of the noted rows, for those of these keys that have a note among `lines`."""
-    by_place = {line["place"]: str(line["name"]) for line in lines}
-    places = {key: place_of(intent_log, key, partition) for key in keys}
-    return {key: by_place[place] for key, place in places.items() if place in by_place}
-
-
-def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
-    return is_one_of("place", [place_of(intent_log, key, partition) for key in keys])
-
-
-def _lines_schema(source: CollectionInfo) -> CollectionSchema:
-    key = milvus_schema.key_field(source.schema)
-    limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
+def _notes_schema(source: CollectionInfo) -> CollectionSchema:
     schema = MilvusClient.create_schema(
         description=f"write-intent log of {source.name}", enable_dynamic_field=False
     )
-    schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field(NOTE_KEY_FIELD, DataType.VARCHAR, is_primary=True, max_length=64)
+
+    key = milvus_schema.key_field(source.schema)
+    limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
     schema.add_field("key", DataType(key["type"]), **limits)
-    for name, length in {
-        "made": 64,
-        "partition": 1_024,
-        "name": 64,
-        "id": 64,
-        "changed": 65_535,
-    }.items():
-        schema.add_field(name, DataType.VARCHAR, max_length=length)
+
+    schema.add_field("made", DataType.VARCHAR, max_length=64)
+    schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
+    schema.add_field("name", DataType.VARCHAR, max_length=64)
+    schema.add_field("id", DataType.VARCHAR, max_length=64)
+    schema.add_field("changed", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
     return schema
 
 
 def _rows_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return a schema with the source's fields, except those that the server computes; none of them is a key."""
-    computed = milvus_schema.function_outputs(source.schema)
+    """Return the schema of the noted rows.
+
+    It has the source's fields, except those that the server computes, and the name as the key.
+    """
+    name_field = {
+        "name": NAME_FIELD,
+        "type": DataType.VARCHAR,
+        "params": {"max_length": 64},
+        "is_primary": True,
+    }
     no_key = {
         "is_primary": False,
         "auto_id": False,
         "is_partition_key": False,
         "is_clustering_key": False,
     }
-    name = {
-        "name": NAME_FIELD,
-        "type": DataType.VARCHAR,
-        "params": {"max_length": 64},
-        "is_primary": True,
-    }
+    computed = milvus_schema.function_outputs(source.schema)
     fields = [
         {**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed
     ]
-    described = {**source.schema, "fields": [name, *fields], "functions": []}
+    described = {**source.schema, "fields": [name_field, *fields], "functions": []}
     return CollectionSchema.construct_from_dict(described)
 
 
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
     """Return an index for each vector field: FLAT if it is dense, or else that of the source."""
-    kinds = {field["name"]: field["type"] for field in schema["fields"]}
+    types = {field["name"]: field["type"] for field in schema["fields"]}
     computed = milvus_schema.function_outputs(schema)
+
     params = MilvusClient.prepare_index_params()
     for index in indexes:
         field = index["field_name"]
         if field in computed or not index.get("metric_type"):
             continue
-        is_dense = kinds[field] in milvus_schema.DTYPES
+        is_dense = types[field] in milvus_schema.DTYPES
         params.add_index(
             field,
             index_type="FLAT" if is_dense else index["index_type"],

@@ -26,10 +26,10 @@ from milvus_hubness.milvus.client.methods import drive
 from milvus_hubness.milvus.client.operations import Operations
 from milvus_hubness.milvus.client.steps import Ask, LearnSchema
 from milvus_hubness.milvus.store.server import COLLECTION_NOT_FOUND
-from milvus_hubness.milvus.store.write_intents import NAME_FIELD
+from milvus_hubness.milvus.store.write_intents import NAME_FIELD, NOTE_KEY_FIELD
 
 HERE, JOURNAL, ROWS = "here", "here__write_intents_0a1b2c3d", "here__write_intents_0a1b2c3d_rows"
-KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
+KEYS = {HERE: "id", JOURNAL: NOTE_KEY_FIELD, ROWS: NAME_FIELD}
 AN_HOUR = 3_600.0
 
 
