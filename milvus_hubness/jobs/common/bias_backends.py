@@ -1,4 +1,6 @@
-"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any location."""
+"""The bias backend of a collection: it reads, writes and repairs the biases of live rows, at any
+location.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n, slots). (n,) each:
-    stale: the bias is of another vector; unbiased: the vector has no bias; pending: that, or no locality hints."""
+    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n,
+    slots). (n,) each: stale: the bias is of another vector; unbiased: the vector has no bias;
+    pending: that, or no locality hints.
+    """
 
     batch: Batch
     columns: Columns
@@ -56,7 +60,9 @@ class BiasedRows:
 
 @dataclass(frozen=True)
 class BiasBackend:
-    """The biases of the rows of one corrected field of the collection `info`. writer: None for reading only."""
+    """The biases of the rows of one corrected field of the collection `info`. writer: None for
+    reading only.
+    """
 
     store: Store
     info: CollectionInfo
@@ -69,7 +75,8 @@ class BiasBackend:
 
     def pending(self, partition: str | None) -> Iterator[list[Key]]:
         """Yield pages of the keys of the rows without a bias."""
-        side, name = self.codec.side_collection, self.info.name
+        side = self.codec.side_collection
+        name = self.info.name
         if side is None:
             return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
         return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
@@ -107,8 +114,10 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """Compute and write the biases of these slots for the rows that still exist; return how many were written.
-        epoch: None keeps each row's. Raises NotCaughtUp for rows that change faster than this."""
+        """Compute and write the biases of these slots for the rows that still exist; return how
+        many were written. epoch: None keeps each row's. Raises NotCaughtUp for rows that change
+        faster than this.
+        """
         biased_rows = self.read(keys, partition)
         count = self._compute(biased_rows, partition, corrections, epoch)
         self.repair(biased_rows, partition, corrections, epoch)
@@ -129,7 +138,8 @@ class BiasBackend:
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
         """Store the rows as read, with these biases; return how many the database acknowledged."""
-        codec, batch = self.codec, biased_rows.batch
+        codec = self.codec
+        batch = biased_rows.batch
         columns = codec.set_biases(biased_rows.columns, biases)
         if codec.side_collection is not None:
             epochs = [{self.info.key_field: key} for key in batch.keys]
@@ -143,7 +153,8 @@ class BiasBackend:
         rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
-        # The epoch of a row that had a bias before is history, which does not justify a change of the field.
+        # The epoch of a row that had a bias before is history, which does not justify a change of
+        # the field.
         if not biased_rows.pending.any() and codec.epoch_field in changed:
             changed.remove(codec.epoch_field)
         return self.writer.rewrite(rows, changed, partition)
@@ -155,12 +166,15 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        """After `put`, give fresh biases to rows whose vector a client has changed since the read. A writer of whole
-        rows repairs them itself. Raises NotCaughtUp for rows that change faster than this."""
+        """After `put`, give fresh biases to rows whose vector a client has changed since the read.
+        A writer of whole rows repairs them itself. Raises NotCaughtUp for rows that change faster
+        than this.
+        """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
-        # A client may write a vector before this job writes the bias of the former vector. The next read
-        # shows such a change. If the client writes after that read, it also writes the bias, which stays.
+        # A client may write a vector before this job writes the bias of the former vector. The next
+        # read shows such a change. If the client writes after that read, it also writes the bias,
+        # which stays.
         for _ in range(REPAIR_ROUNDS):
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
@@ -173,19 +187,23 @@ class BiasBackend:
                 return
             self._compute(biased_rows, partition, corrections, epoch)
         raise NotCaughtUp(
-            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
+            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than "
+            "their biases "
             "are written: run it again when there are fewer writes"
         )
 
     def wait_visible(self) -> None:
-        """Wait until every search sees all writes, and remove the biases of rows that no longer exist."""
+        """Wait until every search sees all writes, and remove the biases of rows that no longer
+        exist.
+        """
         side = self.codec.side_collection
         if side is None:
             self.store.wait_visible(self.info.name)
             return
         name = self.info.name
         for page in absent(key_pages(self.store, side), self.store, name):
-            # Clients write a row before its bias, so the row of every key that was read already exists.
+            # Clients write a row before its bias, so the row of every key that was read already
+            # exists.
             existing = set(self.store.get(name, page, self.codec.field).keys)
             if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)
@@ -197,7 +215,9 @@ class BiasBackend:
         return self.store.get(self.info.name, keys, self.codec.field, partition=partition)
 
     def _in_side(self, side: str, keys: list[Key]) -> tuple[Floats, Flags]:
-        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which are of new rows."""
+        """Return the biases in a side collection, (n, slots), NaN for keys that it lacks, and which
+        are of new rows.
+        """
         entries = self.store.get(side, keys, SIDE_FIELD)
         places = {key: i for i, key in enumerate(keys)}
         present = [places[key] for key in entries.keys]

@@ -1,5 +1,7 @@
-"""Control of a running migration: its settings, its Prometheus metrics, and its control file in JSON, for example
-{"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5, "cutover": "now"}."""
+"""Control of a running migration: its settings, its Prometheus metrics, and its control file in
+JSON, for example {"paused": false, "rows_per_second": 500, "bytes_per_second": null,
+"chunk_seconds": 1.5, "cutover": "now"}.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,10 @@ GAUGES = {
 
 
 class MigrationMetrics:
-    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source and target:
-    COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from any thread."""
+    """A listener that keeps Prometheus metrics, milvus_hubness_migration_*, with the labels source
+    and target: COUNTERS, GAUGES, chunk_seconds, and phase, 1 for the current one. Safe to use from
+    any thread.
+    """
 
     def __init__(self, source: str, target: str) -> None:
         labels = {"source": source, "target": target}
@@ -87,7 +91,8 @@ class MigrationMetrics:
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        name, facts = event.name, event.facts
+        name = event.name
+        facts = event.facts
         with self._lock:
             current = facts["phase"] if name == "continuing" else PHASES.get(name)
             if current is not None:
@@ -119,7 +124,9 @@ class MigrationMetrics:
             return generate_latest(self._registry).decode()
 
     def write_textfile(self, path: Path) -> None:
-        """Write a .prom file for the textfile collector of node_exporter. Replace the file atomically."""
+        """Write a .prom file for the textfile collector of node_exporter. Replace the file
+        atomically.
+        """
         with self._lock:
             write_to_textfile(str(path), self._registry)
 
@@ -141,18 +148,23 @@ SETTINGS = ("paused", *LIMITS, "cutover")
 
 
 class Controls:
-    """The controls of one operator, `name`: a migration continues when every operator that paused it has resumed it.
-    events: get the changes. release: set while the cutover may take place."""
+    """The controls of one operator, `name`: a migration continues when every operator that paused
+    it has resumed it. events: get the changes. release: set while the cutover may take place.
+    """
 
     def __init__(
         self, name: str, throttle: Throttle, release: threading.Event, events: Events
     ) -> None:
         self.name = name
-        self._throttle, self._release, self._events = throttle, release, events
+        self._throttle = throttle
+        self._release = release
+        self._events = events
 
     def apply(self, settings: Mapping[str, Any]) -> None:
-        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a positive number, or
-        None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter, and then changes nothing."""
+        """Change the named settings: paused, rows_per_second, bytes_per_second, chunk_seconds (a
+        positive number, or None for no limit), cutover ("postponed" or "now"). Raises
+        InvalidParameter, and then changes nothing.
+        """
         check_settings(settings)
         limits = {name: settings[name] for name in LIMITS if name in settings}
         if limits:
@@ -198,8 +210,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 def following_control_file(
     path: Path, controls: Controls, events: Events, *, poll_seconds: float = 0.5
 ) -> Iterator[None]:
-    """Apply the settings in a JSON file now, and whenever one of them changes while this context is open. A missing
-    file changes nothing; an invalid file neither, and `events` gets one warning."""
+    """Apply the settings in a JSON file now, and whenever one of them changes while this context is
+    open. A missing file changes nothing; an invalid file neither, and `events` gets one warning.
+    """
     former: bytes | None = None
     applied: dict[str, Any] = {}
     problem: str | None = None
@@ -214,7 +227,9 @@ def following_control_file(
             controls.apply(
                 {name: value for name, value in settings.items() if value != applied.get(name, ...)}
             )
-            former, applied, problem = content, settings, None
+            former = content
+            applied = settings
+            problem = None
         except (InvalidParameter, UnreadableFile) as error:
             if str(error) != problem:
                 problem = str(error)
@@ -226,7 +241,9 @@ def following_control_file(
 
 
 def postpone_cutover(path: Path) -> None:
-    """Take back a release of the cutover that the control file has from an earlier run. Raises UnreadableFile."""
+    """Take back a release of the cutover that the control file has from an earlier run. Raises
+    UnreadableFile.
+    """
     content = _content(path)
     settings = _parsed(path, content) if content is not None else {}
     if settings.get("cutover") == "now":

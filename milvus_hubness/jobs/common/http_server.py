@@ -1,4 +1,6 @@
-"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration."""
+"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a
+migration.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Work:
         self._count = 0
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of `function`. Raises HTTPException if there are too many, and what it raises."""
+        """Return the result of `function`. Raises HTTPException if there are too many, and what it
+        raises.
+        """
         if self._count >= self._most:
             raise HTTPException(
                 503, "too many requests at once: try again", headers={"Retry-After": "1"}
@@ -92,7 +96,9 @@ def get(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def probe(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count against it."""
+    """Return a route as `get` does, for a probe: other requests neither keep it waiting nor count
+    against it.
+    """
 
     async def endpoint(request: Request) -> Response:
         return await _work(request, "probes").run(respond)
@@ -101,7 +107,9 @@ def probe(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def post(path: str, respond: Callable[[Json], Response]) -> Route:
-    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
+    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in
+    `get`.
+    """
 
     async def endpoint(request: Request) -> Response:
         body = await _json_body(request, request.app.state.limits.request_seconds)
@@ -116,10 +124,11 @@ def _work(request: Request, name: str) -> Work:
 
 
 class HttpServer:
-    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400. address: HOST:PORT;
-    port 0 selects a free port, see `url`. On a loopback address, requests that name another host are refused (403),
-    so that no web page can use the server through a browser. middleware: further checks of requests. Raises
-    InvalidParameter."""
+    """Serves `routes` while this context is open; InvalidParameter in a route becomes status 400.
+    address: HOST:PORT; port 0 selects a free port, see `url`. On a loopback address, requests that
+    name another host are refused (403), so that no web page can use the server through a browser.
+    middleware: further checks of requests. Raises InvalidParameter.
+    """
 
     def __init__(
         self,
@@ -200,8 +209,9 @@ class _LoopbackOnly:
 
 
 class _ProgramsOnly:
-    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no page can change
-    them; an address that a person types has neither Origin nor another site."""
+    """Refuses requests that a web page makes through a browser. Browsers add these headers, and no
+    page can change them; an address that a person types has neither Origin nor another site.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -218,8 +228,9 @@ class _ProgramsOnly:
 
 
 async def _json_body(request: Request, seconds: float) -> Json:
-    """Return the JSON object in the body, which arrives within so many seconds. Raises HTTPException, and
-    InvalidParameter if the body is not JSON."""
+    """Return the JSON object in the body, which arrives within so many seconds. Raises
+    HTTPException, and InvalidParameter if the body is not JSON.
+    """
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
         != "application/json"
@@ -273,16 +284,20 @@ def parse_address(address: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port. Raises InvalidParameter."""
     try:
         parts = urlsplit(f"//{address}")
-        host, port = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        port = parts.port
     except ValueError:
-        host, port = "", None
+        host = ""
+        port = None
     if port is None or parts.netloc != address:
         raise InvalidParameter(f"the address must be HOST:PORT, not {address!r}")
     return ("127.0.0.1" if host == "localhost" else host), port
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this machine."""
+    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this
+    machine.
+    """
     try:
         host = urlsplit(f"//{address}").hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -297,8 +312,9 @@ def control_server(
     metrics: MigrationMetrics,
     limits: HttpLimits | None = None,
 ) -> HttpServer:
-    """Return the control server of a migration, for every program on this machine but no web page; POST /control takes
-    the settings of a control file. Raises InvalidParameter for a port in use or a host that is not a loopback address.
+    """Return the control server of a migration, for every program on this machine but no web page;
+    POST /control takes the settings of a control file. Raises InvalidParameter for a port in use or
+    a host that is not a loopback address.
     """
     host, _ = parse_address(address)
     if not is_loopback(address):

@@ -40,7 +40,9 @@ COLLECTION_PREFIX = "collection:"
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """Read a query bank from a file or a collection. column: needed if there are several. Raises as QueryBank.load."""
+    """Read a query bank from a file or a collection. column: needed if there are several. Raises as
+    QueryBank.load.
+    """
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
     collection = spec.removeprefix(COLLECTION_PREFIX)
@@ -67,22 +69,26 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file. Raises
-    UnreadableFile, and InvalidInput if one of them is missing or their lengths differ."""
+    """Read the arrays or columns `query` (n, d) and `key` (n,) of an .npz, .parquet or .arrow file.
+    Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
+    """
     queries = QueryBank.load(path, QUERY_COLUMN)
     keys = _read_column(path, KEY_COLUMN)
     if len(keys) != len(queries):
         raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
     if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
         raise InvalidInput(
-            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not {name_some(odd, 1)}"
+            f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not "
+            f"{name_some(odd, 1)}"
         )
     return queries, keys
 
 
 def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
-    """Read the texts of `count` queries from this column of a file or collection, in the order of `read_bank`. Raises
-    InvalidInput if there is no such column or another number of texts, and UnreadableFile."""
+    """Read the texts of `count` queries from this column of a file or collection, in the order of
+    `read_bank`. Raises InvalidInput if there is no such column or another number of texts, and
+    UnreadableFile.
+    """
     if spec.startswith(COLLECTION_PREFIX):
         info = store.info(spec.removeprefix(COLLECTION_PREFIX))
         parts = key_chunks(store, info, "reading the texts", silent)
@@ -105,7 +111,9 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
 
 
 def _read_column(path: str, column: str) -> list[Any]:
-    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no such column."""
+    """Return a column of keys or texts. Raises UnreadableFile, and InvalidInput if the file has no
+    such column.
+    """
     suffix = Path(path).suffix.lower()
     if suffix == ".npz":
         with open_archive(path) as archive:
@@ -134,8 +142,10 @@ def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the scalar fields of
-    rows. biases: (n,), those that searches use now; None if the collection is not corrected."""
+    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the
+    scalar fields of rows. biases: (n,), those that searches use now; None if the collection is not
+    corrected.
+    """
 
     layout: Layout
     keys: list[Key]
@@ -144,7 +154,9 @@ class Gallery:
     biases: Floats | None
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing keys."""
+        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing
+        keys.
+        """
         positions = {key: i for i, key in enumerate(self.keys)}
         if unknown := [key for key in keys if key not in positions]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
@@ -159,7 +171,8 @@ def only_field(info: CollectionInfo) -> str:
         return next(iter(info.users_fields))
     if info.users_fields:
         raise InvalidInput(
-            f"{info.name!r} has several vector fields: choose one with --field: {', '.join(info.users_fields)}"
+            f"{info.name!r} has several vector fields: choose one with --field: "
+            f"{', '.join(info.users_fields)}"
         )
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 
@@ -167,8 +180,9 @@ def only_field(info: CollectionInfo) -> str:
 def read_gallery(
     store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
 ) -> Gallery:
-    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and InvalidParameter if the
-    metric cannot be corrected."""
+    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and
+    InvalidParameter if the metric cannot be corrected.
+    """
     field = field or only_field(info)
     info.require_field(field)
     state = info.states.get(field)
@@ -184,7 +198,8 @@ def read_gallery(
         for partition, part in key_chunks(store, info, "reading the gallery", progress):
             if backend and state:
                 biased_rows = backend.read(part, partition)
-                batch, plain = biased_rows.batch, biased_rows.vectors
+                batch = biased_rows.batch
+                plain = biased_rows.vectors
             else:
                 batch = store.get(info.name, part, field, partition=partition)
                 plain = batch.vectors
@@ -219,7 +234,9 @@ def fit_measured(
     target_bank: QueryBank | None,
     strength: float = 1.0,
 ) -> Correction:
-    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the field."""
+    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors
+    of the field.
+    """
     measured = measured_on(
         layout,
         vectors,
@@ -239,9 +256,10 @@ def fit_with_mean(
     target_bank: QueryBank | None,
     strength: float = 1.0,
 ) -> Correction:
-    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n, d), whose
-    biases give its mean bias and the scale of a spread layout. strength: of most searches. Raises as `Correction.fit`
-    does."""
+    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n,
+    d), whose biases give its mean bias and the scale of a spread layout. strength: of most
+    searches. Raises as `Correction.fit` does.
+    """
     gallery = vectors if estimator.needs_gallery else None
     correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
 

@@ -1,17 +1,19 @@
 """The lease: a lock in the database that lets one job at a time change a collection.
 
-Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the records, writes its own
-with the next token, and reads them again. If two write the same token, at least the one that reads last sees the other
-and withdraws (Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9). The highest token holds
-the lease, and a holder renews only its own record, so a renewal that arrives late changes nothing.
+Milvus has no compare-and-set. *Flags decide which process holds the lease*: a process reads the
+records, writes its own with the next token, and reads them again. If two write the same token, at
+least the one that reads last sees the other and withdraws (Herlihy and Shavit, The Art of
+Multiprocessor Programming, 2008, section 2.9). The highest token holds the lease, and a holder
+renews only its own record, so a renewal that arrives late changes nothing.
 
-*Fencing aliases stop late writes.* A holder writes by an alias, `<collection>__lease_<token>_<digits>`, never by the
-name (`Lease.store`). The next holder first drops this alias, so that the database refuses delayed writes. A holder does
-the same to its own failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
+*Fencing aliases stop late writes.* A holder writes by an alias,
+`<collection>__lease_<token>_<digits>`, never by the name (`Lease.store`). The next holder first
+drops this alias, so that the database refuses delayed writes. A holder does the same to its own
+failed writes (`Lease.renew_fences`). It records an alias before it creates it, and reads the lease
 again afterwards, so that at least one of a holder and its successor sees the other.
 
-The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its lease too early and
-then stops with LeaseLost; its writes are fenced all the same.
+The clocks of machines may differ by `skew` seconds. If they differ by more, a holder can lose its
+lease too early and then stops with LeaseLost; its writes are fenced all the same.
 """
 
 from __future__ import annotations
@@ -42,18 +44,21 @@ from milvus_hubness.jobs.store.ownership import LEDGER
 from milvus_hubness.jobs.store.protocols import Ledger, Renaming, Store
 from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
-RENEWALS, CHECKS = 3, 10
+RENEWALS = 3
+CHECKS = 10
 """Numbers of renewals, and of reads of the records at most, within the lifetime of a lease."""
-ATTEMPTS, LONGEST_PAUSE = 10, 0.2
+ATTEMPTS = 10
+LONGEST_PAUSE = 0.2
 """The random pause before the second attempt, in seconds, grows with every further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
 
 class Lease:
-    """The lease on one or more collections: a context manager that renews it in the background. collections: their real
-    names; they need not exist yet. fenced: False for a lease on something else. store: the store, with fenced writes.
-    Raises LeaseHeld, which names the holder."""
+    """The lease on one or more collections: a context manager that renews it in the background.
+    collections: their real names; they need not exist yet. fenced: False for a lease on something
+    else. store: the store, with fenced writes. Raises LeaseHeld, which names the holder.
+    """
 
     def __init__(
         self,
@@ -63,9 +68,11 @@ class Lease:
         fenced: bool = True,
     ) -> None:
         self.policy = policy or LeasePolicy.default()
-        self._unfenced, self._names = store, tuple(dict.fromkeys(collections))
+        self._unfenced = store
+        self._names = tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
-        self._checked_at, self._fences_writes = -math.inf, fenced
+        self._checked_at = -math.inf
+        self._fences_writes = fenced
         self._owner_id = uuid.uuid4().hex
         self._fences: dict[str, Fence] = {}
         self._undropped: set[str] = set()
@@ -122,10 +129,13 @@ class Lease:
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another job uses the name:
-        so the collection is renamed first, and dropped if the lease is still held then. Raises LeaseLost."""
+        """Drop a leased collection if it exists. This cannot be fenced, and may arrive when another
+        job uses the name: so the collection is renamed first, and dropped if the lease is still
+        held then. Raises LeaseLost.
+        """
         self.include(collection)
-        store, token = self.store, self._entries[collection].token
+        store = self.store
+        token = self._entries[collection].token
         if not isinstance(store, Renaming):
             self.check_now()
             store.drop(collection)
@@ -145,8 +155,10 @@ class Lease:
         store.drop(dropped)
 
     def check(self) -> None:
-        """Raise LeaseLost if another process holds the lease; call this before every write. A read of the records stays
-        valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease sooner."""
+        """Raise LeaseLost if another process holds the lease; call this before every write. A read
+        of the records stays valid for 1/`CHECKS` of the lease's lifetime: nobody can take the lease
+        sooner.
+        """
         if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
             self.check_now()
 
@@ -201,7 +213,8 @@ class Lease:
             time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
             raise LeaseHeld(
-                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} attempts another "
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} "
+                "attempts another "
                 "process tried at the same moment every time: try again"
             )
         for name, records in former.items():
@@ -237,7 +250,9 @@ class Lease:
         mine: Mapping[str, Entry],
         planned: Sequence[Fence],
     ) -> bool:
-        """Write this process's records and aliases; return whether it alone wrote the highest token of every one."""
+        """Write this process's records and aliases; return whether it alone wrote the highest token
+        of every one.
+        """
         self._put([*mine.values(), *planned])
         self._drop_former_fences(former)
         for fence in planned:
@@ -258,7 +273,8 @@ class Lease:
         """Return the aliases that this process must create for the collections of `entries`."""
         planned: list[Fence] = []
         for entry in entries if self._fences_writes else ():
-            name, store = entry.collection, self._unfenced
+            name = entry.collection
+            store = self._unfenced
             if store.exists(name) and store.alias_target(name) is None:
                 planned.append(_fence(entry, name))
             ledger = self._fences.get(LEDGER) or next(
@@ -272,7 +288,9 @@ class Lease:
         self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger; before a write by it, call `check_now`."""
+        """Record and create a new alias of a collection or the ledger; before a write by it, call
+        `check_now`.
+        """
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
@@ -324,11 +342,14 @@ class Lease:
             for alias in sorted(self._undropped):
                 self._unfenced.unfence(alias)
             self._put_expiry(None)
-        self._entries, self._fences, self._undropped = {}, {}, set()
+        self._entries = {}
+        self._fences = {}
+        self._undropped = set()
 
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` notices a lost lease.
+            # If the database does not answer, the next round tries again; `check` notices a lost
+            # lease.
             with suppress(Exception):
                 self._put_expiry(self._expiry())
 
@@ -366,8 +387,10 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
 def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
-    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the lease and current info.
-    validate: raises, before the lease is taken, if the collection is not valid. Raises LeaseHeld."""
+    """Hold the lease on the collection that `name` leads to, even if an alias moves; yield the
+    lease and current info. validate: raises, before the lease is taken, if the collection is not
+    valid. Raises LeaseHeld.
+    """
     while True:
         before = store.info(name, counted=False)
         validate(before)

@@ -1,18 +1,22 @@
-"""The row writer: every job uses it to rewrite rows of a live collection, and to repair the writes that this undoes.
+"""The row writer: every job uses it to rewrite rows of a live collection, and to repair the writes
+that this undoes.
 
-A job reads rows and writes them back with other biases, which would undo a client's change in between. `rewriting`
-therefore asks all clients to note their writes in the write-intent log before they make them. For each batch, the job
-records the keys and a digest of each row's content, field by field and without biases; writes the rows by the fencing
-alias of its lease; and repairs them: it replays the noted writes of rows that still have the content that it wrote.
+A job reads rows and writes them back with other biases, which would undo a client's change in
+between. `rewriting` therefore asks all clients to note their writes in the write-intent log before
+they make them. For each batch, the job records the keys and a digest of each row's content, field
+by field and without biases; writes the rows by the fencing alias of its lease; and repairs them: it
+replays the noted writes of rows that still have the content that it wrote.
 
-If a client writes before the job, its note exists at the repair; if it writes after the job, its write stays. A repair
-is a write too, so the job reads the log until there is no newer note. It leaves rows alone that another client has
-changed since: their digest differs. A job that is killed leaves its last batch record; the next holder of the lease
-first drops the former holder's alias, and then repairs the rows that the record names.
+If a client writes before the job, its note exists at the repair; if it writes after the job, its
+write stays. A repair is a write too, so the job reads the log until there is no newer note. It
+leaves rows alone that another client has changed since: their digest differs. A job that is killed
+leaves its last batch record; the next holder of the lease first drops the former holder's alias,
+and then repairs the rows that the record names.
 
-The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the log as on the
-collection. A write of another client between the job's read and write is undone. A repair may also replay the note of
-a failed write: the database may have applied such a write anyway.
+The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the
+log as on the collection. A write of another client between the job's read and write is undone. A
+repair may also replay the note of a failed write: the database may have applied such a write
+anyway.
 """
 
 from __future__ import annotations
@@ -60,8 +64,9 @@ Rows = dict[Key, set[Digest]]
 
 
 class RowContent(FrozenModel):
-    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields not
-    `hidden`. epoch: the name of the field that is 0 or missing in rows without a bias."""
+    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all
+    fields not `hidden`. epoch: the name of the field that is 0 or missing in rows without a bias.
+    """
 
     field: str
     dim: int
@@ -70,7 +75,9 @@ class RowContent(FrozenModel):
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
-        """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
+        """Return the row content of `info`, for a job that rewrites the biases of the state's
+        field.
+        """
         hidden = {
             name for other in (*info.states.values(), state) for name in other.codec.hidden_fields
         }
@@ -103,7 +110,9 @@ def _canonical(value: Any) -> Any:
 
 
 class BatchRecord(FrozenModel):
-    """Rows that a job may have rewritten. rows: `Rows` with a list of the hashes of `fields`, or "", for a digest."""
+    """Rows that a job may have rewritten. rows: `Rows` with a list of the hashes of `fields`, or
+    "", for a digest.
+    """
 
     token: int
     partition: str | None
@@ -123,8 +132,9 @@ class BatchRecord(FrozenModel):
 
 
 class RowWriter:
-    """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the collection itself.
-    repaired: the number of rows repaired so far."""
+    """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the
+    collection itself. repaired: the number of rows repaired so far.
+    """
 
     def __init__(
         self,
@@ -133,7 +143,9 @@ class RowWriter:
         state: CollectionState,
         intent_log: WriteIntentLog | None,
     ) -> None:
-        self._lease, self._info, self._intent_log = lease, info, intent_log
+        self._lease = lease
+        self._info = info
+        self._intent_log = intent_log
         self._content = RowContent.of(info, state)
         self._parts = 0
         self._compacted_at = time.monotonic()
@@ -142,8 +154,10 @@ class RowWriter:
         self.repaired = 0
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        """Read rows that the job will rewrite, with all writes that were noted and made before, which the repair does
-        not replay. This waits up to `policy.visible` seconds for a client between its note and its write."""
+        """Read rows that the job will rewrite, with all writes that were noted and made before,
+        which the repair does not replay. This waits up to `policy.visible` seconds for a client
+        between its note and its write.
+        """
         store = self._lease.store
 
         def rows() -> Batch:
@@ -151,9 +165,9 @@ class RowWriter:
 
         if self._intent_log is None or not isinstance(store, WholeRows):
             return rows()
-        # A strongly consistent read mostly waits, so the rows and the notes are read in parallel; the rows
-        # are read again if there were notes.
-        # A job rewrites only rows that it has just read, so the notes of all others can be forgotten.
+        # A strongly consistent read mostly waits, so the rows and the notes are read in parallel;
+        # the rows are read again if there were notes. A job rewrites only rows that it has just
+        # read, so the notes of all others can be forgotten.
         own = set(keys)
         self._applied = {note for note in self._applied if note.key in own}
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
@@ -165,9 +179,10 @@ class RowWriter:
     def rewrite(
         self, batch: Batch, changed: Sequence[str], partition: str | None, *, in_place: bool = False
     ) -> int:
-        """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as Store.update does.
-        Return how many the database acknowledged. Raises LeaseLost, and NotCaughtUp for rows that change faster than
-        the writer can repair them."""
+        """Write rows with new biases and their content as read, as Store.rewrite does; in_place: as
+        Store.update does. Return how many the database acknowledged. Raises LeaseLost, and
+        NotCaughtUp for rows that change faster than the writer can repair them.
+        """
         if not len(batch):
             return 0
         store = self._lease.store
@@ -186,7 +201,8 @@ class RowWriter:
             isinstance(store, WholeRows)
             and time.monotonic() - self._compacted_at >= self._lease.policy.compact
         ):
-            # A client may be between its note and its write: noted rows are dropped once they were unused for a while.
+            # A client may be between its note and its write: noted rows are dropped once they were
+            # unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
         return count
@@ -237,7 +253,8 @@ def _in_parts(rows: Rows, fields: Sequence[str]) -> Iterator[list[tuple[Key, lis
         if size + length > LONGEST_RECORD:
             if part:
                 yield part
-            part, size = [], sum(map(len, fields)) + 4 * len(fields)
+            part = []
+            size = sum(map(len, fields)) + 4 * len(fields)
         part.append((key, texts))
         size += length
     if part:
@@ -249,14 +266,18 @@ def _group(collection: str) -> str:
 
 
 def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
-    """Return the batch records of a job that is running or was killed. Raises StateError for a broken one."""
+    """Return the batch records of a job that is running or was killed. Raises StateError for a
+    broken one.
+    """
     stored = store.records(LEDGER, _group(collection))
     return [read_ledger(BatchRecord.model_validate_json, record) for record in stored]
 
 
 @dataclass
 class _Repair:
-    """Replays client writes that were noted for rewritten rows. applied: notes whose writes precede the job's read."""
+    """Replays client writes that were noted for rewritten rows. applied: notes whose writes precede
+    the job's read.
+    """
 
     store: Store
     collection: str
@@ -265,7 +286,9 @@ class _Repair:
     applied: set[Note]
 
     def wait_applied(self, keys: Sequence[Key], partition: str | None, seconds: float) -> bool:
-        """Wait at most `seconds` until the rows show their noted writes. Return whether there were new notes."""
+        """Wait at most `seconds` until the rows show their noted writes. Return whether there were
+        new notes.
+        """
         before = len(self.applied)
         until = time.monotonic() + seconds
         while notes := self._notes(keys, partition, self.applied):
@@ -286,8 +309,9 @@ class _Repair:
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
-        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the digests of the rows
-        to replay, before the replay. Raises NotCaughtUp."""
+        """Repair the rows, and return the number of repaired rows. record: stores `rows`, with the
+        digests of the rows to replay, before the replay. Raises NotCaughtUp.
+        """
         keys = list(rows)
         seen = set(self.applied)
         repaired: set[Key] = set()
@@ -306,7 +330,8 @@ class _Repair:
             if not keys:
                 return len(repaired)
         raise NotCaughtUp(
-            f"rows {name_some(keys)} of {self.collection!r} change faster than they can be repaired: "
+            f"rows {name_some(keys)} of {self.collection!r} change faster than they can be "
+            "repaired: "
             "run it again when there are fewer writes"
         )
 
@@ -338,8 +363,11 @@ class _Repair:
     def _contents(
         self, notes: Sequence[Note], partition: str | None
     ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
-        """Return the current digests of the noted rows; and for each key, those of its noted rows, by their names."""
-        field, keys = self.content.field, [note.key for note in notes]
+        """Return the current digests of the noted rows; and for each key, those of its noted rows,
+        by their names.
+        """
+        field = self.content.field
+        keys = [note.key for note in notes]
         batch = self.store.get(self.collection, keys, field, partition=partition)
         current = dict(zip(batch.keys, self.content.digests(batch), strict=True))
         names, batch = capability(self.store, WholeRows).noted(
@@ -357,7 +385,9 @@ def _without(digest: Digest, names: Iterable[str]) -> Digest:
 
 
 def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Return whether a row still has the job's content, or an earlier noted one, apart from later partial updates."""
+    """Return whether a row still has the job's content, or an earlier noted one, apart from later
+    partial updates.
+    """
     if current in by_job or (current and current in earlier):
         return True
     if not (current and note.changed):
@@ -366,7 +396,9 @@ def _is_stale(current: Digest, by_job: set[Digest], earlier: Iterable[Digest], n
 
 
 def _shows(current: Digest, noted: Digest) -> bool:
-    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced row."""
+    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced
+    row.
+    """
     return _without(noted, [HAS_BIAS]) <= current if noted else not current
 
 
@@ -379,13 +411,16 @@ def rewriting(
     client_ttl: float,
     stop: threading.Event | None = None,
 ) -> Iterator[RowWriter]:
-    """Have all clients note their writes to `info` within the block, and yield the writer of its rows.
+    """Have all clients note their writes to `info` within the block, and yield the writer of its
+    rows.
 
-    state: of the field whose biases are written; new biases must be announced before this call. client_ttl: the longest
-    state_ttl of a client that writes, in seconds; this waits that long. stop: ends the wait with Cancelled.
+    state: of the field whose biases are written; new biases must be announced before this call.
+    client_ttl: the longest state_ttl of a client that writes, in seconds; this waits that long.
+    stop: ends the wait with Cancelled.
 
-    If the block fails or is stopped, this repairs the last batch before clients stop noting; after a job is killed,
-    they continue, and the next job repairs it. If all biases are in side collections, clients note nothing.
+    If the block fails or is stopped, this repairs the last batch before clients stop noting; after
+    a job is killed, they continue, and the next job repairs it. If all biases are in side
+    collections, clients note nothing.
     """
     store = lease.store
     if not any(other.codec.writes_rows for other in (state, *info.states.values())):
@@ -399,7 +434,8 @@ def rewriting(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
     lease.check()
-    # Clients note writes of all fields that are corrected now or will be while they note: that of `state`, too.
+    # Clients note writes of all fields that are corrected now or will be while they note: that of
+    # `state`, too.
     corrected = {**announced.states, state.field: state}
     intent_log = store.create_intent_log(replace(announced, states=corrected))
     lease.check()
@@ -431,8 +467,10 @@ def rewriting(
 def _repair_left(
     store: Store, info: CollectionInfo, intent_log: WriteIntentLog | None = None
 ) -> int:
-    """Repair the batches that killed jobs left, and remove their records. Return the number of repaired rows.
-    store: of the lease, which has fenced the former holders. intent_log: None for that of `info`."""
+    """Repair the batches that killed jobs left, and remove their records. Return the number of
+    repaired rows. store: of the lease, which has fenced the former holders. intent_log: None for
+    that of `info`.
+    """
     intent_log = intent_log or info.intent_log
     if intent_log is None or not store.exists(intent_log.collection):
         return 0
@@ -446,7 +484,9 @@ def _repair_left(
 
 
 def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
-    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of repaired rows."""
+    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of
+    repaired rows.
+    """
     store = lease.store
     info = store.info(collection, counted=False)
     if info.intent_log is None:
@@ -459,7 +499,9 @@ def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
 
 
 def drop_intents(lease: Lease, info: CollectionInfo) -> None:
-    """Repair the last batch of a killed job, and drop the log of a collection whose rows no job rewrites any more."""
+    """Repair the last batch of a killed job, and drop the log of a collection whose rows no job
+    rewrites any more.
+    """
     if info.intent_log is not None:
         _repair_left(lease.store, info)
         lease.store.write_property(info.name, WRITE_INTENTS_PROPERTY, None)
@@ -467,7 +509,9 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
 
 
 def drop_log(lease: Lease, owner: CollectionId) -> None:
-    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no row."""
+    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no
+    row.
+    """
     lease.store.drop_records(LEDGER, _group(owner.name))
     for intent_log in lease.store.intent_logs(owner):
         lease.store.drop_intent_log(intent_log, lease.check_now)

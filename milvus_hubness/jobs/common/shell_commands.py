@@ -32,8 +32,10 @@ LINE_LENGTH = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a command. exit_code: negative for a signal; None if the command took too long or was cancelled.
-    last_line: of its standard error, or else of its standard output, with secrets replaced by ***."""
+    """The outcome of a command. exit_code: negative for a signal; None if the command took too long
+    or was cancelled. last_line: of its standard error, or else of its standard output, with secrets
+    replaced by ***.
+    """
 
     exit_code: int | None
     last_line: str
@@ -51,8 +53,10 @@ def run_command(
     timeout: float | None = None,
     cancelled: threading.Event | None = None,
 ) -> Outcome:
-    """Run `command` through the shell; wait at most `timeout` seconds or until `cancelled` is set. variables: added to
-    its environment, which lacks the token and all variables whose value contains a secret."""
+    """Run `command` through the shell; wait at most `timeout` seconds or until `cancelled` is set.
+    variables: added to its environment, which lacks the token and all variables whose value
+    contains a secret.
+    """
     secrets = all_secrets()
     environment = {
         name: value
@@ -98,9 +102,11 @@ def _last_line(output: IO[bytes]) -> str:
 
 
 class Hooks:
-    """A listener that runs the user's commands, lists by event name. A command gets $MILVUS_HUBNESS_EVENT, and each
-    fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as JSON. It is killed, and has failed, when `cancelled`
-    is set. Raises InvalidParameter for unknown events."""
+    """A listener that runs the user's commands, lists by event name. A command gets
+    $MILVUS_HUBNESS_EVENT, and each fact in $MILVUS_HUBNESS_<FACT>: None as an empty value, data as
+    JSON. It is killed, and has failed, when `cancelled` is set. Raises InvalidParameter for unknown
+    events.
+    """
 
     def __init__(
         self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None
@@ -114,7 +120,9 @@ class Hooks:
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
-        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are logged."""
+        """Run the commands of the event. Raises HookFailed for a before-* event; other failures are
+        logged.
+        """
         for command in self._commands.get(event.name, ()):
             outcome = run_command(
                 command, variables=self._variables(event), cancelled=self._cancelled
@@ -135,7 +143,9 @@ class Hooks:
 
 
 def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
-    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises InvalidParameter."""
+    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises
+    InvalidParameter.
+    """
     commands: dict[str, list[str]] = {}
     for spec in specs:
         name, _, command = spec.partition("=")
@@ -164,9 +174,11 @@ def watching_load(
     critical_load: str | None = None,
     every: float = 5.0,
 ) -> Iterator[None]:
-    """Run two shell commands of the user before the body of `with`, and every `every` seconds within it. max_load:
-    `throttle` is paused while it fails. critical_load: once it fails, `throttle` is stopped with CriticalLoad. To fail
-    is to exit with a code other than 0, or to take more than 30 s."""
+    """Run two shell commands of the user before the body of `with`, and every `every` seconds
+    within it. max_load: `throttle` is paused while it fails. critical_load: once it fails,
+    `throttle` is stopped with CriticalLoad. To fail is to exit with a code other than 0, or to take
+    more than 30 s.
+    """
     over = threading.Event()
 
     def run(command: str | None) -> Outcome | None:

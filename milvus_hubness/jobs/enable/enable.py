@@ -51,9 +51,11 @@ KEYS_NAMED = 5
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`; None where the bias location has no such value. rows: those that now have a bias. side,
-    candidates, missed: of candidate re-ranking. searched: the rows whose own vectors were searched for. in_field,
-    in_second: those among the ten best in the field and in the second one."""
+    """The result of `enable`; None where the bias location has no such value. rows: those that now
+    have a bias. side, candidates, missed: of candidate re-ranking. searched: the rows whose own
+    vectors were searched for. in_field, in_second: those among the ten best in the field and in the
+    second one.
+    """
 
     collection: str
     bank: str
@@ -74,16 +76,19 @@ class Enabled:
 def enable(
     store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
 ) -> Enabled:
-    """Write the biases outside the user's vectors, write the collection state, and check the biases.
+    """Write the biases outside the user's vectors, write the collection state, and check the
+    biases.
 
-    After a failure or an interruption, this drops what the run created, except for fields that a server added. With a
-    second vector field, everything stays: clients write both fields and search the user's until all rows are filled;
-    the same plan, made again, continues the run, and `disable` undoes it. client_ttl: the longest state_ttl of a
-    HubnessClient that writes, 5 seconds by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction
-    since the plan was made, VerificationFailed and the exceptions of the store.
+    After a failure or an interruption, this drops what the run created, except for fields that a
+    server added. With a second vector field, everything stays: clients write both fields and search
+    the user's until all rows are filled; the same plan, made again, continues the run, and
+    `disable` undoes it. client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds
+    by default. Raises LeaseHeld, LeaseLost, AlreadyCorrected for a correction since the plan was
+    made, VerificationFailed and the exceptions of the store.
     """
     expect_store(store)
-    began, name = time.perf_counter(), plan.source.name
+    began = time.perf_counter()
+    name = plan.source.name
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
         info = lease.store.info(name)
@@ -94,7 +99,8 @@ def enable(
         )
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
-                f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was "
+                f"another job has changed the correction of {plan.field!r} of {name!r} since this "
+                "plan was "
                 "made: plan again"
             )
         run = _fill_second_vector if plan.where == "vectors" else _enable_reranking
@@ -119,7 +125,8 @@ def _undone() -> Iterator[ExitStack]:
 def _enable_reranking(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    store, name = lease.store, plan.source.name
+    store = lease.store
+    name = plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
         if plan.side:
@@ -155,9 +162,13 @@ def _enable_reranking(
 def _fill_second_vector(
     lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
 ) -> dict[str, Any]:
-    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search it."""
-    store, name = lease.store, plan.source.name
-    second_vectors, state = capability(store, SecondVectors), plan.unfinished
+    """Add the second field, fill it after `client_ttl` seconds, check it, and let clients search
+    it.
+    """
+    store = lease.store
+    name = plan.source.name
+    second_vectors = capability(store, SecondVectors)
+    state = plan.unfinished
     if state is None:
         with _undone() as undo:
             state = _new_state(store, plan, undo)
@@ -174,8 +185,10 @@ def _fill_second_vector(
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by their own vectors, "
-            f"{in_field} are found in {state.field!r} and {in_second} in {state.searched_field!r}: wait until the "
+            f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by "
+            "their own vectors, "
+            f"{in_field} are found in {state.field!r} and {in_second} in {state.searched_field!r}: "
+            "wait until the "
             "index is built, and run the command again"
         )
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
@@ -210,7 +223,9 @@ def _new_state(store: Store, plan: EnablePlan, undo: ExitStack) -> CollectionSta
 
 
 def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> int:
-    """Write biases until all are correct, as clients may write before they read the state; return the row count."""
+    """Write biases until all are correct, as clients may write before they read the state; return
+    the row count.
+    """
     wrong: list[Key] = []
     for _ in range(MOST_PASSES):
         rows, wrong = _fill(backend, correction, doing, progress)
@@ -219,7 +234,8 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
         backend.wait_visible()
         doing = "verifying"
     raise VerificationFailed(
-        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they change faster "
+        f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they "
+        "change faster "
         "than enable writes biases: enable it again when clients write less"
     )
 
@@ -229,12 +245,16 @@ def _fill(
 ) -> tuple[int, list[Key]]:
     """Return the number of rows, and keys of some rows whose scores were not correct.
 
-    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows that clients
-    inserted since they read the state have biases of new rows, which differ from the formula.
+    Rows may lack locality hints: a client whose memory cannot hold the bank writes such rows. Rows
+    that clients inserted since they read the state have biases of new rows, which differ from the
+    formula.
     """
-    store, info, state = backend.store, backend.info, backend.state
+    store = backend.store
+    info = backend.info
+    state = backend.state
     corrections = dict.fromkeys(range(state.layout.slots), correction)
-    rows, wrong = 0, list[Key]()
+    rows = 0
+    wrong = list[Key]()
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
         biases = correction.centred(biased_rows.vectors)[:, None]
@@ -250,9 +270,12 @@ def _fill(
 def _find_themselves(
     store: Store, info: CollectionInfo, state: CollectionState
 ) -> tuple[int, int, int]:
-    """Return the number of rows searched for, and of those that each field returns; changed rows do not count."""
+    """Return the number of rows searched for, and of those that each field returns; changed rows do
+    not count.
+    """
     counts = np.zeros(3, np.int64)
-    every, seen = max(1, -(-info.rows // SAMPLED_ROWS)), 0
+    every = max(1, -(-info.rows // SAMPLED_ROWS))
+    seen = 0
     for partition in info.partitions:
         picked: list[Key] = []
         for page in key_pages(store, info.name, partition, rows=info.rows):
@@ -277,12 +300,15 @@ def _find_themselves(
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second vector field is
-    removed too if the server can drop it. Return the name of the dropped side collection or field. Raises NotCorrected,
-    and InvalidInput if several fields are corrected and none is named."""
+    """Remove the biases that are stored outside a collection's vectors; the bank stays. A second
+    vector field is removed too if the server can drop it. Return the name of the dropped side
+    collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected and
+    none is named.
+    """
     expect_store(store)
     with leasing(store, collection) as (lease, info):
-        store, state = lease.store, info.state_of(field)
+        store = lease.store
+        state = info.state_of(field)
         if state is None:
             raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
         if not state.codec.leaves_vectors:

@@ -51,9 +51,11 @@ MEASURED_QUERIES = 1_000
 
 @dataclass(frozen=True, eq=False)
 class EnablePlan:
-    """A plan to store the biases of `source` outside its vectors. adds_fields: whether fields must be added first.
-    missed: for each number of candidates, the mean share of the exact corrected top 10 outside them. unfinished: the
-    state that an interrupted run left, which the next run continues. remarks: facts that the user should know first."""
+    """A plan to store the biases of `source` outside its vectors. adds_fields: whether fields must
+    be added first. missed: for each number of candidates, the mean share of the exact corrected top
+    10 outside them. unfinished: the state that an interrupted run left, which the next run
+    continues. remarks: facts that the user should know first.
+    """
 
     source: CollectionInfo
     field: str
@@ -85,7 +87,8 @@ class EnablePlan:
         return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
 
     def to_dict(self) -> dict[str, Any]:
-        reranking, carries_on = self.reranking, self.unfinished is not None
+        reranking = self.reranking
+        carries_on = self.unfinished is not None
         location: dict[str, Any] = {
             "second_vector": self.second_vector,
             "width": self.width,
@@ -134,23 +137,24 @@ def plan_enable(
     force: bool = False,
     progress: Progress = silent,
 ) -> EnablePlan:
-    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
+    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read
+    only.
 
-    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's. where: by default
-    "fields" if the collection has them or the server can add them and its rows do not expire, else "side"; searches of
-    "vectors", a second vector field, need no candidates. max_miss_rate: the share of the exact corrected top 10 that
-    may be outside them. gate, gate_targets: as in plan_migration.
+    estimator: as in plan_migration. queries: for the measurement, by default some of the bank's.
+    where: by default "fields" if the collection has them or the server can add them and its rows do
+    not expire, else "side"; searches of "vectors", a second vector field, need no candidates.
+    max_miss_rate: the share of the exact corrected top 10 that may be outside them. gate,
+    gate_targets: as in plan_migration.
 
-    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected, CannotMigrate,
-    CorrectionNotRecommended, InvalidParameter, EmptyCollection, CollectionNotFound, BankTooSmall.
+    Raises ResumeRefused if an interrupted run used another bank, estimator or gate,
+    AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
+    CollectionNotFound, BankTooSmall.
     """
     expect_store(store)
     expect_estimator(estimator)
-    bank, target_bank, queries = (
-        QueryBank.of(bank),
-        optional_bank(target_bank),
-        optional_bank(queries),
-    )
+    bank = QueryBank.of(bank)
+    target_bank = optional_bank(target_bank)
+    queries = optional_bank(queries)
     gates = (gate, gate_targets)
     checked_gates(*gates, target_bank)
     if not 0 < max_miss_rate < 1:
@@ -166,7 +170,8 @@ def plan_enable(
             f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
         )
     suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
-    dtype, presence = info.vector_fields[field].dtype, "none"
+    dtype = info.vector_fields[field].dtype
+    presence = "none"
     layout: Layout | None = None
     if where == "vectors":
         vector = info.vector_fields[field]
@@ -203,7 +208,9 @@ def plan_enable(
         profile = unfinished.profile
         _require_same(unfinished, bank, estimator, target_bank, gates)
         correction = load_correction(store, unfinished, profile)
-        strength, gate, gate_targets = profile.strength, profile.gate, profile.gate_targets
+        strength = profile.strength
+        gate = profile.gate
+        gate_targets = profile.gate_targets
         bank_collection = profile.bank.collection
     else:
         gallery = read_gallery(store, info, field, progress=progress)
@@ -225,8 +232,10 @@ def plan_enable(
             )
             if reranking.missed > max_miss_rate and most < LADDER[-1]:
                 raise CannotMigrate(
-                    f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows (max_query_limit), and "
-                    f"{reranking.missed:.1%} of the corrected top 10 are not among these, more than "
+                    f"{info.name!r} cannot be enabled: its searches may ask for {most:,} rows "
+                    "(max_query_limit), and "
+                    f"{reranking.missed:.1%} of the corrected top 10 are not among these, more "
+                    "than "
                     f"{max_miss_rate:.1%}: raise that limit, or migrate the collection"
                 )
     return EnablePlan(
@@ -255,18 +264,22 @@ def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
         return []
     if where == "side":
         return [
-            f"rows expire after {info.time_to_live:,} s as before, since none is written; the next refresh removes "
+            f"rows expire after {info.time_to_live:,} s as before, since none is written; the next "
+            "refresh removes "
             "the biases of expired rows"
         ]
     return [
-        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: they expire later, "
-        "once by up to that time; a full refresh restarts it again, and is refused without --restart-ttl "
+        f"rows live for {info.time_to_live:,} s after their last write, and all are written now: "
+        "they expire later, "
+        "once by up to that time; a full refresh restarts it again, and is refused without "
+        "--restart-ttl "
         "(--where side writes no row)"
     ]
 
 
 def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
-    """Return a name for the side collection: that of an unfinished `enable`, or one that no collection has.
+    """Return a name for the side collection: that of an unfinished `enable`, or one that no
+    collection has.
 
     The first name may be taken: a collection that was renamed keeps its side collection.
     """
@@ -288,8 +301,9 @@ def measure(
     side: str | None,
     most: int,
 ) -> tuple[CandidateReranking, dict[int, float]]:
-    """Choose the number of candidates, at most `most`, on at most 1,000 of `queries`, and return it with each number's
-    miss rate."""
+    """Choose the number of candidates, at most `most`, on at most 1,000 of `queries`, and return it
+    with each number's miss rate.
+    """
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -326,6 +340,7 @@ def _require_same(
     }
     if names := [name for name, differs in differences.items() if differs]:
         raise ResumeRefused(
-            f"an unfinished enable of {state.source!r} was started with another {', '.join(names)}: "
+            f"an unfinished enable of {state.source!r} was started with another "
+            f"{', '.join(names)}: "
             "run it with the same options, or disable the collection first"
         )

@@ -1,4 +1,6 @@
-"""The comparison passes over a migration's two collections: they carry rows over, and verify the copy."""
+"""The comparison passes over a migration's two collections: they carry rows over, and verify the
+copy.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from milvus_hubness.jobs.store.protocols import Collections, Store, expect_store
 from milvus_hubness.jobs.store.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
-"""Seconds before the further reads of a row that differs: a client may be between its two writes."""
+"""Seconds before the further reads of a row that differs: a client may be between its two writes.
+"""
 
 REPAIR_ROUNDS = 20
 WARMING_SEARCHES = 100
@@ -32,9 +35,11 @@ WARMING_SEARCHES = 100
 def pair_of(
     store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False
 ) -> Pair:
-    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is the origin.
-    Raises as `load_corrections` does."""
-    state, before = migration.corrected(), migration.rebuilds
+    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the
+    copy is the origin. Raises as `load_corrections` does.
+    """
+    state = migration.corrected()
+    before = migration.rebuilds
     former = load_corrections(store, before, unchecked=before.profiles) if before else {}
     source = Endpoint(migration.source_now, before, former)
     copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
@@ -75,9 +80,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison. rows, fields: number of compared rows of the origin, and of their values.
-    differing: number of rows that differed when read again, and were carried over. sample: of all rows. defects: of
-    some of the differing rows, in words. example: a field of the first of them, with both values; may be ""."""
+    """The result of one comparison. rows, fields: number of compared rows of the origin, and of
+    their values. differing: number of rows that differed when read again, and were carried over.
+    sample: of all rows. defects: of some of the differing rows, in words. example: a field of the
+    first of them, with both values; may be "".
+    """
 
     rows: int
     fields: int
@@ -95,9 +102,12 @@ def run_pass(
     *,
     number: int,
 ) -> Pass:
-    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing. Raises NotCaughtUp for
-    a row that changes faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows."""
-    throttle, rows_total = options.throttle, migration.rows
+    """Compare all rows once, and carry over those that differ. number: from 1; 0 writes nothing.
+    Raises NotCaughtUp for a row that changes faster than it can be carried over, and, if number is
+    0, VerificationFailed, which names rows.
+    """
+    throttle = options.throttle
+    rows_total = migration.rows
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
     sample = Sample()
@@ -114,9 +124,12 @@ def run_pass(
                 example = example or pair.example(named[0][0], partition)
                 if not number:
                     raise VerificationFailed(
-                        f"{pair.copy.collection!r} does not hold the rows of {pair.origin.collection!r}: rows "
-                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration again, which carries "
-                        "them over; after the cutover, the application may have changed them rightly"
+                        f"{pair.copy.collection!r} does not hold the rows of "
+                        f"{pair.origin.collection!r}: rows "
+                        f"{name_some(rows_named)}{example and f'; {example}'}: run the migration "
+                        "again, which carries "
+                        "them over; after the cutover, the application may have changed them "
+                        "rightly"
                     )
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
@@ -148,9 +161,12 @@ def _still_differing(
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
-    """Carry these rows over until the copy holds the rows of the origin. A client writes to the origin first, and this
-    may undo its write to the copy. The next read of the origin then shows it; a later write to the copy stays."""
-    store, field = pair.store, pair.state.field
+    """Carry these rows over until the copy holds the rows of the origin. A client writes to the
+    origin first, and this may undo its write to the copy. The next read of the origin then shows
+    it; a later write to the copy stays.
+    """
+    store = pair.store
+    field = pair.state.field
     for _ in range(REPAIR_ROUNDS):
         rows = store.get(pair.origin.collection, keys, field, partition=partition)
         if len(rows):
@@ -162,7 +178,8 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
         if not keys:
             return
     raise NotCaughtUp(
-        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be carried over"
+        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be "
+        "carried over"
     )
 
 
@@ -181,7 +198,9 @@ COUNTS = 3
 BIAS_TOLERANCE = 1e-5
 TOP = 10
 SEARCHED = 100
-"""Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
+"""Number of requested results: a graph index then searches widely; the plan measures narrow
+searches.
+"""
 
 FEWER_ALLOWED = 0.1
 FEWEST_MISSES = 3
@@ -189,8 +208,9 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """The numbers of a verification. rows, fields: compared one by one. biases: computed again. searched: rows whose
-    own vector was searched for; in_source, in_copy: those among the ten best."""
+    """The numbers of a verification. rows, fields: compared one by one. biases: computed again.
+    searched: rows whose own vector was searched for; in_source, in_copy: those among the ten best.
+    """
 
     rows: int
     fields: int
@@ -203,11 +223,14 @@ class Verification:
 def verified(
     pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
 ) -> Verification:
-    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those that the bank gives
-    now, and that searches find rows in the copy as in the source. Raises VerificationFailed, StateError."""
+    """Check, after the comparison `equal`, that no row is doubled, that sampled biases are those
+    that the bank gives now, and that searches find rows in the copy as in the source. Raises
+    VerificationFailed, StateError.
+    """
     if not chunks:
         raise StateError(
-            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start again with --restart"
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start "
+            "again with --restart"
         )
     _check_counts(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
@@ -215,15 +238,19 @@ def verified(
         _check_biases(pair, copied)
         vectors = pair.copy.decode_rows(copied).vectors
         valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
-        biases, searched = biases + len(copied), searched + len(valid)
+        biases = biases + len(copied)
+        searched = searched + len(valid)
         if len(valid):
-            keys, queries = [copied.keys[i] for i in valid], vectors[valid]
+            keys = [copied.keys[i] for i in valid]
+            queries = vectors[valid]
             in_source += _self_matches(pair, pair.origin, keys, queries)
             in_copy += _self_matches(pair, pair.copy, keys, queries)
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
-            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by their own vectors, "
-            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait until the copy's "
+            f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by "
+            "their own vectors, "
+            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait "
+            "until the copy's "
             "index is built, or give the plan a wider index, and run the command again"
         )
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
@@ -245,14 +272,18 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
         present = f"{actual.index_type or 'no index'} {actual.index_params or ''}".rstrip()
         expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
         raise VerificationFailed(
-            f"field {migration.field!r} of {migration.target!r} has {present}, planned was {expected}: drop that "
+            f"field {migration.field!r} of {migration.target!r} has {present}, planned was "
+            f"{expected}: drop that "
             "index, create the planned one and load the collection"
         )
 
 
 def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may balance inserts."""
-    store, copy = pair.store, pair.copy.collection
+    """Check that no row is doubled, by several counts: clients write meanwhile, and deletes may
+    balance inserts.
+    """
+    store = pair.store
+    copy = pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)
         if counted == rows:
@@ -265,7 +296,8 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         if counted <= keys or store.count(copy) != counted:
             return
     raise VerificationFailed(
-        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that inserts keys again: stop "
+        f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that "
+        "inserts keys again: stop "
         "it, and run the migration again with --restart, which makes a new copy"
     )
 
@@ -283,15 +315,19 @@ def _samples(pair: Pair, sample: Sample) -> Iterator[Batch]:
 
 
 def _check_biases(pair: Pair, copied: Batch) -> None:
-    """Check that the biases are those of the formula. Those of new rows are left out if the estimator balances rows
-    against each other: they depend on the rows that were written together with them."""
+    """Check that the biases are those of the formula. Those of new rows are left out if the
+    estimator balances rows against each other: they depend on the rows that were written together
+    with them.
+    """
     state = pair.state
-    codec, slot = state.codec, state.profile.slot
+    codec = state.codec
+    slot = state.profile.slot
     columns = codec.columns(copied.vectors, copied.rows)
     stored = codec.read_biases(columns)[:, slot]
     fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
     computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
-    # A unit vector that was read from the copy is rounded to the type of the field, and its bias moves by as much.
+    # A unit vector that was read from the copy is rounded to the type of the field, and its bias
+    # moves by as much.
     rounding = SPACING[state.dtype] if state.layout.metric == "COSINE" else 0.0
     relative = max(BIAS_TOLERANCE, rounding)
     allowed = np.maximum(relative * np.maximum(1, np.abs(computed)), state.profile.tolerance)
@@ -301,30 +337,38 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
         raise VerificationFailed(
-            f"biases in {pair.copy.collection!r} differ from those of its bank: rows {name_some(broken)}: another "
-            "client wrote them, or the bank was changed; before the cutover, run the migration again with --restart, "
+            f"biases in {pair.copy.collection!r} differ from those of its bank: rows "
+            f"{name_some(broken)}: another "
+            "client wrote them, or the bank was changed; before the cutover, run the migration "
+            "again with --restart, "
             "which makes a new copy; after it, refresh the copy with --refit"
         )
 
 
 def _self_matches(pair: Pair, side: Endpoint, keys: Sequence[Key], vectors: Floats) -> int:
-    """Return the number of rows that are among the TOP best of a search for their own vectors (n, d)."""
+    """Return the number of rows that are among the TOP best of a search for their own vectors (n,
+    d).
+    """
     nearest = side.nearest(pair.store, pair.state.field, vectors, SEARCHED)
     return sum(key in best[:TOP] for key, best in zip(keys, nearest, strict=True))
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
-    """Compare every row and field of a migration's two collections, and check the rest of `Verification`. Read only.
+    """Compare every row and field of a migration's two collections, and check the rest of
+    `Verification`. Read only.
 
-    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are not unit
-    may differ by one unit in the last place. After the cutover, rows differ that the application has changed since.
-    Raises VerificationFailed, which names rows or the index, NoMigration, and WrongPhase unless both collections exist.
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE,
+    vectors that are not unit may differ by one unit in the last place. After the cutover, rows
+    differ that the application has changed since. Raises VerificationFailed, which names rows or
+    the index, NoMigration, and WrongPhase unless both collections exist.
     """
     expect_store(store)
-    options, ledger = options or MigrationOptions(), Ledger(store)
+    options = options or MigrationOptions()
+    ledger = Ledger(store)
     migration = ledger.find(name)
     migration.require(
-        "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+        "copying", "catching "
+            "up", "verified", "switching", "switched", "rolling back", "rolled back",
         step="verification",
     )  # fmt: skip
     require_collections(store, migration)

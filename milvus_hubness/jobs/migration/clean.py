@@ -19,9 +19,10 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, IDENTITY_PROP
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
-    """Drop one side of a migration for good. name: its source, target or alias. drop: the source, which finishes the
-    migration, or the copy, while the application reads the source, which undoes it. target: the copy, if the source has
-    several. Raises LeaseHeld, and as `would_drop` does."""
+    """Drop one side of a migration for good. name: its source, target or alias. drop: the source,
+    which finishes the migration, or the copy, while the application reads the source, which undoes
+    it. target: the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
+    """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     with Lease(store, migration.source_now, migration.target) as lease:
@@ -38,8 +39,10 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase, InvalidInput if
-    `drop` is not of this migration, CollectionExists if it is another collection, StoreError if it has aliases."""
+    """Return the names that `clean` would drop, by kind. Read only. Raises NoMigration, WrongPhase,
+    InvalidInput if `drop` is not of this migration, CollectionExists if it is another collection,
+    StoreError if it has aliases.
+    """
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
@@ -55,7 +58,8 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
         )
         going[what] = f"{drop}, {_rows(store, drop)}"
     if drop == migration.target and migration.made_bank != "nothing":
-        bank, whole = migration.bank_collection, migration.made_bank == "collection"
+        bank = migration.bank_collection
+        whole = migration.made_bank == "collection"
         going["the bank"] = bank if whole else f"what this added to {bank}"
     return going
 
@@ -73,8 +77,8 @@ def replaced_by(ledger: Ledger, name: str, copy: str) -> Migration | None:
 def without_source(ledger: Ledger, migration: Migration) -> Migration:
     """Note that the source of a migration is dropped, and return the new record.
 
-    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the ledger:
-    it can still be rolled back to what the former copy was made from.
+    If that was itself a copy, which a refresh has rebuilt, the new copy takes its place in the
+    ledger: it can still be rolled back to what the former copy was made from.
     """
     former = ledger.of_target(migration.source) if migration.rebuilds is not None else None
     inherits = former is not None and former.phase in {"switched", "finished"}
@@ -100,9 +104,13 @@ def without_source(ledger: Ledger, migration: Migration) -> Migration:
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
-    """Remove everything that the migration created; the source is then as before. Only a copy with the
-    migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
-    store, target, state = lease.store, migration.target, migration.state
+    """Remove everything that the migration created; the source is then as before. Only a copy with
+    the migration's id is dropped: if another collection has its name, CollectionExists is raised at
+    the end.
+    """
+    store = lease.store
+    target = migration.target
+    state = migration.state
     is_others = store.exists(target) and not is_copy(
         store.info(target, counted=False, checked=False), migration
     )
@@ -141,8 +149,9 @@ def _forget_identity(store: Store, migration: Migration) -> None:
 
 
 def _migration(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
-    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`.
-    A copy that a refresh has rebuilt is the source of that rebuild."""
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to
+    `target`. A copy that a refresh has rebuilt is the source of that rebuild.
+    """
     rebuild = replaced_by(ledger, name, drop)
     if rebuild is not None:
         return rebuild
@@ -156,7 +165,8 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
         if still_exists:
             migration.require(
-                "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+                "preparing", "copying", "catching "
+                    "up", "verified", "rolled back", step="dropping the copy"
             )  # fmt: skip
             _refuse_aliases(store, drop)
         elif renamed := renamed_copy(store, migration):
@@ -166,7 +176,8 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         return
     if drop != migration.source_now:
         raise InvalidInput(
-            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy "
+            f"{migration.target!r}"
         )
     migration.require("switched", "finished", step="dropping the source")
     require_copy(store, migration)  # Else the last of the rows would be dropped.
@@ -174,7 +185,8 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         _refuse_aliases(store, drop)
         if not is_source(store.info(drop, counted=False, checked=False), migration):
             raise CollectionExists(
-                f"{drop!r} is not the source of this migration, another client created it since: nothing was dropped"
+                f"{drop!r} is not the source of this migration, another client created it since: "
+                "nothing was dropped"
             )
     elif migration.phase != "finished" and (renamed := renamed_source(store, migration)):
         raise CollectionNotFound(
@@ -183,8 +195,9 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def drop_collection(lease: Lease, collection: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log and its query samples: no job repairs or reads its
-    rows any more, and no client searches it."""
+    """Drop a collection if it exists, and then its write-intent log and its query samples: no job
+    repairs or reads its rows any more, and no client searches it.
+    """
     store = lease.store
     owner = CollectionId(name=collection)
     if store.exists(collection):

@@ -46,7 +46,9 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption, once more."""
+    """Fit the estimator, save the bank, and record the state and the chunks; after an interruption,
+    once more.
+    """
     correction = fit_measured(
         store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
         plan.target_bank, plan.strength,
@@ -82,8 +84,12 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
 
 
 def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
-    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread over the keys."""
-    source, field, size = plan.source.name, plan.field, store.chunk_rows(plan.source)
+    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread
+    over the keys.
+    """
+    source = plan.source.name
+    field = plan.field
+    size = store.chunk_rows(plan.source)
     if plan.estimator.needs_gallery:
         pages = (
             page
@@ -107,10 +113,14 @@ class Recorder:
     """Records copied chunks in the ledger and reports them."""
 
     def __init__(self, migration: Migration, ledger: Ledger, events: Events) -> None:
-        self._migration, self._ledger, self._events = migration, ledger, events
+        self._migration = migration
+        self._ledger = ledger
+        self._events = events
         self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
         self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
-        self._rows, self._bytes, self._seconds = self._rows_before, 0, 0.0
+        self._rows = self._rows_before
+        self._bytes = 0
+        self._seconds = 0.0
         self._began = time.perf_counter()
 
     @property
@@ -119,8 +129,11 @@ class Recorder:
         return list(self._chunks.values())
 
     def done(self, chunk: Chunk, is_last: bool, size: int, seconds: float) -> None:
-        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk after its last one."""
-        self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
+        """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk
+        after its last one.
+        """
+        self._bytes = self._bytes + size
+        self._seconds = self._seconds + seconds
         if not is_last:
             return
         moment = time.perf_counter()
@@ -141,7 +154,8 @@ class Recorder:
             rows_per_second=speed,
             eta_seconds=(self._migration.rows - self._rows) / speed,
         )
-        self._bytes, self._seconds = 0, 0.0
+        self._bytes = 0
+        self._seconds = 0.0
 
 
 def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
@@ -161,14 +175,18 @@ def _read_ahead(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
 
 
 BEGUN_AT_MOST = 4
-"""Chunks after the last recorded one that a killed run may have begun: one is written while the one before is recorded,
-and a busy Milvus 2.3 may still show a former record."""
+"""Chunks after the last recorded one that a killed run may have begun: one is written while the one
+before is recorded, and a busy Milvus 2.3 may still show a former record.
+"""
 
 
 def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
-    """Copy the chunks that are not recorded as done; read the next one and record the last one during each write.
-    alone: no client has ever written to the copy."""
-    store, source, field = pair.store, pair.origin.collection, pair.state.field
+    """Copy the chunks that are not recorded as done; read the next one and record the last one
+    during each write. alone: no client has ever written to the copy.
+    """
+    store = pair.store
+    source = pair.origin.collection
+    field = pair.state.field
     size = store.chunk_rows(store.info(source, counted=False))
     todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
     pages = (

@@ -1,4 +1,6 @@
-"""The ledger: checkpoints of migrations in the database, with which any machine can resume a migration."""
+"""The ledger: checkpoints of migrations in the database, with which any machine can resume a
+migration.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,19 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
 Phase = Literal[
-    "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "preparing", "copying", "catching "
+        "up", "verified", "switching", "switched", "rolling back", "rolled back",
     "finished",
 ]  # fmt: skip
-"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is being moved. finished:
-the source is dropped."""
+"""preparing: only the bank may exist. verified: the copy may take over. switching: the name is
+being moved. finished: the source is dropped.
+"""
 
 
 class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds: duration of their write;
-    None until it is done. invalid: number of rows without a usable vector."""
+    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds:
+    duration of their write; None until it is done. invalid: number of rows without a usable vector.
+    """
 
     number: Count
     partition: Name | None
@@ -62,8 +67,10 @@ class Chunk(FrozenModel):
 
 
 class Switch(FrozenModel):
-    """The move of the alias or of the source's own name to the copy. source_renamed: the new name of the source, if
-    any. window: duration in seconds; if the source was renamed, the name led nowhere that long."""
+    """The move of the alias or of the source's own name to the copy. source_renamed: the new name
+    of the source, if any. window: duration in seconds; if the source was renamed, the name led
+    nowhere that long.
+    """
 
     name: CollectionName
     source_renamed: CollectionName | None = None
@@ -72,8 +79,10 @@ class Switch(FrozenModel):
 
 
 class Migration(FrozenModel):
-    """The record of one migration. id: random; the copy carries it. arguments: those of MigrationPlan; every further
-    run must have the same. rebuilds: the former state of a corrected source whose copy gets other biases."""
+    """The record of one migration. id: random; the copy carries it. arguments: those of
+    MigrationPlan; every further run must have the same. rebuilds: the former state of a corrected
+    source whose copy gets other biases.
+    """
 
     version: Literal[1] = 1
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -134,12 +143,16 @@ class Migration(FrozenModel):
         return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
-        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
+        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names
+        those that differ.
+        """
         if changes := self.changes(arguments):
             raise ResumeRefused(f"{changes}: repeat them, or use --restart, which drops it first")
 
     def changes(self, arguments: dict[str, Any]) -> str:
-        """Return a sentence that names the arguments that differ from the original ones; empty if none does."""
+        """Return a sentence that names the arguments that differ from the original ones; empty if
+        none does.
+        """
         names = sorted(self.arguments.keys() | arguments.keys())
         pairs = [(name, self.arguments.get(name), arguments.get(name)) for name in names]
         changes = [_change(name, then, now) for name, then, now in pairs if then != now]
@@ -168,7 +181,9 @@ class Migration(FrozenModel):
 
 
 class _Unreadable(NamedTuple):
-    """An entry that cannot be read. names: of the collections and aliases that it seems to be about."""
+    """An entry that cannot be read. names: of the collections and aliases that it seems to be
+    about.
+    """
 
     target: str
     names: frozenset[str]
@@ -212,8 +227,9 @@ MOST_SIMILAR = 3
 
 
 def _similar(name: str, migrations: Iterable[Migration]) -> str:
-    """Return a question with the migrations whose names are near to a mistyped one; empty without any.
-    The others are no concern of the one who asks, and there may be many."""
+    """Return a question with the migrations whose names are near to a mistyped one; empty without
+    any. The others are no concern of the one who asks, and there may be many.
+    """
     names = {
         name: migration
         for migration in migrations
@@ -231,8 +247,9 @@ class Ledger:
         self._store = store
 
     def migrations(self, about: str = "") -> list[Migration]:
-        """Return the migrations that can be read, and warn of the others. about: a collection or alias that the caller
-        works on. Raises StateError if an entry that names it cannot be read."""
+        """Return the migrations that can be read, and warn of the others. about: a collection or
+        alias that the caller works on. Raises StateError if an entry that names it cannot be read.
+        """
         migrations, unreadable = self._entries()
         for entry in unreadable:
             if about and about in entry.names:
@@ -241,8 +258,9 @@ class Ledger:
         return migrations
 
     def may_use_bank(self, bank_collection: str, but: str) -> bool:
-        """Whether a migration other than the one to the copy `but` may use this bank collection: entries that cannot be
-        read count as such."""
+        """Whether a migration other than the one to the copy `but` may use this bank collection:
+        entries that cannot be read count as such.
+        """
         migrations, unreadable = self._entries()
         used = any(
             other.bank_collection == bank_collection for other in migrations if other.target != but
@@ -250,7 +268,8 @@ class Ledger:
         return used or any(entry.target != but for entry in unreadable)
 
     def _entries(self) -> tuple[list[Migration], list[_Unreadable]]:
-        migrations, unreadable = [], []
+        migrations = []
+        unreadable = []
         for record in self._store.records(LEDGER, MIGRATIONS):
             try:
                 migrations.append(read_ledger(Migration.model_validate_json, record))
@@ -259,8 +278,9 @@ class Ledger:
         return migrations, unreadable
 
     def of_target(self, target: str) -> Migration | None:
-        """Return the migration to this collection, with the current state of the copy. Raises StateError if its entry
-        cannot be read."""
+        """Return the migration to this collection, with the current state of the copy. Raises
+        StateError if its entry cannot be read.
+        """
         migration = next(
             (migration for migration in self.migrations(target) if migration.target == target), None
         )
@@ -284,13 +304,16 @@ class Ledger:
         migration = self.of_target(former.target)
         if migration is None or migration.id != former.id:
             raise NoMigration(
-                f"the migration of {former.source!r} to {former.target!r} is gone: repeat the command"
+                f"the migration of {former.source!r} to {former.target!r} is gone: repeat the "
+                "command"
             )
         return migration
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration of this collection or alias. If there are several, prefer one to it, then one that is
-        not over. target: select the migration to this copy. Raises NoMigration, and InvalidInput if several remain."""
+        """Return the migration of this collection or alias. If there are several, prefer one to it,
+        then one that is not over. target: select the migration to this copy. Raises NoMigration,
+        and InvalidInput if several remain.
+        """
         migrations = self.migrations(name)
         behind = self._store.alias_target(name)
         matching = [m for m in migrations if behind in {m.source_now, m.target}] if behind else []
@@ -311,12 +334,15 @@ class Ledger:
         if len(best) > 1:
             copies = ", ".join(sorted(m.target for m in best))
             raise InvalidInput(
-                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
+                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with "
+                "--target"
             )
         return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
-        """Return the migration with the copy's own state, once the copy is complete: refreshes may have changed it."""
+        """Return the migration with the copy's own state, once the copy is complete: refreshes may
+        have changed it.
+        """
         if migration.state is None or not self._store.exists(migration.target):
             return migration
         state = self._store.info(migration.target, counted=False).states.get(migration.field)
@@ -365,8 +391,10 @@ RENAMED = "{}__before_hubness"
 def chosen_switch(
     store: Store, source: str, target: str, alias: str | None, rename: bool
 ) -> Switch:
-    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an alias of
-    target. Raises InvalidInput, and CollectionExists if the new name of the source is in use."""
+    """Return the switch: an alias moves from source to target, or source is renamed and its name
+    becomes an alias of target. Raises InvalidInput, and CollectionExists if the new name of the
+    source is in use.
+    """
     if (alias is None) == (not rename):
         raise InvalidInput(
             "one name moves: pass either the alias that the application uses, or rename"

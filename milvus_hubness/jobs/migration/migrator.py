@@ -1,4 +1,6 @@
-"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it back."""
+"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it
+back.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ from milvus_hubness.jobs.store.records import DUAL_WRITE_PROPERTY, CollectionInf
 
 MOST_PASSES = 5
 UNFINISHED = {"copying", "catching up", "verified", "rolled back"}
-"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment of its end."""
+"""Phases from which a run copies, catches up and verifies. A verification holds only for the moment
+of its end.
+"""
 POSTPONED_SECONDS = 30
 """Seconds between two passes while the cutover is postponed."""
 
@@ -59,12 +63,13 @@ def migrate(
     progress: Progress | None = None,
     **changes: Any,
 ) -> Migration:
-    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure or an interruption,
-    call it again to continue, or use `clean` to undo it.
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename. After a failure
+    or an interruption, call it again to continue, or use `clean` to undo it.
 
-    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if the plan or the
-    source's schema differs from that of the earlier run, LeaseHeld, LeaseLost, NotCaughtUp, VerificationFailed,
-    CannotMigrate, InvalidParameter, and the exceptions of the store.
+    changes: fields of `MigrationOptions`, in place of those of `options`. Raises ResumeRefused if
+    the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
+    NotCaughtUp, VerificationFailed, CannotMigrate, InvalidParameter, and the exceptions of the
+    store.
     """
     expect_store(store)
     if progress is not None:
@@ -89,8 +94,10 @@ def resume(
     alias: str | None = None,
     rename: bool = False,
 ) -> Migration:
-    """Resume the unfinished migration of this source or to this target, with its original arguments. alias, rename: as
-    in `cutover`; with neither, a verified copy does not take over. Raises NoMigration, and as `migrate` does."""
+    """Resume the unfinished migration of this source or to this target, with its original
+    arguments. alias, rename: as in `cutover`; with neither, a verified copy does not take over.
+    Raises NoMigration, and as `migrate` does.
+    """
     expect_store(store)
     migration = Ledger(store).find(name)
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
@@ -108,12 +115,14 @@ def cutover(
     rename: bool = False,
     options: MigrationOptions | None = None,
 ) -> Migration:
-    """Let the application read the copy: catch up once more, then move the name that the application uses.
+    """Let the application read the copy: catch up once more, then move the name that the
+    application uses.
 
-    name: the source, the copy or the alias. alias: is moved or created, in one step of the database. rename: the source
-    gets a new name, and its own becomes an alias of the copy; in between, for some milliseconds, the name leads
-    nowhere, which a HubnessClient waits out. An interrupted step is finished with its original arguments. Raises
-    WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    name: the source, the copy or the alias. alias: is moved or created, in one step of the
+    database. rename: the source gets a new name, and its own becomes an alias of the copy; in
+    between, for some milliseconds, the name leads nowhere, which a HubnessClient waits out. An
+    interrupted step is finished with its original arguments. Raises WrongPhase unless the copy is
+    verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
     expect_store(store)
     migration = Ledger(store).find(name)
@@ -127,8 +136,9 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried: number of rows
-    written since the cutover that were carried back."""
+    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried:
+    number of rows written since the cutover that were carried back.
+    """
 
     alias: str
     source: str
@@ -137,8 +147,10 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, once it has caught up. name: the source, the copy or the alias. Raises
-    WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and the exceptions of the store."""
+    """Let the application read the source again, once it has caught up. name: the source, the copy
+    or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound, NotCaughtUp, and
+    the exceptions of the store.
+    """
     expect_store(store)
     migration = Ledger(store).find(name)
     migration.require("switched", "rolling back", step="rollback")
@@ -161,7 +173,9 @@ def opened(
 def _leased(
     store: Store, names: Sequence[str], options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Lease]:
-    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the lease."""
+    """Hold the lease, and report a failure or a stop as an event. Waits in the throttle check the
+    lease.
+    """
     try:
         with (
             nullcontext(lease) if lease else Lease(store, *names) as held,
@@ -182,13 +196,17 @@ class Migrator:
 
     def __init__(self, lease: Lease, migration: Migration, options: MigrationOptions) -> None:
         self.migration = migration
-        self._lease, self._options = lease, options
-        self._store, self._ledger = lease.store, Ledger(lease.store)
+        self._lease = lease
+        self._options = options
+        self._store = lease.store
+        self._ledger = Ledger(lease.store)
 
     def run(
         self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
     ) -> Migration:
-        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new migration."""
+        """Run the steps that are left; the last, cutover, only with alias or rename. plan: of a new
+        migration.
+        """
         migration = self.migration
         self._require_collections()
         if migration.phase != "preparing":
@@ -205,7 +223,8 @@ class Migrator:
         if self.migration.phase in UNFINISHED:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
-                # The rows that a killed job has changed in the source must be repaired before the copy.
+                # The rows that a killed job has changed in the source must be repaired before the
+                # copy.
                 repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
             if self.migration.phase == "copying":
                 self._create_copy(source)
@@ -220,7 +239,8 @@ class Migrator:
 
     def _report_continuing(self) -> None:
         """Report how far earlier runs came: listeners of this run have not heard of it."""
-        migration, chunks = self.migration, self._ledger.chunks(self.migration)
+        migration = self.migration
+        chunks = self._ledger.chunks(self.migration)
         copied = migration.rows
         if migration.phase == "copying":
             copied = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
@@ -228,7 +248,8 @@ class Migrator:
 
     def _require_collections(self) -> None:
         """Raise CollectionNotFound or CollectionExists if the ledger's record is no longer true."""
-        migration, store = self.migration, self._store
+        migration = self.migration
+        store = self._store
         if migration.phase == "preparing":
             return
         require_source(store, migration)
@@ -246,26 +267,30 @@ class Migrator:
             event, source=self.migration.source, target=self.migration.target, **facts
         )
 
-    # -- plan, prepare, copy ------------------------------------------------------------------------------
+    # -- plan, prepare, copy
+    # ------------------------------------------------------------------------------
 
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
             raise ResumeRefused(
-                f"the schema of {source.name!r} has changed since the migration began: use --restart"
+                f"the schema of {source.name!r} has changed since the migration began: use "
+                "--restart"
             )
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
             raise ResumeRefused(
-                f"the migration of {self.migration.source!r} ended before anything was copied: pass its bank again"
+                f"the migration of {self.migration.source!r} ended before anything was copied: "
+                "pass its bank again"
             )
         self._write(source_identity=identified(self._store, self.migration.source))
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
         self._options.throttle.check()
 
     def _create_copy(self, source: CollectionInfo) -> None:
-        migration, field = self.migration, self.migration.field
+        migration = self.migration
+        field = self.migration.field
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
@@ -278,7 +303,8 @@ class Migrator:
         self._lease.fence(migration.target)
 
     def _copy(self, source: CollectionInfo) -> None:
-        options, target = self._options, self.migration.target
+        options = self._options
+        target = self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
         self._store.count(source.name)
         pair = pair_of(self._store, self.migration, options.engine)
@@ -291,10 +317,13 @@ class Migrator:
         invalid = sum(chunk.invalid for chunk in recorder.chunks)
         self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
 
-    # -- catch up, verify ---------------------------------------------------------------------------------
+    # -- catch up, verify
+    # ---------------------------------------------------------------------------------
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
-        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all clients do."""
+        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until
+        all clients do.
+        """
         dual_write = DualWrite(collection=copy, required=required)
         if self._options.no_writers:
             return
@@ -319,35 +348,46 @@ class Migrator:
         return done
 
     def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
-        """Run passes until one finds no difference. Return it, and the number of carried rows. Raises NotCaughtUp."""
+        """Run passes until one finds no difference. Return it, and the number of carried rows.
+        Raises NotCaughtUp.
+        """
         carried = 0
-        last, before = "", ""
+        last = ""
+        before = ""
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
             carried += done.differing
-            before, last = last, done.example
+            before = last
+            last = done.example
 
         # A row that is carried over and differs as before was not written in between.
         cause = (
-            "Some client writes without HubnessClient, which writes to both: stop it, and run it again with "
+            "Some client writes without HubnessClient, which writes to both: stop it, and run it "
+            "again with "
             "--no-writers"
         )
         if last and last == before:
             cause = (
-                f"That row was carried over before and nobody has written it since: {pair.copy.collection!r} cannot "
+                "That row was carried over before and nobody has written it since: "
+                f"{pair.copy.collection!r} cannot "
                 "hold it as it is, so change the row, and run the migration again"
             )
         raise NotCaughtUp(
-            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}, among them {', '.join(done.defects)}"
+            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
+            f"{MOST_PASSES} passes "
+            f"found rows that differ, the last {done.differing}, among them "
+            f"{', '.join(done.defects)}"
             f"{last and f'; {last}'}. {cause}"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
-        """Catch up while writes fail if they do not reach both collections. Return the number of carried rows."""
-        origin, copy = pair.origin.collection, pair.copy.collection
+        """Catch up while writes fail if they do not reach both collections. Return the number of
+        carried rows.
+        """
+        origin = pair.origin.collection
+        copy = pair.copy.collection
         self._announce(origin, copy, required=True)
         self._wait_for_clients()
         try:
@@ -371,11 +411,13 @@ class Migrator:
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 
-    # -- cut over, roll back ------------------------------------------------------------------------------
+    # -- cut over, roll back
+    # ------------------------------------------------------------------------------
 
     def cut_over(self, alias: str | None, rename: bool) -> None:
         """Move the name of a verified migration to the copy, or complete that step."""
-        migration, store = self.migration, self._store
+        migration = self.migration
+        store = self._store
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             warm(store, migration)
@@ -404,10 +446,13 @@ class Migrator:
             self._pass(pair, partitions)
 
     def _move_name(self) -> None:
-        store, switch, target = self._store, self.migration.switch, self.migration.target
+        store = self._store
+        switch = self.migration.switch
+        target = self.migration.target
         if switch is None:
             raise StoreError(
-                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, and start again"
+                f"the ledger has lost the name that moves from {self.migration.source!r}: clean, "
+                "and start again"
             )
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
@@ -440,12 +485,17 @@ class Migrator:
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""
         self.migration.require("switched", "rolling back", step="rollback")
-        migration, store, carried = self.migration, self._store, 0
-        switch, source, target = migration.switch, migration.source, migration.target
+        migration = self.migration
+        store = self._store
+        carried = 0
+        switch = migration.switch
+        source = migration.source
+        target = migration.target
         require_collections(store, migration)
         if switch is None:
             raise StoreError(
-                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it back yourself, and "
+                f"the ledger has lost the name that moved from {source!r} to {target!r}: move it "
+                "back yourself, and "
                 f"then drop {target!r}"
             )
         if migration.phase == "switched":

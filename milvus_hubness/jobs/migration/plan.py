@@ -46,9 +46,11 @@ from milvus_hubness.quality.recall import RecallGate
 
 @dataclass(frozen=True)
 class MigrationOptions:
-    """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl: the longest
-    state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits until it is set; the copy catches
-    up meanwhile. engine: computes the biases; "server" is for NNN and CSLS."""
+    """Options of a run. no_writers: no client writes to the source: none is waited for. client_ttl:
+    the longest state_ttl of a HubnessClient that writes, in seconds. release: the cutover waits
+    until it is set; the copy catches up meanwhile. engine: computes the biases; "server" is for NNN
+    and CSLS.
+    """
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=default_client_ttl)
@@ -60,10 +62,12 @@ class MigrationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MigrationPlan(Fitting):
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. alias: the alias that the
-    cutover moves. rename: it moves the source's own name instead. seconds, memory_bytes: see `estimates`. waits:
-    seconds that the run waits for clients. recall, resolution: the losses of the index and of an exact search, if
-    measured. restart: the run drops an unfinished target first. index: the copy's, if it differs."""
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. alias:
+    the alias that the cutover moves. rename: it moves the source's own name instead. seconds,
+    memory_bytes: see `estimates`. waits: seconds that the run waits for clients. recall,
+    resolution: the losses of the index and of an exact search, if measured. restart: the run drops
+    an unfinished target first. index: the copy's, if it differs.
+    """
 
     schema: dict[str, Any]
     target: str
@@ -108,7 +112,8 @@ class MigrationPlan(Fitting):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        vector, arguments = self.vector, self.arguments
+        vector = self.vector
+        arguments = self.arguments
         return {
             "source": self.source.name,
             "target": self.target,
@@ -179,19 +184,22 @@ def plan_migration(
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(). force: plan even if
-    tuning advises against correction. gate, gate_targets: see DynamicGate; by default those of the choice of tuning,
-    if that is followed, else none; 0 for none. profiles: the minimum number of bias profiles with room in the vectors.
-    index_type, index_params: of the copy's index; if the type is unchanged, unnamed parameters are the source's.
-    measure: measure the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
+    estimator: by default the one that tuning on this bank chose, with its strength; else Blend().
+    force: plan even if tuning advises against correction. gate, gate_targets: see DynamicGate; by
+    default those of the choice of tuning, if that is followed, else none; 0 for none. profiles: the
+    minimum number of bias profiles with room in the vectors. index_type, index_params: of the
+    copy's index; if the type is unchanged, unnamed parameters are the source's. measure: measure
+    the recall that such an index loses with the augmented form, in some 10 s. client_ttl: as in
     MigrationOptions; 0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate, which names
-    every obstacle, CollectionExists, DimensionMismatch, BankTooSmall, InvalidParameter, InvalidInput.
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection,
+    CannotMigrate, which names every obstacle, CollectionExists, DimensionMismatch, BankTooSmall,
+    InvalidParameter, InvalidInput.
     """
     expect_store(store)
     expect_estimator(estimator)
-    bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
+    bank = QueryBank.of(bank)
+    target_bank = optional_bank(target_bank)
     gates = (gate, gate_targets)
     checked_gates(*gates, target_bank)
     info = store.info(source)
@@ -201,18 +209,21 @@ def plan_migration(
     state = info.states.get(field)
     if state is not None and state.codec.needs_candidates and state.codec.writes_rows:
         raise AlreadyCorrected(
-            f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
+            f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need "
+            "itself"
         )
     if state is not None and state.codec.writes_rows:
         raise AlreadyCorrected(
-            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
+            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it "
+            "instead"
         )
     suffix = suffix_for(field, info.states.values())
     if obstacles := store.obstacles(info, field, suffix):
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
-    schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
+    schema = store.schema_facts(info)
+    index = _index(info, field, index_type, index_params)
     former = info.vector_fields[field]
     info = info.with_index(field, **index) if index else info
     vector = info.vector_fields[field]
@@ -303,7 +314,9 @@ def _index(
 def checked_gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
-    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none. Raises InvalidParameter, InvalidInput."""
+    """Return the valid k and k_targets of a DynamicGate; a gate of 0 is none. Raises
+    InvalidParameter, InvalidInput.
+    """
     if not gate and gate_targets is None:
         return None, None
     if not gate:
@@ -324,20 +337,24 @@ def checked_gates(
 def verdict_remarks(
     info: CollectionInfo, field: str, bank: QueryBank, *, is_followed: bool
 ) -> list[str]:
-    """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no method is named."""
+    """Return the verdict of tuning on a bank and its date, or that there is none. is_followed: no
+    method is named.
+    """
     verdict = info.verdicts.of(field, bank.fingerprint)
     if verdict is not None:
         method = describe(verdict.choice) if verdict.choice else "no method"
         at = f"{verdict.tuned_at:%Y-%m-%d %H:%M} UTC"
         return [
-            f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength {verdict.strength:g}"
+            f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, strength "
+            f"{verdict.strength:g}"
         ]
     if not is_followed:
         return []
     others = len(info.verdicts.records)
     elsewhere = f", but on {others} other bank{'s' * (others > 1)}" if others else ""
     return [
-        f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with it to choose one"
+        f"tune has no verdict on this bank{elsewhere}: the default method applies; run tune with "
+        "it to choose one"
     ]
 
 
@@ -351,17 +368,21 @@ def chosen(
     *,
     force: bool,
 ) -> tuple[Estimator, float, int | None, int | None]:
-    """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of tuning for this
-    bank; else Blend() at 1. gates: the caller's, which overrule those of tuning. Raises CorrectionNotRecommended if
-    tuning advises against this bank, unless `force`, and as `checked_gates` does."""
-    tuning, strength = info.verdicts.of(field, bank.fingerprint), 1.0
+    """Return the estimator to fit, its strength and the gates: `estimator` at 1; else the choice of
+    tuning for this bank; else Blend() at 1. gates: the caller's, which overrule those of tuning.
+    Raises CorrectionNotRecommended if tuning advises against this bank, unless `force`, and as
+    `checked_gates` does.
+    """
+    tuning = info.verdicts.of(field, bank.fingerprint)
+    strength = 1.0
     if tuning is not None:
         if tuning.verdict == "leave it alone" and not force:
             raise CorrectionNotRecommended(
                 f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
             )
         if estimator is None and tuning.choice is not None:
-            estimator, strength = from_dict(tuning.choice), tuning.strength
+            estimator = from_dict(tuning.choice)
+            strength = tuning.strength
             gates = (tuning.gate, tuning.gate_targets) if gates == (None, None) else gates
     return estimator or Blend(), strength, *checked_gates(*gates, target_bank)
 
@@ -369,14 +390,17 @@ def chosen(
 def _unfinished(
     store: Store, info: CollectionInfo, target: str, *, restart: bool
 ) -> Migration | None:
-    """Return the unfinished migration that a run would continue. Raises CollectionExists, AlreadyCorrected."""
+    """Return the unfinished migration that a run would continue. Raises CollectionExists,
+    AlreadyCorrected.
+    """
     migration = Ledger(store).of_target(target)
     if restart and migration is not None and not store.exists(target):
         return None  # Its copy is gone, in whatever phase that happened.
     if migration is not None and migration.source == info.name:
         if migration.phase in {"switching", "switched", "rolling back"}:
             raise AlreadyCorrected(
-                f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
+                f"the application was switched from {info.name!r} to {target!r}: roll back, or "
+                "refresh that"
             )
         if migration.state is not None and migration.phase != "finished":
             return migration

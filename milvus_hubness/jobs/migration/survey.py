@@ -52,7 +52,9 @@ def scan_chunk(store: Rows, collection: str, field: str, chunk: Chunk, limit: in
 def chunk_pages(
     store: Rows, collection: str, field: str, chunk: Chunk, size: int
 ) -> Iterator[tuple[Batch, bool]]:
-    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the last."""
+    """Yield the rows of a chunk in pages of `size`, at least one page, and whether a page is the
+    last.
+    """
     is_last = False
     while not is_last:
         page = scan_chunk(store, collection, field, chunk, size)
@@ -63,7 +65,9 @@ def chunk_pages(
 
 @dataclass(frozen=True)
 class Survey:
-    """All chunks of a collection in key order within each partition, and the keys of rows spread over each one."""
+    """All chunks of a collection in key order within each partition, and the keys of rows spread
+    over each one.
+    """
 
     chunks: list[Chunk]
     sample: dict[str | None, list[Key]]
@@ -79,8 +83,8 @@ def survey(
 ) -> Survey:
     """Page through the keys once, with one page in memory at a time.
 
-    A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at most. The sample
-    has at most about SAMPLE_ROWS rows, evenly spread over all keys.
+    A chunk has `rows_per_chunk` rows or a multiple of that, so that there are about MOST_CHUNKS at
+    most. The sample has at most about SAMPLE_ROWS rows, evenly spread over all keys.
     """
     pages_of_chunks = -(-info.rows // (rows_per_chunk * MOST_CHUNKS))
     chunk_rows = rows_per_chunk * max(1, pages_of_chunks)
@@ -110,7 +114,9 @@ def survey(
 
 
 def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[Key, int]]:
-    """Yield the last key and the number of rows of each chunk; only the last chunk may have fewer than `chunk_rows`."""
+    """Yield the last key and the number of rows of each chunk; only the last chunk may have fewer
+    than `chunk_rows`.
+    """
     rows = 0
     for page in pages:
         stop = 0
@@ -127,10 +133,11 @@ def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[K
 
 
 def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]:
-    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total` rows.
+    """Return which of the rows start … start + count - 1 belong to a sample of `sampled` of `total`
+    rows.
 
-    They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows are in it where
-    there are no more than `sampled`.
+    They are counted from `start`. Row ⌊k · total / sampled⌋ is the k-th row of the sample; all rows
+    are in it where there are no more than `sampled`.
     """
     if total <= sampled:
         return list(range(count))
@@ -141,7 +148,9 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 ESTIMATED_ROWS = 512
 DEFAULT_LINKS = 30
-"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four bytes."""
+"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four
+bytes.
+"""
 
 
 @dataclass(frozen=True)
@@ -171,8 +180,10 @@ class Fitting:
 
 
 def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
-    """Return the seconds of copy and verification, if a write and a comparison take as long as a read; and the bytes of
-    memory of the loaded source and target. Also check on a sample that the estimator can be fitted on this bank."""
+    """Return the seconds of copy and verification, if a write and a comparison take as long as a
+    read; and the bytes of memory of the loaded source and target. Also check on a sample that the
+    estimator can be fitted on this bank.
+    """
     chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
     batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
@@ -182,7 +193,8 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     )
     correcting = time.perf_counter() - began - reading
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
-    vector, rows = fitting.vector, fitting.survey.rows
+    vector = fitting.vector
+    rows = fitting.survey.rows
     has_graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
     per_row = others + (
         2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0
@@ -195,9 +207,14 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
-    """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS rows."""
-    info, field, vector = fitting.source, fitting.field, fitting.vector
-    parts, left = [], ROWS
+    """Measure the recall that the collection's own kind of index loses with the augmented form, on
+    up to ROWS rows.
+    """
+    info = fitting.source
+    field = fitting.field
+    vector = fitting.vector
+    parts = []
+    left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if left <= 0:
             break
@@ -220,17 +237,22 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     )
 
 
-MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
+MEASURED_ROWS = 1_000
+MEASURED_QUERIES = 200
+NEAREST = 10
 ALIKE = 1e-6
 """Relative difference below which a raw search in float32 treats two scores as equal."""
-LEAST_IN_ORDER, REMARKED = 0.5, 0.99
+LEAST_IN_ORDER = 0.5
+REMARKED = 0.99
 """Minimum shares of queries that keep their order: under L2, and for a plan without a remark."""
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the augmented form keeps the raw order. in_order: share of queries whose ten nearest rows keep it at
-    strength 0. gap: median difference of neighbouring scores (L2: squared distances). error: median error of scores."""
+    """How well the augmented form keeps the raw order. in_order: share of queries whose ten nearest
+    rows keep it at strength 0. gap: median difference of neighbouring scores (L2: squared
+    distances). error: median error of scores.
+    """
 
     rows: int
     queries: int
@@ -242,9 +264,12 @@ class Resolution:
         """Raise CannotMigrate unless the augmented form distinguishes rows under L2."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
-                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest of a query differ by "
-                f"{self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, because groups of rows "
-                f"are far apart ({self.in_order:.0%} of {self.queries} queries keep their order among {self.rows:,} "
+                f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest "
+                "of a query differ by "
+                f"{self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, "
+                "because groups of rows "
+                f"are far apart ({self.in_order:.0%} of {self.queries} queries keep their order "
+                f"among {self.rows:,} "
                 "rows at strength 0): keep each group in a collection of its own"
             )
 
@@ -255,13 +280,16 @@ class Resolution:
             "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
         )
         return [
-            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
+            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their "
+            f"{NEAREST} "
             f"nearest among {self.rows:,} rows{reason}"
         ]
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d) suffice."""
+    """Measure the resolution in float32, as a server computes, if vectors (n, d) and queries (m, d)
+    suffice.
+    """
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
@@ -293,7 +321,8 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
 
 def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.float64]:
     """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
-    wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
+    wide = rows.astype(np.float64)
+    query_vectors = queries.astype(np.float64)
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
     if layout.metric == "COSINE":
@@ -310,7 +339,9 @@ def _some(rows: Floats, count: int) -> Floats:
 def resolved(
     layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype
 ) -> Resolution | None:
-    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not distinguish them."""
+    """Return the resolution of vectors (n, d). Raises CannotMigrate if scores under L2 do not
+    distinguish them.
+    """
     measured = resolution(layout, vectors, bank.vectors, dtype)
     if measured is not None and layout.metric == "L2":
         measured.require(field)
@@ -318,9 +349,12 @@ def resolved(
 
 
 def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
-    """Measure the resolution on rows spread over the collection and queries of the bank; None if the augmented form is
-    as good as the vectors. Raises CannotMigrate as `resolved` does."""
-    layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
+    """Measure the resolution on rows spread over the collection and queries of the bank; None if
+    the augmented form is as good as the vectors. Raises CannotMigrate as `resolved` does.
+    """
+    layout = fitting.layout
+    dtype = fitting.vector.dtype
+    sample = fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None
     every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
@@ -334,7 +368,8 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
 
 def recall_words(gate: RecallGate) -> str:
     at = f" at {gate.search_parameter} {gate.value}" if gate.search_parameter else ""
-    raw, stored = gate.raw.estimate, gate.stored.estimate
+    raw = gate.raw.estimate
+    stored = gate.stored.estimate
     measured = f"recall@{gate.k}{at} of {gate.rows:,} rows: {raw:.3f} raw, {stored:.3f} corrected"
     if gate.search_parameter is None or gate.needed == gate.value:
         return measured

@@ -1,4 +1,6 @@
-"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes row by row."""
+"""The new biases of a refresh: their fit, their evaluation against the old ones, and their writes
+row by row.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,12 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
-    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases, which are fitted
-    without the held-out queries. overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of
-    the labelled queries, and gains: the 95% intervals of "new" over the others; empty without labels. objection: the
-    reason not to use the new biases; empty if there is none."""
+    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases,
+    which are fitted without the held-out queries. overlap: mean share of the old ten best that are
+    among the new ten best. r1: R@1 of the labelled queries, and gains: the 95% intervals of "new"
+    over the others; empty without labels. objection: the reason not to use the new biases; empty if
+    there is none.
+    """
 
     items: int
     queries: int
@@ -76,9 +80,10 @@ def judge(
     new: RefreshPlan,
     labelled: Labelled | None = None,
 ) -> RefreshEvaluation | None:
-    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new bank, fit both without
-    it, and use it as queries. Labels decide if given, else the skewness decides. Return None if there is too little
-    data: under 50 held-out queries, or under 200 items."""
+    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new
+    bank, fit both without it, and use it as queries. Labels decide if given, else the skewness
+    decides. Return None if there is too little data: under 50 held-out queries, or under 200 items.
+    """
     rng = np.random.default_rng(0)
     queries = new.bank.queries.vectors
     held_out = queries[
@@ -92,10 +97,8 @@ def judge(
     ]
     if len(fits) < 2:
         return None
-    biases, gates = (
-        [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)],
-        [fit[1] for fit in fits],
-    )
+    biases = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)]
+    gates = [fit[1] for fit in fits]
     outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
@@ -104,7 +107,8 @@ def judge(
     shares = [
         len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)
     ]
-    r1, gains = {}, {}
+    r1 = {}
+    gains = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
         hits = outcome.gated(gates).hits
@@ -127,8 +131,9 @@ def judge(
 def _fit_without(
     layout: Layout, sample: Floats, items: Floats, plan: RefreshPlan, held_out: Floats
 ) -> tuple[Floats, npt.NDArray[np.bool_] | None] | None:
-    """Return the biases of the sample and which of its items the gate lets through, None without a gate, both from the
-    other queries; None if these are too few. items: the sample, reduced."""
+    """Return the biases of the sample and which of its items the gate lets through, None without a
+    gate, both from the other queries; None if these are too few. items: the sample, reduced.
+    """
     bank = plan.bank.queries
     excluded = {row.tobytes() for row in held_out}
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
@@ -149,7 +154,9 @@ def _fit_without(
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
-    """Return why the new biases are worse. Without a margin for noise: the biases in use are kept in doubt."""
+    """Return why the new biases are worse. Without a margin for noise: the biases in use are kept
+    in doubt.
+    """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if r1 and r1["new"] < r1[name]:
             return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
@@ -169,7 +176,9 @@ class Sample(NamedTuple):
     biases: Floats
 
     def labelled(self, labels: Labels) -> Labelled | None:
-        """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
+        """Return the labelled queries that have an answer in the sample; None if they are fewer
+        than two.
+        """
         places = {key: i for i, key in enumerate(self.keys)}
         answers = [
             np.array([places[key] for key in keys if key in places], np.int64)
@@ -189,7 +198,8 @@ def sampled(
     progress: Progress,
 ) -> Sample:
     """Return about 20,000 rows, or all if there are fewer, and the rows that labels name."""
-    rng, share = np.random.default_rng(0), MOST_ROWS / max(1, info.rows)
+    rng = np.random.default_rng(0)
+    share = MOST_ROWS / max(1, info.rows)
     backend = BiasBackend(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
     keys: list[Key] = []
@@ -237,12 +247,14 @@ def fit(
     plan: RefreshPlan,
     options: RefreshOptions,
 ) -> Correction:
-    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored potentials if the estimator
-    is unchanged. If the plan names a stored bank, restore its fit."""
+    """Fit the estimator on the bank, and on the gallery if it needs that, from the stored
+    potentials if the estimator is unchanged. If the plan names a stored bank, restore its fit.
+    """
     bank = plan.bank
     if plan.reference is not None:
         return Correction.restore(state.layout, plan.estimator, bank)
-    backend, gallery = BiasBackend(store, info, state), None
+    backend = BiasBackend(store, info, state)
+    gallery = None
     if plan.estimator.needs_gallery:
         parts = key_chunks(store, info, "reading the gallery", options.progress)
         vectors = (backend.read(part, partition).vectors for partition, part in parts)
@@ -260,11 +272,13 @@ def fit(
 
 
 def steady_mean(old: float, biases: Floats) -> float:
-    """Return the old mean bias if it is within one standard deviation of the new mean, which spares rows with an
-    unchanged bias a write; else the new mean."""
+    """Return the old mean bias if it is within one standard deviation of the new mean, which spares
+    rows with an unchanged bias a write; else the new mean.
+    """
     if not len(biases):
         return old
-    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    mean = float(biases.mean(dtype=np.float64))
+    spread = float(biases.std(dtype=np.float64))
     return old if abs(mean - old) <= spread else mean
 
 
@@ -274,7 +288,9 @@ BYTES_PER_NUMBER = 4
 
 
 class _Reached(FrozenModel):
-    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
+    partition.
+    """
 
     bank: BankReference
     slot: Count
@@ -285,8 +301,9 @@ class _Reached(FrozenModel):
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether rows get their epoch.
-    banks: read already."""
+    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether
+    rows get their epoch. banks: read already.
+    """
 
     backend: BiasBackend
     names_epoch: bool
@@ -294,9 +311,13 @@ class Renewal:
     banks: Banks
 
     def fill_pending(self, waiting: int) -> int:
-        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
-        number of rows. waiting: their expected number. Raises Cancelled, LeaseLost."""
-        backend, doing, count = self.backend, "computing missing biases", 0
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without
+        a bias; return the number of rows. waiting: their expected number. Raises Cancelled,
+        LeaseLost.
+        """
+        backend = self.backend
+        doing = "computing missing biases"
+        count = 0
         parts = key_chunks(
             backend.store, backend.info, doing, self.options.progress, backend.pending, waiting
         )
@@ -308,11 +329,16 @@ class Renewal:
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
-        """Write the new biases of this profile; return the numbers of scanned and of written rows, with earlier runs of
-        this refresh. Raises Cancelled, LeaseLost."""
-        reached, info, store = self._reached(incoming), self.backend.info, self.backend.store
+        """Write the new biases of this profile; return the numbers of scanned and of written rows,
+        with earlier runs of this refresh. Raises Cancelled, LeaseLost.
+        """
+        reached = self._reached(incoming)
+        info = self.backend.info
+        store = self.backend.store
         after = dict(reached.after)
-        scanned, changed, since = reached.scanned, reached.written, 0
+        scanned = reached.scanned
+        changed = reached.written
+        since = 0
         parts = key_chunks(
             store, info, "writing biases", self.options.progress,
             lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
@@ -320,7 +346,9 @@ class Renewal:
         )  # fmt: skip
         for partition, part in parts:
             changed += self._renew(part, partition, incoming)
-            scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+            scanned = scanned + len(part)
+            since = since + 1
+            after[partition] = part[-1]
             if since % CHUNKS_PER_RECORD == 0:
                 progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
                 body = reached.model_copy(update=progress).model_dump_json()
@@ -328,10 +356,12 @@ class Renewal:
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
-        """Write the new biases to rows where they differ, and all biases to rows without any; return how many rows the
-        database acknowledged."""
+        """Write the new biases to rows where they differ, and all biases to rows without any;
+        return how many rows the database acknowledged.
+        """
         self._admit(0)
-        backend, corrections = self.backend, self._corrections
+        backend = self.backend
+        corrections = self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
         differ = (
@@ -354,7 +384,9 @@ class Renewal:
 
     @cached_property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """The corrections for rows that are newer than the fits; that of the new biases covers all rows."""
+        """The corrections for rows that are newer than the fits; that of the new biases covers all
+        rows.
+        """
         incoming = self.backend.state.incoming
         fitted = incoming.profile.slot if incoming else None
         as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
@@ -365,8 +397,10 @@ class Renewal:
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        store, state = self.backend.store, self.backend.state
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by
+        # hand.
+        store = self.backend.store
+        state = self.backend.state
         return load_corrections(
             store, state, self.options.engine, self.banks, unchecked=[state.active]
         )
@@ -379,7 +413,8 @@ class Renewal:
     def _admit(self, rows: int) -> None:
         if self.options.stop.is_set():
             raise Cancelled(
-                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on from here"
+                f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on "
+                "from here"
             )
         if rows:
             self.options.throttle.admit(

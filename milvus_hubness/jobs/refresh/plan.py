@@ -1,8 +1,9 @@
-"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank generations.
+"""The options and the plan of a refresh: its bank, its estimator, a rebuild; and spare bank
+generations.
 
-A job notes the bank generations that may become spare; if it is killed, the next refresh of the collection drops them,
-unless a collection state names them. If another job names one at that moment, the store restores its rows, see
-Store.drop_bank_generations.
+A job notes the bank generations that may become spare; if it is killed, the next refresh of the
+collection drops them, unless a collection state names them. If another job names one at that
+moment, the store restores its rows, see Store.drop_bank_generations.
 """
 
 from __future__ import annotations
@@ -83,18 +84,21 @@ class Labels(NamedTuple):
 class RefreshOptions:
     """Options of a refresh.
 
-    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last refresh,
-    else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
-    bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
-    of the stored vectors. refit: refresh all rows though nothing changed, for estimators that learn from the gallery.
-    revert: return to the biases before the last full refresh. force: compute and write all biases again though nothing
-    changed, which repairs damaged ones, and use new biases even if they are worse than the old ones. labels: labelled
-    queries for the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share,
-    rebuild_rows: if at least this share of at least so many rows must be written, and the collection is named by an
-    alias, make a copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
-    difference of scores from which on a bias is written again. client_ttl: seconds until every client has read a new
-    collection state, before the first write. engine: computes the written biases; "server" is for NNN and CSLS; the
-    workers of "ray" also fit. stop: once it is set, Cancelled is raised between two batches.
+    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since
+    the last refresh, else the current one (Blend() for a new profile). field: the corrected field,
+    if there are several. profile: the bias profile to refresh, by default the active one; a new
+    name adds a profile, from the given bank, in spare columns of the stored vectors. refit: refresh
+    all rows though nothing changed, for estimators that learn from the gallery. revert: return to
+    the biases before the last full refresh. force: compute and write all biases again though
+    nothing changed, which repairs damaged ones, and use new biases even if they are worse than the
+    old ones. labels: labelled queries for the evaluation. live: when sampled queries enter the
+    bank, if no other bank is given. rebuild_share, rebuild_rows: if at least this share of at least
+    so many rows must be written, and the collection is named by an alias, make a copy with the new
+    biases, which takes over the alias. plan: only return the plan. tolerance: the difference of
+    scores from which on a bias is written again. client_ttl: seconds until every client has read a
+    new collection state, before the first write. engine: computes the written biases; "server" is
+    for NNN and CSLS; the workers of "ray" also fit. stop: once it is set, Cancelled is raised
+    between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
     """
@@ -112,7 +116,9 @@ class RefreshOptions:
     rebuild_rows: int = REBUILD_ROWS
     plan: bool = False
     restart_ttl: bool = False
-    """Write all rows although the collection has a time to live, which starts again for each of them."""
+    """Write all rows although the collection has a time to live, which starts again for each of
+    them.
+    """
     tolerance: float = DEFAULT_TOLERANCE
     client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)
@@ -146,7 +152,8 @@ class SpareBanks:
     """The spare bank generations of one collection."""
 
     def __init__(self, store: Store, collection: str) -> None:
-        self._store, self._key = store, f"{SPARE_BANKS}/{collection}"
+        self._store = store
+        self._key = f"{SPARE_BANKS}/{collection}"
 
     def note(self, banks: Iterable[BankReference]) -> None:
         """Add these generations to the note."""
@@ -164,8 +171,9 @@ class SpareBanks:
         return list(read_ledger(_NOTED.validate_json, record)) if record else []
 
     def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
-        """Save a bank, and return the reference to it, or to the current generation if they are equal. Until a
-        collection state names it, it is spare."""
+        """Save a bank, and return the reference to it, or to the current generation if they are
+        equal. Until a collection state names it, it is spare.
+        """
         reference = reference_to(current.collection, bank)
         is_current = reference.generation == current.generation
         if not is_current:
@@ -174,8 +182,9 @@ class SpareBanks:
         return current if is_current else reference
 
     def drop(self, noted: Sequence[BankReference], state: CollectionState | None = None) -> None:
-        """Drop the noted generations that no collection state names, and the note. noted: the whole note. state: that
-        of this collection, which names some."""
+        """Drop the noted generations that no collection state names, and the note. noted: the whole
+        note. state: that of this collection, which names some.
+        """
         if not noted:
             return
         named = {bank.rows for bank in state.banks} if state else set()
@@ -190,9 +199,10 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if they are not. gates: of
-    the searches, `gate` and `gate_targets`. mean_bias, reference: set if already decided. carries_on, rebuilding: an
-    unfinished refresh, and its rebuild."""
+    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if
+    they are not. gates: of the searches, `gate` and `gate_targets`. mean_bias, reference: set if
+    already decided. carries_on, rebuilding: an unfinished refresh, and its rebuild.
+    """
 
     estimator: Estimator
     bank: StoredBank
@@ -214,23 +224,25 @@ def plan_refresh(
     options: RefreshOptions,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
-    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as the active one.
-    is_new: whether the collection lacks this profile so far. load_bank: reads the profile's bank. rebuilding: an
-    unfinished rebuild of this collection. Raises InvalidInput if biases are reverted that were never refreshed."""
+    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as
+    the active one. is_new: whether the collection lacks this profile so far. load_bank: reads the
+    profile's bank. rebuilding: an unfinished rebuild of this collection. Raises InvalidInput if
+    biases are reverted that were never refreshed.
+    """
     if options.revert:
         former = state.profile.former
         if former is None:
             raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
         return RefreshPlan(
             from_dict(former.estimator), store.load_bank(former.bank), former.strength,
-            "the last refresh is taken back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
+            "the last refresh is taken "
+            "back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
         )  # fmt: skip
-    bank, target_bank, estimator = (
-        optional_bank(options.bank),
-        optional_bank(options.target_bank),
-        options.estimator,
-    )
-    profile, incoming = state.profile, state.incoming
+    bank = optional_bank(options.bank)
+    target_bank = optional_bank(options.target_bank)
+    estimator = options.estimator
+    profile = state.profile
+    incoming = state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
         begun = rebuilding.state.profiles.get(state.active, begun)
@@ -249,12 +261,14 @@ def plan_refresh(
             )  # fmt: skip
     stored = load_bank()
     new_bank = _with(stored, bank, target_bank)
-    strength, gates = profile.strength, (profile.gate, profile.gate_targets)
+    strength = profile.strength
+    gates = (profile.gate, profile.gate_targets)
     if is_new:
         estimator = estimator or from_dict(profile.estimator)
         return RefreshPlan(estimator, new_bank, strength, "the profile is new")
     if estimator is None and (tuned := _newly_tuned(info, state, new_bank)):
-        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+        estimator = from_dict(tuned.choice or {})
+        strength = tuned.strength
         if tuned.labelled:
             gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
     if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
@@ -266,7 +280,8 @@ def plan_refresh(
     if needs_other_columns(store, info, state):
         changes.append("the quantization of the vectors changed")
     if options.force and not changes:
-        # The only way to repair biases that something else has damaged: nobody can see that they are wrong.
+        # The only way to repair biases that something else has damaged: nobody can see that they
+        # are wrong.
         changes.append("it was forced")
     return RefreshPlan(
         estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates
@@ -289,9 +304,11 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 def with_profile(
     state: CollectionState, name: str, options: RefreshOptions
 ) -> tuple[CollectionState, bool]:
-    """Return the state with this profile as the active one, and whether the profile is new. A new profile gets two
-    spare columns of the stored vectors, without biases yet: those of locality hints first, and last that of the graph
-    hint. Raises InvalidParameter, InvalidInput, NoSpareColumns."""
+    """Return the state with this profile as the active one, and whether the profile is new. A new
+    profile gets two spare columns of the stored vectors, without biases yet: those of locality
+    hints first, and last that of the graph hint. Raises InvalidParameter, InvalidInput,
+    NoSpareColumns.
+    """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -328,7 +345,9 @@ def with_profile(
 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
+    """Return the state with this number of slots, and with the graph hint and locality hint columns
+    that still fit.
+    """
     layout = state.layout
     bare = replace(
         layout, slots=slots, anchor=0.0, pull=0.0, length_pull=0.0, locality_hints="", reach=0.0
@@ -354,11 +373,14 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
 def _newly_tuned(
     info: CollectionInfo, state: CollectionState, bank: StoredBank
 ) -> TuningRecord | None:
-    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there is none.
+    """Return the choice of tuning for this bank, which the biases do not follow yet; None if there
+    is none.
 
-    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it was made.
+    A verdict on the bank in use counts from the last refresh on; one on another bank, whenever it
+    was made.
     """
-    verdict, profile = info.verdicts.of(state.field, bank.queries.fingerprint), state.profile
+    verdict = info.verdicts.of(state.field, bank.queries.fingerprint)
+    profile = state.profile
     if verdict is None or verdict.choice is None:
         return None
     is_in_use = profile.bank.fingerprint == bank.fingerprint
@@ -366,8 +388,9 @@ def _newly_tuned(
 
 
 def needs_other_columns(store: Store, info: CollectionInfo, state: CollectionState) -> bool:
-    """Whether the field's quantiser, which its owner can change at any time, needs biases in more columns than stored
-    vectors have. Biases in more columns than necessary are as good."""
+    """Whether the field's quantiser, which its owner can change at any time, needs biases in more
+    columns than stored vectors have. Biases in more columns than necessary are as good.
+    """
     # A state can name a field that its owner has dropped meanwhile; other checks say so.
     if state.codec.needs_candidates or state.searched_field not in info.vector_fields:
         return False
@@ -381,9 +404,10 @@ def choose_rebuild(
     share: float,
     options: RefreshOptions,
 ) -> tuple[bool, str]:
-    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows that need a write. If
-    most rows do, a copy that takes over the alias costs no more, and spares the live collection upserts, which starve
-    its compaction."""
+    """Return whether to rebuild, and why. requested: the caller's name or alias. share: of rows
+    that need a write. If most rows do, a copy that takes over the alias costs no more, and spares
+    the live collection upserts, which starve its compaction.
+    """
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < options.rebuild_share:
         return False, f"{moved}: they are upserted"
@@ -437,8 +461,9 @@ def begin(
 def _copy_layout(
     store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
 ) -> Layout:
-    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants that depend on the
-    bank and, in `some` chunks, on the vectors."""
+    """Return the layout of the copy: the spread that the field's quantiser needs now, and constants
+    that depend on the bank and, in `some` chunks, on the vectors.
+    """
     layout = state.layout
     field = state.field
     spread = store.bias_spread(info, field)
@@ -473,8 +498,9 @@ def _copy_layout(
 
 
 def rebuildings(store: Store, collection: str) -> list[Migration]:
-    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the entry of a
-    migration from or to this collection cannot be read."""
+    """Return all rebuilds in the ledger that can be read, finished or not. Raises StateError if the
+    entry of a migration from or to this collection cannot be read.
+    """
     return [
         migration
         for migration in Ledger(store).migrations(collection)
@@ -494,7 +520,9 @@ def unfinished(rebuilds: Sequence[Migration], info: CollectionInfo) -> Migration
 
 
 def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is unfinished."""
+    """Return the rebuild that made this copy, if only its cutover, after the move of the alias, is
+    unfinished.
+    """
     made = (
         rebuild for rebuild in rebuilds if rebuild.target == copy.name and is_copy(copy, rebuild)
     )
@@ -503,6 +531,8 @@ def half_switched(rebuilds: Sequence[Migration], copy: CollectionInfo) -> Migrat
 
 
 def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
-    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
+    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations
+    do.
+    """
     with opened(lease.store, migration, options, lease) as migrator:
         return migrator.run(alias=migration.arguments["alias"])

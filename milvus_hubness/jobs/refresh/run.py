@@ -70,13 +70,15 @@ Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 class RefreshResult:
     """The result of a refresh.
 
-    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
-    "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
-    changed, or if they would restart the time to live of all rows and only rows without a bias were written. reason:
-    why. rows: of the collection. pending: rows without a bias before. scanned, written: rows that were
-    read and written. bias_age_seconds: time since the biases were last up to date. judged: the evaluation of the new
-    biases; None without any, or with too little data. drift, online_banks: None and empty if they were not measured.
-    planned: whether this is only a plan. write_intents: rows that a killed job had left in the write-intent log.
+    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full"
+    for all rows, "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new
+    biases were judged worse and nothing changed, or if they would restart the time to live of all
+    rows and only rows without a bias were written. reason: why. rows: of the collection. pending:
+    rows without a bias before. scanned, written: rows that were read and written. bias_age_seconds:
+    time since the biases were last up to date. judged: the evaluation of the new biases; None
+    without any, or with too little data. drift, online_banks: None and empty if they were not
+    measured. planned: whether this is only a plan. write_intents: rows that a killed job had left
+    in the write-intent log.
     """
 
     collection: str
@@ -95,7 +97,8 @@ class RefreshResult:
     planned: bool = False
     write_intents: int = 0
     former_copy: str | None = None
-    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
+    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped.
+    """
 
     @property
     def skipped(self) -> int:
@@ -104,7 +107,9 @@ class RefreshResult:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an evaluation."""
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without
+        an evaluation.
+        """
         return self.judged.skewness if self.judged else {}
 
     @property
@@ -120,20 +125,24 @@ class RefreshResult:
 def refresh(
     store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
-    """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
+    """Compute missing or outdated biases under one lease, and write only the rows whose bias
+    changes.
 
-    A full refresh evaluates the new biases against the old ones and against none, on held-out queries and on labelled
-    ones if given. If the new biases are worse, it changes nothing, unless `force`. Else it writes the standby slot of
-    every row whose bias there differs by more than the tolerance, and then exchanges the slots, so that no search mixes
-    old and new biases. If it is killed or stopped before that, the next refresh continues it.
+    A full refresh evaluates the new biases against the old ones and against none, on held-out
+    queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless
+    `force`. Else it writes the standby slot of every row whose bias there differs by more than the
+    tolerance, and then exchanges the slots, so that no search mixes old and new biases. If it is
+    killed or stopped before that, the next refresh continues it.
 
-    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected, UnfinishedMigration,
-    LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput
-    if a target bank, the bank of a new profile, or the biases to return to are missing.
+    changes: fields of `RefreshOptions`, in place of those of `options`. Raises NotCorrected,
+    UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch, BankTooSmall,
+    InvalidParameter, NoSpareColumns, and InvalidInput if a target bank, the bank of a new profile,
+    or the biases to return to are missing.
     """
     expect_store(store)
     options = replace(options, **changes) if options else RefreshOptions(**changes)
-    began, field = time.perf_counter(), options.field
+    began = time.perf_counter()
+    field = options.field
     with ExitStack() as stack:
         if options.plan:
             info = store.info(collection, counted=False)
@@ -144,7 +153,8 @@ def refresh(
             lease, info = stack.enter_context(validated)
         stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
-        moved, samples = None, None
+        moved = None
+        samples = None
         if options.live != "never" and options.bank is None:
             if options.live == "on drift":
                 moved = drift(store, info.name, field=field, profile=options.profile)
@@ -182,10 +192,12 @@ def _refreshed(
         pending = executor.submit(BiasBackend(store, info, state).count_pending)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
-        left, half = unfinished(rebuilds, info), half_switched(rebuilds, info)
+        left = unfinished(rebuilds, info)
+        half = half_switched(rebuilds, info)
         if half and not options.plan:
             carry_out(half, MigrationOptions(), lease)
-        waiting, noted = pending.result(), noting.result()
+        waiting = pending.result()
+        noted = noting.result()
         plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
     job = Refreshing(
         store=store,
@@ -219,9 +231,10 @@ def _refreshed(
 
 @dataclass(frozen=True)
 class Refreshing:
-    """Carries out a refresh plan. requested: the name or alias that the caller used. state: with the profile to refresh
-    as the active one. active: the profile that searches use. is_new: whether the profile to refresh is new. waiting:
-    the number of rows without a bias."""
+    """Carries out a refresh plan. requested: the name or alias that the caller used. state: with
+    the profile to refresh as the active one. active: the profile that searches use. is_new: whether
+    the profile to refresh is new. waiting: the number of rows without a bias.
+    """
 
     store: Store
     lease: Lease
@@ -233,7 +246,8 @@ class Refreshing:
     options: RefreshOptions
     waiting: int
 
-    # -- rows without a bias ----------------------------------------------------------------------------
+    # -- rows without a bias
+    # ----------------------------------------------------------------------------
 
     def pending(self, plan: RefreshPlan) -> RefreshResult:
         count = self.waiting
@@ -267,11 +281,14 @@ class Refreshing:
                 step.result()
         return count
 
-    # -- rows that expire ---------------------------------------------------------------------------------
+    # -- rows that expire
+    # ---------------------------------------------------------------------------------
 
     @property
     def restarts_ttl(self) -> bool:
-        """Whether new biases would restart the time to live of unchanged rows, and this is not allowed."""
+        """Whether new biases would restart the time to live of unchanged rows, and this is not
+        allowed.
+        """
         expires = self.info.time_to_live and self.state.codec.writes_rows
         return bool(expires) and not self.options.restart_ttl
 
@@ -280,23 +297,29 @@ class Refreshing:
     ) -> RefreshResult:
         """Fill rows without a bias, which are new, and leave the others as they are."""
         reason = (
-            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s after their last "
-            "write, and a refresh writes unchanged rows again, so that they expire later: allow that with "
-            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where side)"
+            f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s "
+            "after their last "
+            "write, and a refresh writes unchanged rows again, so that they expire later: allow "
+            "that with "
+            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where "
+            "side)"
         )
         return self.with_former_biases(plan, load_bank, reason)
 
     def with_former_biases(
         self, plan: RefreshPlan, load_bank: Callable[[], StoredBank], reason: str
     ) -> RefreshResult:
-        """Refuse the new biases for this reason, but fill rows that have none yet with the present ones."""
+        """Refuse the new biases for this reason, but fill rows that have none yet with the present
+        ones.
+        """
         # A new profile has no biases yet that a row could get.
         count = 0 if self.is_new else self.waiting
         if not (self.is_new or self.options.plan):
             count = self._fill(replace(plan, bank=load_bank()))
         return self._result("refused", reason, scanned=count, written=count)
 
-    # -- a quantiser that needs other columns -------------------------------------------------------------
+    # -- a quantiser that needs other columns
+    # -------------------------------------------------------------
 
     @cached_property
     def needs_other_columns(self) -> bool:
@@ -304,8 +327,9 @@ class Refreshing:
         return not self.is_new and needs_other_columns(self.store, self.info, self.state)
 
     def _other_columns(self, vectors: Floats, biases: Floats, strength: float) -> str:
-        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors (n, d); empty if the
-        present ones suit."""
+        """Return which columns the field's quantiser needs for these biases (n,) of valid vectors
+        (n, d); empty if the present ones suit.
+        """
         if self.is_new or self.state.codec.needs_candidates:
             return ""
         if self.needs_other_columns:
@@ -315,7 +339,9 @@ class Refreshing:
         return ""
 
     def column_obstacle(self, plan: RefreshPlan) -> str:
-        """Return why biases cannot be written as the field's quantiser needs them; empty if they can, or must be."""
+        """Return why biases cannot be written as the field's quantiser needs them; empty if they
+        can, or must be.
+        """
         if plan.carries_on or self.options.force or not self.needs_other_columns:
             return ""
         obstacle = rebuild_obstacle(self.info, self.requested, self.state)
@@ -326,13 +352,17 @@ class Refreshing:
         if self.state.codec.leaves_vectors:
             remedy = "disable the correction and enable it again"
         return (
-            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in {spread} columns, "
-            f"where its vectors have {self.state.layout.spread}, and no copy with more can take over: {obstacle}. "
-            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), of which it loses "
+            f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in "
+            f"{spread} columns, "
+            f"where its vectors have {self.state.layout.spread}, and no copy with more can take "
+            f"over: {obstacle}. "
+            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), "
+            "of which it loses "
             "a part"
         )
 
-    # -- all rows -----------------------------------------------------------------------------------------
+    # -- all rows
+    # -----------------------------------------------------------------------------------------
 
     def full(self, plan: RefreshPlan) -> RefreshResult:
         if plan.carries_on:
@@ -346,10 +376,12 @@ class Refreshing:
         if judged and judged.objection and not (options.force or options.revert):
             return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
         correction = fit(self.store, self.info, self.state, plan, options)
-        biases, mean_bias = correction.centred(sample.vectors), plan.mean_bias
+        biases = correction.centred(sample.vectors)
+        mean_bias = plan.mean_bias
         if plan.reference is None:
             mean_bias = steady_mean(self.state.profile.mean_bias, biases)
-        rebuilds, why = False, ""
+        rebuilds = False
+        why = ""
         if not self.is_new:
             standby = sample.biases[:, self.state.profile.standby]
             changed = np.abs(biases - np.float32(mean_bias) - standby) > options.tolerance
@@ -423,7 +455,8 @@ class Refreshing:
 
     def _fresh(self, plan: RefreshPlan, correction: Correction, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
-        old, reference = self.state.profile, plan.reference
+        old = self.state.profile
+        reference = plan.reference
         if reference is None:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
@@ -447,7 +480,9 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """Have clients write old and new biases with every row from now on; return the job with the new state."""
+        """Have clients write old and new biases with every row from now on; return the job with the
+        new state.
+        """
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
@@ -483,7 +518,9 @@ class Refreshing:
         )
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
-        """Wait until all clients have read the new state, then write and return a state without the former biases."""
+        """Wait until all clients have read the new state, then write and return a state without the
+        former biases.
+        """
         if state.outgoing is None:
             return state
         awaited = f"all clients to read the new state of {self.info.name!r}"
@@ -503,7 +540,8 @@ class Refreshing:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        queries, side = plan.bank.queries, state.codec.side_collection
+        queries = plan.bank.queries
+        side = state.codec.side_collection
         most = self.store.most_candidates(self.info)
         measured, _ = measure(
             gallery,
@@ -516,12 +554,16 @@ class Refreshing:
         )
         return state.model_copy(update={"reranking": measured})
 
-    # -- helpers ------------------------------------------------------------------------------------------
+    # -- helpers
+    # ------------------------------------------------------------------------------------------
 
     @contextmanager
     def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:
-        """Have clients note their writes within the block, and yield the writer of the biases. banks: read already."""
-        ttl, stop = self.options.client_ttl, self.options.stop
+        """Have clients note their writes within the block, and yield the writer of the biases.
+        banks: read already.
+        """
+        ttl = self.options.client_ttl
+        stop = self.options.stop
         with (
             rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer,
             self.lease.explained(),
@@ -534,7 +576,9 @@ class Refreshing:
         self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
-        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use one."""
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot
+        use one.
+        """
         profiles = dict(state.profiles)
         if self.is_new and state.incoming is not None:
             profiles.pop(state.incoming.name, None)

@@ -19,11 +19,12 @@ from milvus_hubness.jobs.store.records import CollectionInfo
 class Status:
     """The status of a collection, and of the active one of a field's bias profiles.
 
-    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
-    "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
-    candidates, missed: see state.CandidateReranking. fields: all corrected fields. age_seconds: since the last refresh.
-    write_intents: number of rows in the write-intent log. open_batches: number of batch records of a job that is
-    running or was killed. If nothing is corrected, only the first four fields and these last ones are set.
+    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without
+    a bias. where: "vectors" (in the second field `second_vector`, if there is one), "fields", or
+    "side", in the collection `side`. candidates, missed: see state.CandidateReranking. fields: all
+    corrected fields. age_seconds: since the last refresh. write_intents: number of rows in the
+    write-intent log. open_batches: number of batch records of a job that is running or was killed.
+    If nothing is corrected, only the first four fields and these last ones are set.
     """
 
     collection: str
@@ -45,7 +46,9 @@ class Status:
     bias_scale: float | None = None
     """The factor by which a bias is multiplied before it is stored in them."""
     needs_other_columns: bool = False
-    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy that has them."""
+    """Whether the field's quantizer needs more such columns: a refresh by the alias makes a copy
+    that has them.
+    """
     second_vector: str | None = None
     side: str | None = None
     candidates: int | None = None
@@ -59,8 +62,9 @@ class Status:
     write_intents: int = 0
     open_batches: int = 0
     verdicts: tuple[dict[str, Any], ...] = ()
-    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint, tuned_at, and
-    in_use, whether the biases are of that bank."""
+    """The verdicts of `tune`, the latest first: field, verdict, choice, strength, bank_fingerprint,
+    tuned_at, and in_use, whether the biases are of that bank.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain data, for people and for --json."""
@@ -68,14 +72,16 @@ class Status:
 
 
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
-    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
-    for an unknown field, and StateError if the state cannot be read."""
+    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound,
+    InvalidInput for an unknown field, and StateError if the state cannot be read.
+    """
     expect_store(store)
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
     left: dict[str, Any] = {}
     if info.intent_log is not None:
-        count, batches = store.count_notes(info.intent_log), open_batches(store, info.name)
+        count = store.count_notes(info.intent_log)
+        batches = open_batches(store, info.name)
         left = {"write_intents": count, "open_batches": len(batches)}
     left["verdicts"] = _verdicts(info)
     if state is None:
@@ -83,7 +89,8 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
             info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left
         )
     profile = state.profile
-    codec, backend = state.codec, BiasBackend(store, info, state)
+    codec = state.codec
+    backend = BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,
@@ -133,8 +140,10 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
 
 
 def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
-    """Repair the rows that a killed job may have set back to an earlier content, as the next refresh would; return
-    their number. client_ttl: the longest state_ttl of a writing client. Raises LeaseHeld, CollectionNotFound."""
+    """Repair the rows that a killed job may have set back to an earlier content, as the next
+    refresh would; return their number. client_ttl: the longest state_ttl of a writing client.
+    Raises LeaseHeld, CollectionNotFound.
+    """
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
         return repair_rows(lease, info.name, client_ttl=ttl)

@@ -1,7 +1,7 @@
 """The removal of all that the correction of a collection has left and nothing uses any more.
 
-A rebuilding refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases in
-rows without a schema; banks, records of the ledger and properties stay after each of these. The
+A rebuilding refresh leaves the former copy, a rollback leaves the copy, and `disable` leaves biases
+in rows without a schema; banks, records of the ledger and properties stay after each of these. The
 collection itself, what an application reads, the source of a migration, and what an unfinished job
 goes on with are never removed.
 """
@@ -48,7 +48,8 @@ class Leftovers:
     """The real name of the collection; it stays."""
 
     copies: tuple[str, ...] = ()
-    """Copies that nobody reads: former copies of rebuilding refreshes, and copies after a rollback."""
+    """Copies that nobody reads: former copies of rebuilding refreshes, and copies after a rollback.
+    """
 
     keys: dict[str, int] = field(default_factory=dict)
     """The number of rows with each key in which a correction without a copy kept its biases."""
@@ -77,18 +78,20 @@ class Leftovers:
 
 
 def leftovers(store: Store, collection: str) -> Leftovers:
-    """Return what `sweep` would remove. Read only. collection: a collection, also a former one, or an alias.
+    """Return what `sweep` would remove. Read only. collection: a collection, also a former one, or
+    an alias.
 
-    Raises CollectionNotFound if there is neither such a collection nor a record of one, and StateError if
-    a state or a record cannot be read.
+    Raises CollectionNotFound if there is neither such a collection nor a record of one, and
+    StateError if a state or a record cannot be read.
     """
     expect_store(store)
     return _Search(store, collection).leftovers()
 
 
 def sweep(store: Store, collection: str) -> Leftovers:
-    """Remove for good what `leftovers` returns, and return what was removed; after an interruption, call it
-    again. Raises LeaseHeld, LeaseLost, and as `leftovers` does."""
+    """Remove for good what `leftovers` returns, and return what was removed; after an interruption,
+    call it again. Raises LeaseHeld, LeaseLost, and as `leftovers` does.
+    """
     expect_store(store)
     planned = leftovers(store, collection)
     if not planned:
@@ -153,7 +156,8 @@ class _Search:
 
     def _is_left(self, migration: Migration) -> bool:
         """Whether nobody needs the copy of a migration any more. Notes why one stays."""
-        store, target = self._store, migration.target
+        store = self._store
+        target = migration.target
         if not store.exists(target):
             return False
         info = store.info(target, counted=False, checked=False)
@@ -190,8 +194,9 @@ class _Search:
         )
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
-        """Return the properties of the collection that serve nobody anything any more. ending: the copies
-        whose migrations end now."""
+        """Return the properties of the collection that serve nobody anything any more. ending: the
+        copies whose migrations end now.
+        """
         going_on = [m for m in self._migrations if m.target not in ending and m.phase != "finished"]
         if info.states or any(info.name in {m.source_now, m.target} for m in going_on):
             return ()
@@ -215,8 +220,11 @@ class _Search:
         return {bank for bank in banks if self._store.properties_of(bank).get(BANK_PROPERTY)}
 
     def unused(self, banks: set[str], ending: Collection[str]) -> set[str]:
-        """Return those of these banks that nothing uses once the migrations to the copies `ending` are over."""
-        store, unused = self._store, set(banks)
+        """Return those of these banks that nothing uses once the migrations to the copies `ending`
+        are over.
+        """
+        store = self._store
+        unused = set(banks)
         for name in store.collection_names() if banks else ():
             if name not in ending and store.exists(name):
                 states = store.info(name, counted=False, checked=False).states.values()
@@ -237,7 +245,8 @@ def _keeps_keys(states: Iterable[CollectionState]) -> bool:
 def _remove_copy(lease: Lease, copy: str) -> None:
     """Drop a copy. If a refresh has rebuilt it, the new copy takes its place in the ledger."""
     ledger = Ledger(lease.store)
-    migration, rebuild = ledger.of_target(copy), replaced_by(ledger, copy, copy)
+    migration = ledger.of_target(copy)
+    rebuild = replaced_by(ledger, copy, copy)
     if migration is not None and rebuild is None:
         drop_copy(lease, ledger, migration)
     elif rebuild is not None:
@@ -248,7 +257,8 @@ def _remove_copy(lease: Lease, copy: str) -> None:
 
 def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
     """Remove keys of rows and properties of the collection, which stays."""
-    store, name = lease.store, removed.collection
+    store = lease.store
+    name = removed.collection
     if not store.exists(name) or name in removed.copies:
         return
     info = store.info(name, counted=False, checked=False)
@@ -264,7 +274,8 @@ def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
 def _forget(store: Store, name: str) -> None:
     """Remove the ledger's records of a collection that is gone."""
     ledger = Ledger(store)
-    migration, rebuild = ledger.of_target(name), replaced_by(ledger, name, name)
+    migration = ledger.of_target(name)
+    rebuild = replaced_by(ledger, name, name)
     if rebuild is not None and migration is not None:
         without_source(ledger, rebuild)
     elif migration is not None:

@@ -1,8 +1,9 @@
 """Bank collections: generations of stored banks, named by the digests of their content.
 
-A generation never changes: another bank, or the same bank with other potentials, has another name and other row ids.
-Two writers of one generation write the same rows under the same ids, so writes may come twice, overlap or arrive late.
-The rows are written first and named in a collection state afterwards.
+A generation never changes: another bank, or the same bank with other potentials, has another name
+and other row ids. Two writers of one generation write the same rows under the same ids, so writes
+may come twice, overlap or arrive late. The rows are written first and named in a collection state
+afterwards.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ Made = Literal["collection", "generation", "nothing"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the other fields."""
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the
+    other fields.
+    """
 
     keys: list[Key]
     vectors: Floats
@@ -61,14 +64,17 @@ class Batch:
 
 
 BANK_PROPERTY = "hubness_bank"
-QUERIES, TARGETS = "queries", "targets"
+QUERIES = "queries"
+TARGETS = "targets"
 LONGEST_SOURCE = 512
 ROWS_PER_WRITE = 2_000
 MOST_WRITES = 3
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return a digest of queries, potentials and targets, and of origins if an online bank took in some queries."""
+    """Return a digest of queries, potentials and targets, and of origins if an online bank took in
+    some queries.
+    """
     parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
         parts.append(bank.targets.vectors)
@@ -102,11 +108,15 @@ def holds(reference: BankReference, bank: StoredBank) -> bool:
 
 
 def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
-    """Return the bank read from the rows that the reference names. Raises StateError if it is another bank."""
+    """Return the bank read from the rows that the reference names. Raises StateError if it is
+    another bank.
+    """
     if not holds(reference, bank):
         raise StateError(
-            f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
-            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank FILE to "
+            f"bank {reference.collection!r} holds other rows than the collection state names "
+            "(fingerprint "
+            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh "
+            "with --bank FILE to "
             "replace them, or run refresh to use them as they are"
         )
     return bank
@@ -119,8 +129,9 @@ def parts_of(reference: BankReference) -> list[str]:
 def fitted_bank(
     reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]
 ) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without queries, and
-    StateError for rows that are none of a bank."""
+    """Return the bank in the rows of `parts_of(reference)`, in any order. Raises EmptyBank without
+    queries, and StateError for rows that are none of a bank.
+    """
     try:
         return _bank_of_rows(reference, database, vectors, rows)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -128,7 +139,8 @@ def fitted_bank(
             raise
         raise StateError(
             f"bank {reference.collection!r} has rows that no version of milvus-hubness writes "
-            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace them"
+            f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace "
+            "them"
         ) from None
 
 
@@ -139,10 +151,12 @@ def _bank_of_rows(
     of_part = {
         part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)
     }
-    queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
+    queries = [rows[i] for i in of_part[QUERIES]]
+    targets = of_part[TARGETS]
     if not queries:
         raise EmptyBank(
-            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: run refresh "
+            f"bank {reference.collection!r} has no queries of generation "
+            f"{reference.generation[:12]}…: run refresh "
             "with --bank FILE"
         )
     potentials = [row.get("potentials", []) for row in queries]
@@ -163,7 +177,9 @@ def _bank_of_rows(
 
 
 def _finite_matrix(potentials: Sequence[Any]) -> Floats:
-    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite numbers."""
+    """Return the potentials as float32 (n, p). Raises ValueError unless they are rows of finite
+    numbers.
+    """
     with np.errstate(over="ignore"):
         matrix = np.asarray(potentials, np.float32)
     if matrix.ndim != 2 or not np.isfinite(matrix).all():
@@ -178,11 +194,13 @@ def _keys_in(value: Any) -> list[Key]:
 
 
 class BankGenerations(ABC):
-    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field: the vector field.
+    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field:
+    the vector field.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list of
-    nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if the estimator
-    needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`.
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
+    of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
+    have `sample` and, if the estimator needs them, `potentials`. Rows of nearest items have a zero
+    vector and the keys in `nearest`.
     """
 
     database: str
@@ -236,7 +254,8 @@ class BankGenerations(ABC):
             ):
                 if writes == MOST_WRITES:
                     raise StateError(
-                        f"bank {collection!r} loses rows while they are written: another process changes them; "
+                        f"bank {collection!r} loses rows while they are written: another process "
+                        "changes them; "
                         "run this command again"
                     )
                 writes += 1
@@ -257,7 +276,8 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        first, second = f"nearest_{collection}_0", f"nearest_{collection}_1"
+        first = f"nearest_{collection}_0"
+        second = f"nearest_{collection}_1"
         part = second if reference.nearest == first else first
         dim, _ = self._describe_bank(reference.collection)
         self._delete_bank_rows(reference, part)
@@ -280,8 +300,8 @@ class BankGenerations(ABC):
         before = [self._read_bank_rows(bank) for bank in spare]
         for bank in spare:
             self._delete_bank_rows(bank)
-        # A job may have named a generation in a collection state between the check and the deletion. A job that does so
-        # later finds that the rows are gone.
+        # A job may have named a generation in a collection state between the check and the
+        # deletion. A job that does so later finds that the rows are gone.
         unused, undecided_now = self._unused(spare)
         for bank, rows in zip(spare, before, strict=True):
             if bank not in unused:
@@ -305,11 +325,14 @@ class BankGenerations(ABC):
         return created
 
     def _expect_bank(self, collection: str, dim: int | None = None) -> None:
-        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors have another width."""
+        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors
+        have another width.
+        """
         width, is_bank = self._describe_bank(collection)
         if not is_bank:
             raise CollectionExists(
-                f"collection {collection!r} exists and is not a query bank: choose another name with --bank-name"
+                f"collection {collection!r} exists and is not a query bank: choose another name "
+                "with --bank-name"
             )
         if dim is not None and width != dim:
             raise DimensionMismatch(
@@ -327,8 +350,9 @@ class BankGenerations(ABC):
     def _unused(
         self, references: list[BankReference]
     ) -> tuple[list[BankReference], list[BankReference]]:
-        """Return the references to generations that no collection state names, and those that a state which cannot be
-        read may name. The search describes each collection."""
+        """Return the references to generations that no collection state names, and those that a
+        state which cannot be read may name. The search describes each collection.
+        """
         if not references:
             return [], []
         used: set[tuple[str, str]] = set()

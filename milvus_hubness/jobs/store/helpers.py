@@ -1,4 +1,6 @@
-"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the rules."""
+"""The checks and the lists of helper collections, on any store. See `stores.ownership` for the
+rules.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,11 @@ def list_helpers(
     former: CollectionId,
     owner: CollectionId,
 ) -> None:
-    """List these helpers, and the banks of these states, for a collection that gets or got another name.
+    """List these helpers, and the banks of these states, for a collection that gets or got another
+    name.
 
-    former: the collection under the name from which the names of its helpers are derived. owner: under the new name.
+    former: the collection under the name from which the names of its helpers are derived. owner:
+    under the new name.
     """
     banks = own_banks(store, states, former)
     store.list_helpers(owner, [*(helper.collection for helper in helpers), *banks])
@@ -91,7 +95,9 @@ def prepare_rename(store: Store, collection: str, name: str) -> None:
 
 
 def complete_rename(store: Store, former: str, name: str) -> None:
-    """Have the helpers of a renamed collection point back to its new name; the second time, nothing changes."""
+    """Have the helpers of a renamed collection point back to its new name; the second time, nothing
+    changes.
+    """
     if not store.exists(name):
         return  # Somebody has dropped it meanwhile.
     info = store.info(name, counted=False, checked=False)
@@ -109,8 +115,8 @@ def own_banks(
 ) -> list[str]:
     """Return the bank collections of these states into which jobs on `owner` may write.
 
-    Collections may share a bank, so a bank points back to nobody: its name is derived from that of its owner, or the
-    ledger lists it.
+    Collections may share a bank, so a bank points back to nobody: its name is derived from that of
+    its owner, or the ledger lists it.
     """
     banks = {bank.collection for state in states for bank in state.banks}
     derived = re.compile(re.escape(bank_name(owner.name)) + "(_.+)?")
@@ -125,8 +131,10 @@ def expect_own_banks(store: HelperReads, state: CollectionState, owner: Collecti
     if strangers:
         bank = min(strangers)
         raise StateError(
-            f"the collection property {state.property_name!r} of {owner.name!r} names the bank {bank!r}, which is not "
-            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and drop it"
+            f"the collection property {state.property_name!r} of {owner.name!r} names the bank "
+            f"{bank!r}, which is not "
+            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and "
+            "drop it"
             f"{store.commands.after_rename(owner.name)}"
         )
 

@@ -1,4 +1,6 @@
-"""The values that stores take and return: collections and the properties that jobs leave on them, samples, records."""
+"""The values that stores take and return: collections and the properties that jobs leave on them,
+samples, records.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, complete or not, from the names of all collections."""
+    """Return the names of a collection's write-intent logs, complete or not, from the names of all
+    collections.
+    """
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:LONGEST_STEM]
     return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
@@ -72,8 +76,9 @@ IDENTITY_PROPERTY = "hubness_identity"
 
 
 class TuningRecord(FrozenModel):
-    """The result of `tune` for one bank and one vector field. choice: an estimator as its dictionary, with the strength
-    and the gate, if any; None for "leave it alone"."""
+    """The result of `tune` for one bank and one vector field. choice: an estimator as its
+    dictionary, with the strength and the gate, if any; None for "leave it alone".
+    """
 
     field: str
     verdict: Literal["apply", "apply weakly", "leave it alone"]
@@ -103,7 +108,9 @@ class Verdicts(PropertyModel):
         return next((record for record in own if record.bank_fingerprint == bank_fingerprint), None)
 
     def with_record(self, record: TuningRecord) -> Verdicts:
-        """Return the verdicts with a new one in place of a former one on the same bank, or of the oldest."""
+        """Return the verdicts with a new one in place of a former one on the same bank, or of the
+        oldest.
+        """
         replaced = (record.field, record.bank_fingerprint)
         others = [
             other for other in self.records if (other.field, other.bank_fingerprint) != replaced
@@ -112,22 +119,28 @@ class Verdicts(PropertyModel):
 
 
 class Identity(PropertyModel):
-    """A random number of a collection, for databases that do not number collections. A job writes it before it notes
-    the collection in the ledger; a new collection of the same name lacks it, and a copy does not get it."""
+    """A random number of a collection, for databases that do not number collections. A job writes
+    it before it notes the collection in the ledger; a new collection of the same name lacks it, and
+    a copy does not get it.
+    """
 
     property_name: ClassVar[str] = IDENTITY_PROPERTY
     id: str = Field(pattern="^[0-9a-f]{32}$")
 
 
 def identity_in(properties: Mapping[str, str], collection: str) -> str:
-    """Return the identity among the properties of a collection; empty if there is none. Raises StateError."""
+    """Return the identity among the properties of a collection; empty if there is none. Raises
+    StateError.
+    """
     identity = Identity.read(properties, collection)
     return identity.id if identity else ""
 
 
 class DualWrite(PropertyModel):
-    """Dual writes of a migration: clients send each write to this collection first, then to the copy, `collection`.
-    required: whether a write fails if the copy does not take it; before that, the next catch-up pass repairs it."""
+    """Dual writes of a migration: clients send each write to this collection first, then to the
+    copy, `collection`. required: whether a write fails if the copy does not take it; before that,
+    the next catch-up pass repairs it.
+    """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: CollectionName
@@ -137,9 +150,10 @@ class DualWrite(PropertyModel):
 class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
 
-    If the job undoes a write, it replays the write from the log. collection, rows: those with the last notes of the
-    keys and with the noted rows. made: separates the notes for one job from those for others. auto_id: the server
-    creates the keys of inserted rows. by_partition: rows of one key may be in several partitions.
+    If the job undoes a write, it replays the write from the log. collection, rows: those with the
+    last notes of the keys and with the noted rows. made: separates the notes for one job from those
+    for others. auto_id: the server creates the keys of inserted rows. by_partition: rows of one key
+    may be in several partitions.
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
@@ -163,8 +177,9 @@ MOST_ONLINE_BANKS = 1_000
 
 
 class OnlineBank(Terms):
-    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into `samples_collection`,
-    from which a job takes them into the bank."""
+    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into
+    `samples_collection`, from which a job takes them into the bank.
+    """
 
     field: Name
     profile: Name
@@ -173,7 +188,9 @@ class OnlineBank(Terms):
 
     @property
     def capacity(self) -> int:
-        """Number of slots for samples of this profile in `samples_collection`; a sample takes a random slot."""
+        """Number of slots for samples of this profile in `samples_collection`; a sample takes a
+        random slot.
+        """
         return max(2 * self.size, 2_000)
 
     @property
@@ -194,7 +211,9 @@ class Fences(Protocol):
         """Return the alias; None if writes to this collection are not fenced."""
 
     def renew(self, collection: str) -> None:
-        """Switch to another alias, so that the database refuses requests through the former one. Raises LeaseLost."""
+        """Switch to another alias, so that the database refuses requests through the former one.
+        Raises LeaseLost.
+        """
 
 
 @dataclass(frozen=True)
@@ -219,8 +238,10 @@ class VectorField:
         if not self.computed_by:
             return []
         return [
-            f"the vectors of field {self.name!r} are computed on the server, by {self.computed_by}, "
-            "which accepts no others: correct a field whose vectors clients write, made by the same model"
+            f"the vectors of field {self.name!r} are computed on the server, by "
+            f"{self.computed_by}, "
+            "which accepts no others: correct a field whose vectors clients write, made by the "
+            "same model"
         ]
 
 
@@ -228,11 +249,12 @@ class VectorField:
 class CollectionInfo:
     """Description of a collection for the jobs.
 
-    name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
-    names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
-    rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
-    description, opaque to the jobs. identity: separates the collection from another one of the same name, if not empty:
-    the database's number of it, or the one in its property, see Identity.
+    name: the real name, even if an alias was requested. rows: the database's count, including
+    duplicates. partitions: names that rows must be copied into, or that separate keys without a
+    common order; (None,) if the database places rows itself and all keys have one order. states: of
+    the corrected vector fields, by name. schema: the database's own description, opaque to the
+    jobs. identity: separates the collection from another one of the same name, if not empty: the
+    database's number of it, or the one in its property, see Identity.
     """
 
     name: str
@@ -250,14 +272,16 @@ class CollectionInfo:
     online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
     time_to_live: int = 0
-    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit."""
+    """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit.
+    """
 
     def __post_init__(self) -> None:
         for state in self.states.values():
             for missing in {state.field, state.searched_field} - self.vector_fields.keys():
                 what = described_property(state.property_name, self.name)
                 raise StateError(
-                    f"{what} is about the vector field {shown(missing)!r}, which the collection does not have: {REMEDY}"
+                    f"{what} is about the vector field {shown(missing)!r}, which the collection "
+                    f"does not have: {REMEDY}"
                 )
 
     @property
@@ -273,12 +297,15 @@ class CollectionInfo:
 
     @property
     def helpers(self) -> list[Helper]:
-        """The helper collections that the properties name, apart from banks, which collections may share."""
+        """The helper collections that the properties name, apart from banks, which collections may
+        share.
+        """
         return [*self.biases_and_notes, *(bank.helper for bank in self.online_banks)]
 
     def users_shape(self, field: str) -> tuple[int, str]:
         """Return the dimension and the metric of a field as users see them, corrected or not."""
-        state, vector = self.states.get(field), self.vector_fields[field]
+        state = self.states.get(field)
+        vector = self.vector_fields[field]
         return (state.dim, state.metric) if state else (vector.dim, vector.metric)
 
     @property
@@ -311,14 +338,17 @@ class CollectionInfo:
             )
 
     def require_correctable(self, field: str) -> None:
-        """Raise CannotMigrate if the database computes the vectors of this field, and as `require_field` does."""
+        """Raise CannotMigrate if the database computes the vectors of this field, and as
+        `require_field` does.
+        """
         self.require_field(field)
         if obstacles := self.vector_fields[field].obstacles:
             raise CannotMigrate(f"{self.name!r} cannot be corrected: {'; '.join(obstacles)}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
-        """Return the state of this vector field, or of the only corrected one; None if it is not corrected. Raises
-        InvalidInput for several and for an unknown field."""
+        """Return the state of this vector field, or of the only corrected one; None if it is not
+        corrected. Raises InvalidInput for several and for an unknown field.
+        """
         if field is not None:
             self.require_field(field)
             return self.states.get(field)
@@ -338,22 +368,27 @@ class CollectionInfo:
 
 
 def taken_keys(counts: Mapping[str, int]) -> list[str]:
-    """Return the obstacle that rows have keys of their own where a corrected collection has its hidden fields; none
-    without such rows. counts: the number of rows with each key."""
+    """Return the obstacle that rows have keys of their own where a corrected collection has its
+    hidden fields; none without such rows. counts: the number of rows with each key.
+    """
     if not counts:
         return []
     keys = ", ".join(
         f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items()
     )
     return [
-        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected collection that was "
-        "read without HubnessClient, which leaves them out: delete these rows, and insert them without the keys"
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected "
+        "collection that was "
+        "read without HubnessClient, which leaves them out: delete these rows, and insert them "
+        "without the keys"
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are none."""
+    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are
+    none.
+    """
 
     vectors: Floats
     origins: Origins
@@ -361,7 +396,9 @@ class QuerySamples:
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are read together."""
+    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are
+    read together.
+    """
 
     key: str
     group: str
@@ -372,8 +409,9 @@ class Record:
 class Note:
     """A client's last write intent for the row of a key.
 
-    partition: if the write named one. row: the name of the noted row; None for a deletion. changed: the fields that
-    this partial update, and those noted just before it, change; empty for a whole row. id: unique to this note.
+    partition: if the write named one. row: the name of the noted row; None for a deletion. changed:
+    the fields that this partial update, and those noted just before it, change; empty for a whole
+    row. id: unique to this note.
     """
 
     key: Key
