@@ -26,6 +26,7 @@ from milvus_hubness.correction.fitted import Correction, epoch_of_new_rows, redu
 from milvus_hubness.correction.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.errors import Cancelled
 from milvus_hubness.jobs.common.bias_backends import BiasBackend
+from milvus_hubness.jobs.common.choice import Gates
 from milvus_hubness.jobs.common.corrections import Banks, load_corrections, remote_engine
 from milvus_hubness.jobs.common.inputs import stacked
 from milvus_hubness.jobs.common.progress import key_chunks, key_pages
@@ -228,16 +229,15 @@ def evaluate(
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile
     bank = store.load_bank(profile.bank, checked=False)
-    old = RefreshPlan(
-        from_dict(profile.estimator),
-        bank,
-        profile.strength,
-        "",
-        (profile.gate, profile.gate_targets),
+    in_use = RefreshPlan(
+        estimator=from_dict(profile.estimator),
+        bank=bank,
+        strength=profile.strength,
+        reason="",
+        gates=Gates(profile.gate, profile.gate_targets),
     )
-    return judge(
-        state.layout, sample.vectors, old, plan, sample.labelled(labels) if labels else None
-    )
+    labelled = sample.labelled(labels) if labels else None
+    return judge(state.layout, sample.vectors, in_use, plan, labelled)
 
 
 def fit(

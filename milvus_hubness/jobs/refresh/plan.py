@@ -52,13 +52,14 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
+from milvus_hubness.jobs.common.choice import NO_GATES, Gates, checked_gates
 from milvus_hubness.jobs.common.inputs import read_pairs
 from milvus_hubness.jobs.common.lease import Lease
 from milvus_hubness.jobs.common.lease_records import default_client_ttl, read_ledger
 from milvus_hubness.jobs.common.progress import Throttle
 from milvus_hubness.jobs.migration.ledger import Chunk, Ledger, Migration
 from milvus_hubness.jobs.migration.migrator import opened
-from milvus_hubness.jobs.migration.plan import MigrationOptions, checked_gates
+from milvus_hubness.jobs.migration.plan import MigrationOptions
 from milvus_hubness.jobs.migration.presence import identified, is_copy, is_source
 from milvus_hubness.jobs.migration.survey import scan_chunk, survey
 from milvus_hubness.jobs.store.generations import holds, reference_to
@@ -82,50 +83,58 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RefreshOptions:
-    """Options of a refresh.
-
-    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since
-    the last refresh, else the current one (Blend() for a new profile). field: the corrected field,
-    if there are several. profile: the bias profile to refresh, by default the active one; a new
-    name adds a profile, from the given bank, in spare columns of the stored vectors. refit: refresh
-    all rows though nothing changed, for estimators that learn from the gallery. revert: return to
-    the biases before the last full refresh. force: compute and write all biases again though
-    nothing changed, which repairs damaged ones, and use new biases even if they are worse than the
-    old ones. labels: labelled queries for the evaluation. live: when sampled queries enter the
-    bank, if no other bank is given. rebuild_share, rebuild_rows: if at least this share of at least
-    so many rows must be written, and the collection is named by an alias, make a copy with the new
-    biases, which takes over the alias. plan: only return the plan. tolerance: the difference of
-    scores from which on a bias is written again. client_ttl: seconds until every client has read a
-    new collection state, before the first write. engine: computes the written biases; "server" is
-    for NNN and CSLS; the workers of "ray" also fit. stop: once it is set, Cancelled is raised
-    between two batches.
-
-    Raises InvalidParameter, and as QueryBank does.
-    """
+    """Options of a refresh. Raises InvalidParameter, and as QueryBank does."""
 
     bank: BankLike | None = None
+    """The queries; by default the stored ones."""
     target_bank: BankLike | None = None
+    """The target items; by default the stored ones, if there are any."""
     estimator: Estimator | None = None
+    """By default the choice of tuning since the last refresh, else the current one (Blend() for a
+    new profile).
+    """
     profile: str | None = None
+    """The bias profile to refresh, by default the active one; a new name adds a profile, from the
+    given bank, in spare columns of the stored vectors.
+    """
     refit: bool = False
+    """Refresh all rows though nothing changed, for estimators that learn from the gallery."""
     revert: bool = False
+    """Return to the biases before the last full refresh."""
     force: bool = False
+    """Compute and write all biases again though nothing changed, which repairs damaged ones, and
+    use new biases even if they are worse than the old ones.
+    """
     labels: Labels | None = None
+    """Labelled queries for the evaluation."""
     live: Live = "never"
+    """When sampled queries enter the bank, if no other bank is given."""
     rebuild_share: float = REBUILD_SHARE
+    """If at least this share of at least `rebuild_rows` rows must be written, and the collection is
+    named by an alias, make a copy with the new biases, which takes over the alias.
+    """
     rebuild_rows: int = REBUILD_ROWS
+    """Collections with fewer rows are not rebuilt, however many of their rows change."""
     plan: bool = False
+    """Only return the plan."""
     restart_ttl: bool = False
     """Write all rows although the collection has a time to live, which starts again for each of
     them.
     """
     tolerance: float = DEFAULT_TOLERANCE
+    """A bias is written again if it moves a score by more than this."""
     client_ttl: float = field(default_factory=default_client_ttl)
+    """Seconds until every client has read a new collection state, before the first write."""
     throttle: Throttle = field(default_factory=Throttle)
+    """Slows the writes down, and pauses them."""
     engine: Engine = "local"
+    """What computes the written biases; the workers of "ray" also fit."""
     stop: threading.Event = field(default_factory=threading.Event)
+    """Once this is set, Cancelled is raised between two batches."""
     progress: Progress = silent
+    """Called with the phase, the rows done and all rows."""
     field: str | None = None
+    """The corrected field, if there are several."""
 
     def __post_init__(self) -> None:
         expect_estimator(self.estimator)
@@ -199,20 +208,24 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """The bank and the estimator of a profile's next biases. reason: why they are due; empty if
-    they are not. gates: of the searches, `gate` and `gate_targets`. mean_bias, reference: set if
-    already decided. carries_on, rebuilding: an unfinished refresh, and its rebuild.
-    """
+    """The bank and the estimator of a profile's next biases."""
 
     estimator: Estimator
     bank: StoredBank
     strength: float
+    """w of searches that name none."""
     reason: str
-    gates: tuple[int | None, int | None] = (None, None)
+    """Why new biases are due; empty if they are not."""
+    gates: Gates = NO_GATES
+    """The gates of searches."""
     mean_bias: float = 0.0
+    """The mean that is subtracted from every bias, if `reference` is set."""
     reference: BankReference | None = None
+    """The generation of the bank, if it is stored already; the mean is decided then too."""
     carries_on: bool = False
+    """Whether this continues an unfinished refresh."""
     rebuilding: Migration | None = None
+    """The unfinished rebuild that this continues."""
 
 
 def plan_refresh(
@@ -224,67 +237,114 @@ def plan_refresh(
     options: RefreshOptions,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
-    """Choose the bank and the estimator of the next refresh. state: with the profile to refresh as
-    the active one. is_new: whether the collection lacks this profile so far. load_bank: reads the
-    profile's bank. rebuilding: an unfinished rebuild of this collection. Raises InvalidInput if
-    biases are reverted that were never refreshed.
+    """Choose the bank and the estimator of the next refresh.
+
+    state: with the profile to refresh as the active one. is_new: whether the collection lacks this
+    profile so far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this
+    collection. Raises InvalidInput if biases are reverted that were never refreshed.
     """
     if options.revert:
-        former = state.profile.former
-        if former is None:
-            raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
-        return RefreshPlan(
-            from_dict(former.estimator), store.load_bank(former.bank), former.strength,
-            "the last refresh is taken "
-            "back", (former.gate, former.gate_targets), former.mean_bias, former.bank,
-        )  # fmt: skip
-    bank = optional_bank(options.bank)
-    target_bank = optional_bank(options.target_bank)
-    estimator = options.estimator
-    profile = state.profile
-    incoming = state.incoming
-    begun = incoming.profile if incoming and incoming.name == state.active else None
-    if rebuilding and rebuilding.state:
-        begun = rebuilding.state.profiles.get(state.active, begun)
-    changes = ["a refit was requested"] if options.refit else []
+        return _reverting(store, info, state)
+
+    reasons = ["a refit was requested"] if options.refit else []
+    begun = _begun_profile(state, rebuilding)
     if begun and not options.refit:
-        saved: StoredBank | None = None
         try:
             saved = store.load_bank(begun.bank)
         except (EmptyBank, StateError):
-            changes.append("the bank of an unfinished refresh is gone")
-        same = estimator is None or is_same(estimator, begun.estimator)
-        if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
-            return RefreshPlan(
-                from_dict(begun.estimator), saved, begun.strength, "one was not finished",
-                (begun.gate, begun.gate_targets), begun.mean_bias, begun.bank, True, rebuilding,
-            )  # fmt: skip
+            reasons.append("the bank of an unfinished refresh is gone")
+        else:
+            if _names_same_biases(options, begun, saved):
+                return _continuing(begun, saved, rebuilding)
+
     stored = load_bank()
-    new_bank = _with(stored, bank, target_bank)
-    strength = profile.strength
-    gates = (profile.gate, profile.gate_targets)
+    bank = _with(stored, optional_bank(options.bank), optional_bank(options.target_bank))
+    profile = state.profile
     if is_new:
-        estimator = estimator or from_dict(profile.estimator)
-        return RefreshPlan(estimator, new_bank, strength, "the profile is new")
-    if estimator is None and (tuned := _newly_tuned(info, state, new_bank)):
+        return RefreshPlan(
+            estimator=options.estimator or from_dict(profile.estimator),
+            bank=bank,
+            strength=profile.strength,
+            reason="the profile is new",
+        )
+
+    estimator = options.estimator
+    strength = profile.strength
+    present_gates = Gates(profile.gate, profile.gate_targets)
+    gates = present_gates
+    tuned = _newly_tuned(info, state, bank) if estimator is None else None
+    if tuned is not None:
         estimator = from_dict(tuned.choice or {})
         strength = tuned.strength
+        # Without labels, tuning does not judge gates, so those in use stay.
         if tuned.labelled:
-            gates = checked_gates(tuned.gate, tuned.gate_targets, new_bank.targets)
-    if new_bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
-        changes.append("the bank changed")
+            gates = checked_gates(Gates(tuned.gate, tuned.gate_targets), bank.targets)
+
+    if bank.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+        reasons.append("the bank changed")
     if estimator is not None and not is_same(estimator, profile.estimator):
-        changes.append("the parameters changed")
-    if gates != (profile.gate, profile.gate_targets):
-        changes.append("the gate changed")
+        reasons.append("the parameters changed")
+    if gates != present_gates:
+        reasons.append("the gate changed")
     if needs_other_columns(store, info, state):
-        changes.append("the quantization of the vectors changed")
-    if options.force and not changes:
+        reasons.append("the quantization of the vectors changed")
+    if options.force and not reasons:
         # The only way to repair biases that something else has damaged: nobody can see that they
         # are wrong.
-        changes.append("it was forced")
+        reasons.append("it was forced")
     return RefreshPlan(
-        estimator or from_dict(profile.estimator), new_bank, strength, " and ".join(changes), gates
+        estimator=estimator or from_dict(profile.estimator),
+        bank=bank,
+        strength=strength,
+        reason=" and ".join(reasons),
+        gates=gates,
+    )
+
+
+def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
+    """Return the plan to take the last refresh back. Raises InvalidInput if there was none."""
+    former = state.profile.former
+    if former is None:
+        raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
+    return RefreshPlan(
+        estimator=from_dict(former.estimator),
+        bank=store.load_bank(former.bank),
+        strength=former.strength,
+        reason="the last refresh is taken back",
+        gates=Gates(former.gate, former.gate_targets),
+        mean_bias=former.mean_bias,
+        reference=former.bank,
+    )
+
+
+def _begun_profile(state: CollectionState, rebuilding: Migration | None) -> Profile | None:
+    """Return the active profile as an unfinished refresh will leave it; None without one."""
+    incoming = state.incoming
+    begun = incoming.profile if incoming and incoming.name == state.active else None
+    if rebuilding and rebuilding.state:
+        return rebuilding.state.profiles.get(state.active, begun)
+    return begun
+
+
+def _names_same_biases(options: RefreshOptions, begun: Profile, saved: StoredBank) -> bool:
+    """Whether the options ask for no other biases than the unfinished refresh, with its bank."""
+    bank = _with(saved, optional_bank(options.bank), optional_bank(options.target_bank))
+    estimator = options.estimator
+    is_same_method = estimator is None or is_same(estimator, begun.estimator)
+    return is_same_method and bank.fingerprint == saved.fingerprint
+
+
+def _continuing(begun: Profile, saved: StoredBank, rebuilding: Migration | None) -> RefreshPlan:
+    return RefreshPlan(
+        estimator=from_dict(begun.estimator),
+        bank=saved,
+        strength=begun.strength,
+        reason="one was not finished",
+        gates=Gates(begun.gate, begun.gate_targets),
+        mean_bias=begun.mean_bias,
+        reference=begun.bank,
+        carries_on=True,
+        rebuilding=rebuilding,
     )
 
 

@@ -28,6 +28,9 @@ from milvus_hubness.jobs.store.records import (
     WriteIntentLog,
 )
 
+Presence = Literal["present", "can be added", "none"]
+"""Whether a collection has the fields for biases, the server can add them, or neither."""
+
 
 class Collections(Protocol):
     """Whole collections: their existence, aliases, properties and fences."""
@@ -133,9 +136,7 @@ class Schemas(Protocol):
         call has not. Raises CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
-    def bias_fields(
-        self, source: CollectionInfo, suffix: str
-    ) -> Literal["present", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Presence:
         """Whether fields of the collection can hold biases."""
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]: ...
