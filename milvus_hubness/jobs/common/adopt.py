@@ -25,6 +25,7 @@ def adopt(store: Store, collection: str, *, renamed_from: str) -> list[str]:
         info = store.info(name, counted=False, checked=False)
         if not info.states:
             raise NotCorrected(f"{name!r} is not corrected: it has no helper collections to adopt")
+
         former = CollectionId(name=renamed_from, identity=info.identity)
         expect_helpers(store, info.helpers, former)
 

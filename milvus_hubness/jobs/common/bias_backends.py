@@ -94,6 +94,7 @@ class BiasBackend:
             new = self.codec.are_new(columns)
         else:
             columns[SIDE_FIELD], new = self._in_side(self.codec.side_collection, batch.keys)
+
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
         return BiasedRows(
@@ -146,13 +147,16 @@ class BiasBackend:
             side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
             self.store.upsert(codec.side_collection, side_rows, SIDE_FIELD)
             return len(side_rows)
+
         if self.writer is None:
             raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
+
         changed = list(columns)
         vectors = columns.pop(codec.field, batch.vectors)
         rows = Batch(batch.keys, vectors, batch.rows).with_columns(codec.pack(columns))
         if codec.updates_in_place:
             return self._update(self.writer, rows, partition, changed)
+
         # The epoch of a row that had a bias before is history, which does not justify a change of
         # the field.
         if not biased_rows.pending.any() and codec.epoch_field in changed:
@@ -172,6 +176,7 @@ class BiasBackend:
         """
         if self.codec.writes_rows and not self.codec.updates_in_place:
             return
+
         # A client may write a vector before this job writes the bias of the former vector. The next
         # read shows such a change. If the client writes after that read, it also writes the bias,
         # which stays.
@@ -185,11 +190,12 @@ class BiasBackend:
             biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
+
             self._compute(biased_rows, partition, corrections, epoch)
+
         raise NotCaughtUp(
             f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than "
-            "their biases "
-            "are written: run it again when there are fewer writes"
+            "their biases are written: run it again when there are fewer writes"
         )
 
     def wait_visible(self) -> None:
@@ -200,6 +206,7 @@ class BiasBackend:
         if side is None:
             self.store.wait_visible(self.info.name)
             return
+
         name = self.info.name
         for page in absent(key_pages(self.store, side), self.store, name):
             # Clients write a row before its bias, so the row of every key that was read already
@@ -207,6 +214,7 @@ class BiasBackend:
             existing = set(self.store.get(name, page, self.codec.field).keys)
             if orphans := [key for key in page if key not in existing]:
                 self.store.delete(side, orphans)
+
         self.store.wait_visible(side)
 
     def _rows(self, keys: Sequence[Key], partition: str | None) -> Batch:
@@ -239,5 +247,6 @@ class BiasBackend:
             existing = set(self._rows(rows.keys, partition).keys)
             if len(existing) == len(rows):
                 raise
+
             places = [i for i, key in enumerate(rows.keys) if key in existing]
             return writer.rewrite(rows.take(places), changed, partition, in_place=True)

@@ -46,6 +46,7 @@ def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
         return NO_GATES
     if not gates.gate:
         raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+
     if gates.gate_targets is not None and target_bank is None:
         raise InvalidInput(
             "gate_targets counts the nearest rows of target items: give a target bank"
@@ -56,6 +57,7 @@ def checked_gates(gates: Gates, target_bank: QueryBank | None) -> Gates:
     except InvalidParameter as error:
         named = "gate" if gates.gate_targets is None else "gate, gate_targets"
         raise InvalidParameter(f"{named}: {error}") from None
+
     return Gates(valid.k, valid.k_targets)
 
 
@@ -89,6 +91,7 @@ def choose(
         strength = tuning.strength
         if gates == NO_GATES:
             gates = Gates(tuning.gate, tuning.gate_targets)
+
     return Choice(estimator or Blend(), strength, checked_gates(gates, target_bank))
 
 
@@ -107,6 +110,7 @@ def verdict_remarks(
             f"verdict of tune on this bank, {at}: {verdict.verdict}, {method}, "
             f"strength {verdict.strength:g}"
         ]
+
     if not is_followed:
         return []
 

@@ -98,10 +98,12 @@ class MigrationMetrics:
             if current is not None:
                 for phase, gauge in self._phases.items():
                     gauge.set(phase == current)
+
             if name in ("paused", "throttled"):
                 self._reasons.add(facts["reason"])
             elif name == "resumed":
                 self._reasons.discard(facts["reason"])
+
             self._gauges["paused"].set(bool(self._reasons))
             if name == "copying":
                 self._reach("rows_copied_total", facts["rows"])
@@ -114,6 +116,7 @@ class MigrationMetrics:
                 self._follow_pass(facts)
             elif name == "continuing":
                 self._reach("rows_copied_total", facts["rows"])
+
             if facts.get("rows_total") is not None:
                 self._gauges["source_rows"].set(facts["rows_total"])
             if name in ("continuing", "copying", "catching-up"):
@@ -171,6 +174,7 @@ class Controls:
             self._throttle.set_rate(**limits)
             now = self._throttle.snapshot()
             self._events.report("rate", **{name: now[name] for name in LIMITS})
+
         if settings.get("cutover") == "postponed":
             self._release.clear()
         if settings.get("cutover") == "now":
@@ -223,6 +227,7 @@ def following_control_file(
             content = _content(path)
             if content is None or content == former:
                 return
+
             settings = _parsed(path, content)
             controls.apply(
                 {name: value for name, value in settings.items() if value != applied.get(name, ...)}
@@ -269,7 +274,9 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
         settings = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not JSON: {error}") from None
+
     if not isinstance(settings, dict):
         raise UnreadableFile(f"{path} does not hold a JSON object")
+
     check_settings(settings)
     return settings

@@ -149,6 +149,7 @@ class HttpServer:
         except OSError as error:
             self._socket.close()
             raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         checks = [Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else []
@@ -224,6 +225,7 @@ class _ProgramsOnly:
             app = _error(
                 403, "web pages may not use this server: use a program that sends no Origin header"
             )
+
         await app(scope, receive, send)
 
 
@@ -236,19 +238,23 @@ async def _json_body(request: Request, seconds: float) -> Json:
         != "application/json"
     ):
         raise HTTPException(415, "the Content-Type must be application/json")
+
     length = request.headers.get("content-length")
     if length is None or "transfer-encoding" in request.headers:
         raise HTTPException(411, "the Content-Length is missing")
     if int(length) > LARGEST_BODY:
         raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
+
     try:
         data = json.loads(await asyncio.wait_for(request.body(), seconds) or b"{}")
     except asyncio.TimeoutError:
         raise HTTPException(408, f"the body did not arrive within {seconds:g} seconds") from None
     except (ValueError, RecursionError) as error:
         raise InvalidParameter(f"the body is not JSON: {error}") from None
+
     if not isinstance(data, dict):
         raise InvalidParameter("the body must be a JSON object")
+
     return data
 
 
@@ -264,6 +270,7 @@ async def _respond(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return _error(500, "the server failed to respond, see its log")
+
     message = error.detail
     headers = dict(error.headers or {})
     allow = ", ".join(sorted(headers.pop("Allow", "").split(", ")))
@@ -273,6 +280,7 @@ async def _respond(request: Request, error: Exception) -> Response:
         )
     elif error.status_code == 405:
         message = f"{request.url.path} takes {allow}"
+
     response = _error(error.status_code, message)
     response.headers.update(headers)
     if allow:
@@ -289,8 +297,10 @@ def parse_address(address: str) -> tuple[str, int]:
     except ValueError:
         host = ""
         port = None
+
     if port is None or parts.netloc != address:
         raise InvalidParameter(f"the address must be HOST:PORT, not {address!r}")
+
     return ("127.0.0.1" if host == "localhost" else host), port
 
 

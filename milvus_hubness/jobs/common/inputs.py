@@ -45,6 +45,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     """
     if not spec.startswith(COLLECTION_PREFIX):
         return QueryBank.load(spec, column)
+
     collection = spec.removeprefix(COLLECTION_PREFIX)
     info = store.info(collection)
     if column is None and len(info.users_fields) != 1:
@@ -52,6 +53,7 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
         raise InvalidInput(
             f"{collection!r} does not have one vector field to read: choose one of {names}"
         )
+
     field = column or next(iter(info.users_fields))
     info.require_field(field)
     state = info.states.get(field)
@@ -59,12 +61,14 @@ def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
         raise InvalidInput(
             f"{collection!r} is a corrected collection: its stored vectors are no queries"
         )
+
     parts = key_chunks(store, info, "reading the bank", silent)
     vectors = [
         store.get(info.name, part, field, partition=partition).vectors for partition, part in parts
     ]
     if not vectors:
         raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
+
     return QueryBank(np.concatenate(vectors), source=spec)
 
 
@@ -76,11 +80,13 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
     keys = _read_column(path, KEY_COLUMN)
     if len(keys) != len(queries):
         raise InvalidInput(f"{Path(path).name} has {len(keys)} keys for {len(queries)} queries")
+
     if odd := [key for key in keys if isinstance(key, bool) or not isinstance(key, int | str)]:
         raise InvalidInput(
             f"{KEY_COLUMN!r} of {Path(path).name} must hold whole numbers or texts, not "
             f"{name_some(odd, 1)}"
         )
+
     return queries, keys
 
 
@@ -102,11 +108,14 @@ def read_texts(store: Store, spec: str, column: str, count: int) -> list[str]:
             raise InvalidInput(
                 f"{info.name!r} has no field {column!r}: choose one of {name_some(sorted(rows[0]))}"
             )
+
         texts = [row[column] for row in rows]
     else:
         texts = _read_column(spec, column)
+
     if len(texts) != count:
         raise InvalidInput(f"{column!r} of {spec} has {len(texts)} texts for {count} queries")
+
     return [str(text) for text in texts]
 
 
@@ -123,11 +132,14 @@ def _read_column(path: str, column: str) -> list[Any]:
                 raise InvalidInput(
                     f"{column!r} of {path} must be 1-D, one value a query, but has shape {shape}"
                 )
+
             return list(archive.read(column).tolist())
+
     if suffix not in TABLES:
         raise UnreadableFile(
             f"{path}: has no columns: a file with {column!r} is a .npz, {', '.join(TABLES)} file"
         )
+
     with open_table(path) as table:
         _expect_column(path, column, table.schema.names)
         return list(table.column(column).to_pylist())
@@ -169,11 +181,13 @@ def only_field(info: CollectionInfo) -> str:
         return state.field
     if len(info.users_fields) == 1:
         return next(iter(info.users_fields))
+
     if info.users_fields:
         raise InvalidInput(
             f"{info.name!r} has several vector fields: choose one with --field: "
             f"{', '.join(info.users_fields)}"
         )
+
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 
 
@@ -203,6 +217,7 @@ def read_gallery(
             else:
                 batch = store.get(info.name, part, field, partition=partition)
                 plain = batch.vectors
+
             valid = np.flatnonzero(~layout.invalid(plain)).tolist()
             keys.extend(batch.keys[i] for i in valid)
             for row in batch.take(valid).rows:
@@ -214,6 +229,7 @@ def read_gallery(
     rows = stacked(parts(), layout.dim)
     if not keys:
         raise EmptyCollection(f"{info.name!r} has no rows with a valid vector")
+
     layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
 

@@ -140,8 +140,10 @@ class Lease:
             self.check_now()
             store.drop(collection)
             return
+
         if not store.exists(collection):
             return
+
         self.check_now()
         dropped = f"{collection[:LONGEST_NAME]}__dropped_{token}_{self._owner_id[:8]}"
         store.rename(collection, dropped)
@@ -150,6 +152,7 @@ class Lease:
         except LeaseLost:
             store.rename(dropped, collection)
             raise
+
         if fence := self._fences.pop(collection, None):
             self._drop_fence(fence)
         store.drop(dropped)
@@ -166,6 +169,7 @@ class Lease:
         """Read the records. Raises LeaseLost if another process holds the lease."""
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
+
         began = time.monotonic()
         held = dict(self._entries)
         current = read_entries(self._unfenced, *held)
@@ -178,6 +182,7 @@ class Lease:
                 raise LeaseLost(
                     f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
                 )
+
         self._checked_at = began
 
     @contextmanager
@@ -192,6 +197,7 @@ class Lease:
                 self.check_now()
             except LeaseLost as lost:
                 raise lost from error
+
             raise
 
     def _claim(self, names: Sequence[str]) -> None:
@@ -209,14 +215,15 @@ class Lease:
                 with suppress(HubnessError):
                     self._withdraw(mine, planned)
                 raise
+
             self._withdraw(mine, planned)
             time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
             raise LeaseHeld(
                 f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} "
-                "attempts another "
-                "process tried at the same moment every time: try again"
+                "attempts another process tried at the same moment every time: try again"
             )
+
         for name, records in former.items():
             self._forget(name, [record for record in records if record.token < mine[name].token])
         if not self._entries:
@@ -235,6 +242,7 @@ class Lease:
         for entry in entries:
             if entry.token == token and entry.is_held:
                 raise LeaseHeld(f"{entry}: wait until it ends, or stop it")
+
         return Entry(
             collection=name,
             token=token + 1,
@@ -259,6 +267,7 @@ class Lease:
             if self.alias_of(fence.target) != fence.alias:
                 self._create(fence)
                 self._fences[fence.target] = fence
+
         for name, claim in mine.items():
             top = [
                 entry.owner_id
@@ -267,6 +276,7 @@ class Lease:
             ]
             if top != [self._owner_id]:
                 return False
+
         return True
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
@@ -281,6 +291,7 @@ class Lease:
                 (fence for fence in planned if fence.target == LEDGER), None
             )
             planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
+
         return planned
 
     def _create(self, fence: Fence) -> None:
@@ -304,6 +315,7 @@ class Lease:
                 attempt += 1
                 if attempt == ATTEMPTS:
                     raise
+
             time.sleep(random.uniform(0, LONGEST_PAUSE * attempt))
 
     def _drop_fence(self, fence: Fence) -> None:
@@ -337,11 +349,13 @@ class Lease:
         if self._renewing:
             self._renewing.join()
             self._renewing = None
+
         # If the database does not answer, the lease expires and the next holder drops the aliases.
         with suppress(HubnessError):
             for alias in sorted(self._undropped):
                 self._unfenced.unfence(alias)
             self._put_expiry(None)
+
         self._entries = {}
         self._fences = {}
         self._undropped = set()

@@ -105,10 +105,12 @@ def seconds_in(variable: str, default: float, least: float = 0.0) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
+
     if not least <= seconds < math.inf:
         raise InvalidParameter(
             f"${variable} must be a number of seconds, at least {least:g}, not {text!r}"
         )
+
     return seconds
 
 

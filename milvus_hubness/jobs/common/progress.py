@@ -309,6 +309,7 @@ class Throttle:
                 return
             if rows < int(self._adapted_rows) and seconds < self._chunk_seconds:
                 return
+
             step = self._chunk_seconds / max(seconds, INSTANT)
             self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
@@ -374,6 +375,7 @@ def checked_limit(name: str, value: object) -> float | None:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
     if value is None:
         return None
+
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -382,6 +384,7 @@ def checked_limit(name: str, value: object) -> float | None:
         raise InvalidParameter(
             f"{name} must be a positive number, or null for no limit, not {value!r}"
         )
+
     return value
 
 
@@ -418,6 +421,7 @@ def key_pages(
             page = [key for key in page if key <= ceiling]  # type: ignore[operator]
         if not page:
             return
+
         yield page
 
 
@@ -448,6 +452,7 @@ def absent(pages: Iterable[list[Key]], store: Rows, other: str) -> Iterator[list
             after = keys[-1]
             if after >= page[-1]:  # type: ignore[operator]
                 break
+
         after = page[-1]
         if lacking:
             yield [key for key in page if key in lacking]

@@ -165,6 +165,7 @@ class RowWriter:
 
         if self._intent_log is None or not isinstance(store, WholeRows):
             return rows()
+
         # A strongly consistent read mostly waits, so the rows and the notes are read in parallel;
         # the rows are read again if there were notes. A job rewrites only rows that it has just
         # read, so the notes of all others can be forgotten.
@@ -174,6 +175,7 @@ class RowWriter:
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(rows)
             are_noted = repair.wait_applied(keys, partition, self._lease.policy.visible)
+
         return rows() if are_noted else reading.result()
 
     def rewrite(
@@ -185,6 +187,7 @@ class RowWriter:
         """
         if not len(batch):
             return 0
+
         store = self._lease.store
         digests = (
             self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
@@ -195,6 +198,7 @@ class RowWriter:
         count = write(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._intent_log is None:
             return count
+
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
         if (
@@ -205,6 +209,7 @@ class RowWriter:
             # unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
             self._compacted_at = time.monotonic()
+
         return count
 
     def close(self) -> None:
@@ -213,6 +218,7 @@ class RowWriter:
     def _record(self, rows: Rows, partition: str | None) -> None:
         if self._intent_log is None:
             return
+
         fields = sorted(
             {name for digests in rows.values() for digest in digests for name, _ in digest}
         )
@@ -228,6 +234,7 @@ class RowWriter:
             records.append(
                 Record(self._key(part), _group(self._info.name), record.model_dump_json())
             )
+
         self._lease.store.put_records(LEDGER, records)
         self._parts = max(self._parts, len(records))
         self._drop_parts(len(records))
@@ -255,8 +262,10 @@ def _in_parts(rows: Rows, fields: Sequence[str]) -> Iterator[list[tuple[Key, lis
                 yield part
             part = []
             size = sum(map(len, fields)) + 4 * len(fields)
+
         part.append((key, texts))
         size += length
+
     if part:
         yield part
 
@@ -305,7 +314,9 @@ class _Repair:
             self.applied.update(shown)
             if len(shown) == len(notes):
                 break
+
             time.sleep(VISIBLE_PAUSE)
+
         return len(self.applied) > before
 
     def run(self, rows: Rows, partition: str | None, record: Callable[[], None]) -> int:
@@ -319,20 +330,22 @@ class _Repair:
             notes = self._notes(keys, partition, seen)
             if not notes:
                 return len(repaired)
+
             chosen, judged = self._chosen(notes, rows, partition, record)
             seen |= judged
             if chosen:
                 replayed = self.store.replay(self.collection, self.intent_log, chosen)
                 repaired |= {note.key for note in replayed}
                 self.applied.update(chosen)
+
             # The job wrote none of the other rows, so it cannot have undone their clients' writes.
             keys = [note.key for note in notes if note in chosen or note not in judged]
             if not keys:
                 return len(repaired)
+
         raise NotCaughtUp(
             f"rows {name_some(keys)} of {self.collection!r} change faster than they can be "
-            "repaired: "
-            "run it again when there are fewer writes"
+            "repaired: run it again when there are fewer writes"
         )
 
     def _notes(self, keys: Sequence[Key], partition: str | None, seen: set[Note]) -> list[Note]:
@@ -345,6 +358,7 @@ class _Repair:
         """Return the notes to replay, and the notes that this round could judge."""
         if not isinstance(self.store, WholeRows):
             return list(notes), set(notes)
+
         digests, noted = self._contents(notes, partition)
         judged = [note for note in notes if note.row is None or note.row in noted.get(note.key, {})]
         chosen = []
@@ -356,6 +370,7 @@ class _Repair:
             if is_stale and _without(current, [HAS_BIAS]) != _without(content, [HAS_BIAS]):
                 rows[note.key].add(content)
                 chosen.append(note)
+
         if chosen:
             record()
         return chosen, set(judged)
@@ -427,12 +442,14 @@ def rewriting(
         _wait(client_ttl, stop)
         yield RowWriter(lease, info, state, None)
         return
+
     lease.check()
     announced = store.info(info.name, counted=False)
     if announced.intent_log is not None and store.exists(announced.intent_log.collection):
         # The job may have been killed before all clients had read the new collection state.
         _wait(client_ttl, stop)
         _repair_left(store, announced)
+
     lease.check()
     # Clients note writes of all fields that are corrected now or will be while they note: that of
     # `state`, too.
@@ -444,10 +461,12 @@ def rewriting(
         for left in store.intent_logs(info.collection_id):
             if left.collection != intent_log.collection:
                 store.drop_intent_log(left, lease.check_now)
+
         _wait(client_ttl, stop)
     except BaseException:
         store.end_intent_log(info.name, intent_log)
         raise
+
     writer = RowWriter(lease, info, state, intent_log)
     try:
         yield writer
@@ -459,6 +478,7 @@ def rewriting(
         _repair_left(store, info, intent_log)
         store.end_intent_log(info.name, intent_log)
         raise
+
     lease.check()
     writer.close()
     store.end_intent_log(info.name, intent_log)
@@ -474,11 +494,13 @@ def _repair_left(
     intent_log = intent_log or info.intent_log
     if intent_log is None or not store.exists(intent_log.collection):
         return 0
+
     repaired = 0
     for record in open_batches(store, info.name):
         repair = _Repair(store, info.name, intent_log, record.content, set())
         # Replayed rows need no new record: the record stays until all rows are repaired.
         repaired += repair.run(record.digests(), record.partition, lambda: None)
+
     store.drop_records(LEDGER, _group(info.name))
     return repaired
 
@@ -491,6 +513,7 @@ def repair_rows(lease: Lease, collection: str, *, client_ttl: float) -> int:
     info = store.info(collection, counted=False)
     if info.intent_log is None:
         return 0
+
     _wait(client_ttl, None)
     repaired = _repair_left(store, info)
     lease.check()

@@ -79,6 +79,7 @@ def run_command(
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
         return Outcome(exit_code, _last_line(complained) or _last_line(printed))
 
 
@@ -116,6 +117,7 @@ class Hooks:
             raise InvalidParameter(
                 f"unknown event {', '.join(map(repr, unknown))}: use one of {names}"
             )
+
         self._commands = {name: tuple(listed) for name, listed in commands.items()}
         self._cancelled = cancelled
 
@@ -129,9 +131,11 @@ class Hooks:
             )
             if outcome.exit_code == 0:
                 continue
+
             failed = f"{event.name} hook {redacted(command)!r} failed, {outcome.complaint}"
             if event.name.startswith("before-"):
                 raise HookFailed(failed)
+
             log.warning(failed)
 
     def _variables(self, event: Event) -> dict[str, str]:
@@ -151,6 +155,7 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
         name, _, command = spec.partition("=")
         if not command.strip():
             raise InvalidParameter(f"the hook must be EVENT=COMMAND, not {spec!r}")
+
         commands.setdefault(name.strip(), []).append(command.strip())
     return commands
 
@@ -190,6 +195,7 @@ def watching_load(
         if critical and critical_load and critical.exit_code != 0:
             command = redacted(critical_load)
             throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {critical.complaint}"))
+
         if outcome := run(max_load):
             if outcome.exit_code == 0:
                 if throttle.resume(MAX_LOAD):

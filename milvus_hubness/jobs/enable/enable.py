@@ -100,12 +100,13 @@ def enable(
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
                 f"another job has changed the correction of {plan.field!r} of {name!r} since this "
-                "plan was "
-                "made: plan again"
+                "plan was made: plan again"
             )
+
         run = _fill_second_vector if plan.where == "vectors" else _enable_reranking
         with lease.explained():
             facts = run(lease, replace(plan, source=info), ttl, progress)
+
     seconds = round(time.perf_counter() - began, 2)
     return Enabled(collection=name, bank=plan.bank_collection, seconds=seconds, **facts)
 
@@ -135,6 +136,7 @@ def _enable_reranking(
                 raise CollectionExists(
                     f"collection {plan.side!r} was created since this plan was made: plan again"
                 )
+
             if store.exists(plan.side):
                 lease.drop(plan.side)  # An unfinished `enable` left it.
             sides.create_side(plan.source, plan.side)
@@ -142,6 +144,7 @@ def _enable_reranking(
             lease.fence(plan.side)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
+
         with rewriting(
             lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl
         ) as writer:
@@ -155,6 +158,7 @@ def _enable_reranking(
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
+
     assert plan.reranking is not None
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
 
@@ -176,21 +180,22 @@ def _fill_second_vector(
             if plan.adds_fields:
                 second_vectors.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
             store.write_property(name, state.property_name, state)
+
     info = store.info(name)
     second_vectors.load_second_vector(info, state)
     with rewriting(lease, info, state, client_ttl=client_ttl) as writer:
         backend = BiasBackend(store, info, state, writer)
         rows = _fill_all(backend, plan.correction, "filling the second field", progress)
+
     store.flush(name)
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
             f"searches in {state.searched_field!r} miss rows: of {searched} rows searched for by "
-            "their own vectors, "
-            f"{in_field} are found in {state.field!r} and {in_second} in {state.searched_field!r}: "
-            "wait until the "
-            "index is built, and run the command again"
+            f"their own vectors, {in_field} are found in {state.field!r} and {in_second} in "
+            f"{state.searched_field!r}: wait until the index is built, and run the command again"
         )
+
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_property(name, ready.property_name, ready)
     measured = {"searched": searched, "in_field": in_field, "in_second": in_second}
@@ -231,12 +236,13 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
         rows, wrong = _fill(backend, correction, doing, progress)
         if not wrong:
             return rows
+
         backend.wait_visible()
         doing = "verifying"
+
     raise VerificationFailed(
         f"rows {name_some(wrong)} of {backend.info.name!r} lack correct biases, because they "
-        "change faster "
-        "than enable writes biases: enable it again when clients write less"
+        "change faster than enable writes biases: enable it again when clients write less"
     )
 
 
@@ -264,6 +270,7 @@ def _fill(
         rows += len(biased_rows.batch)
         if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
             backend.write(unfilled, partition, corrections, state.profile.epoch)
+
     return rows, wrong
 
 
@@ -281,12 +288,14 @@ def _find_themselves(
         for page in key_pages(store, info.name, partition, rows=info.rows):
             picked += page[-seen % every :: every]
             seen += len(page)
+
         before = store.get(info.name, picked, state.field, partition=partition)
         valid = ~state.layout.invalid(before.vectors)
         keys = [key for key, usable in zip(before.keys, valid, strict=True) if usable]
         vectors = before.vectors[valid]
         if not keys:
             continue
+
         encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
         by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
         by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
@@ -295,6 +304,7 @@ def _find_themselves(
         for key, first, second in zip(keys, by_field, by_second, strict=True):
             if key in same:
                 counts += [1, key in first[:TOP], key in second[:TOP]]
+
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second
 
@@ -311,15 +321,18 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
         state = info.state_of(field)
         if state is None:
             raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
+
         if not state.codec.leaves_vectors:
             raise NotCorrected(
                 f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
             )
+
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:
             dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
             return state.second_vector if dropped else None
+
         side = state.reranking.side if state.reranking else None
         if side:
             lease.drop(side)

@@ -130,6 +130,7 @@ class EnablePlan:
                 "width": self.width,
                 "carries_on": self.unfinished is not None,
             }
+
         missed = self.missed or {}
         return {
             "side": self.reranking.side,
@@ -306,6 +307,7 @@ def _correctable(store: Store, request: EnableRequest) -> tuple[CollectionInfo, 
         raise AlreadyCorrected(
             f"field {field!r} of {info.name!r} is corrected already: refresh it instead"
         )
+
     return info, field
 
 
@@ -353,9 +355,11 @@ def _field_or_side_location(
             f"{info.name!r} has no fields for biases and this server cannot add any: "
             "use a side collection (--where side)"
         )
+
     if not where:
         # Fields would restart the time to live of every row.
         where = "side" if presence == "none" or info.time_to_live else "fields"
+
     remarks = store.bias_remarks(info, suffix) if where == "fields" else []
     return Location(where, presence, remarks)
 
@@ -449,18 +453,17 @@ def _remarks_on_expiry(info: CollectionInfo, where: Where) -> list[str]:
     """Return remarks about the time to live of rows, if the collection has one."""
     if not info.time_to_live:
         return []
+
     if where == "side":
         return [
-            f"rows expire after {info.time_to_live:,} s as before, since none is written; the next "
-            "refresh removes "
-            "the biases of expired rows"
+            f"rows expire after {info.time_to_live:,} s as before, since none is written; the "
+            "next refresh removes the biases of expired rows"
         ]
+
     return [
         f"rows live for {info.time_to_live:,} s after their last write, and all are written now: "
-        "they expire later, "
-        "once by up to that time; a full refresh restarts it again, and is refused without "
-        "--restart-ttl "
-        "(--where side writes no row)"
+        "they expire later, once by up to that time; a full refresh restarts it again, and is "
+        "refused without --restart-ttl (--where side writes no row)"
     ]
 
 
@@ -476,6 +479,7 @@ def _free_side(store: Store, info: CollectionInfo, suffix: str) -> str:
         name = first if number == 1 else f"{first}_{number}"
         if sides.can_hold_side(info, name):
             return name
+
     raise AssertionError("count() does not end")
 
 

@@ -127,13 +127,14 @@ def run_pass(
                         f"{pair.copy.collection!r} does not hold the rows of "
                         f"{pair.origin.collection!r}: rows "
                         f"{name_some(rows_named)}{example and f'; {example}'}: run the migration "
-                        "again, which carries "
-                        "them over; after the cutover, the application may have changed them "
-                        "rightly"
+                        "again, which carries them over; after the cutover, the application may "
+                        "have changed them rightly"
                     )
+
                 _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
                 defects += rows_named[: DEFECTS_NAMED - len(defects)]
+
             sample.add(partition, page.keys)
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
@@ -144,6 +145,7 @@ def run_pass(
                 "repaired": differing,
             }
             options.events.report("catching-up", **{"pass": number}, **facts)
+
     return Pass(rows, fields, differing, sample, tuple(defects), example)
 
 
@@ -177,6 +179,7 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
         keys = [key for key, same in same_rows(rows, now).items() if not same]
         if not keys:
             return
+
     raise NotCaughtUp(
         f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be "
         "carried over"
@@ -232,6 +235,7 @@ def verified(
             f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: start "
             "again with --restart"
         )
+
     _check_counts(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
     for copied in _samples(pair, equal.sample):
@@ -245,14 +249,15 @@ def verified(
             queries = vectors[valid]
             in_source += _self_matches(pair, pair.origin, keys, queries)
             in_copy += _self_matches(pair, pair.copy, keys, queries)
+
     if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
             f"searches in {pair.copy.collection!r} miss rows: of {searched} rows searched for by "
-            "their own vectors, "
-            f"{in_source} are found in {pair.origin.collection!r} and {in_copy} in the copy: wait "
-            "until the copy's "
-            "index is built, or give the plan a wider index, and run the command again"
+            f"their own vectors, {in_source} are found in {pair.origin.collection!r} and "
+            f"{in_copy} in the copy: wait until the copy's index is built, or give the plan a "
+            "wider index, and run the command again"
         )
+
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
 
 
@@ -260,6 +265,7 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
     """Check that a copy that has not taken over has the planned index. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
+
     planned = migration.indexed(source).vector_fields[migration.field]
     actual = store.info(migration.target, counted=False).vector_fields[migration.field]
     # Milvus Lite does not return index parameters.
@@ -273,8 +279,7 @@ def validate_index(store: Collections, migration: Migration, source: CollectionI
         expected = f"{planned.index_type} {planned.index_params or ''}".rstrip()
         raise VerificationFailed(
             f"field {migration.field!r} of {migration.target!r} has {present}, planned was "
-            f"{expected}: drop that "
-            "index, create the planned one and load the collection"
+            f"{expected}: drop that index, create the planned one and load the collection"
         )
 
 
@@ -288,6 +293,7 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         counted = store.count(copy)
         if counted == rows:
             return
+
         keys = sum(
             len(page)
             for partition in partitions
@@ -295,10 +301,11 @@ def _check_counts(pair: Pair, partitions: Sequence[str | None], rows: int) -> No
         )
         if counted <= keys or store.count(copy) != counted:
             return
+
     raise VerificationFailed(
         f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled, by a client that "
-        "inserts keys again: stop "
-        "it, and run the migration again with --restart, which makes a new copy"
+        "inserts keys again: stop it, and run the migration again with --restart, which makes a "
+        "new copy"
     )
 
 
@@ -338,10 +345,9 @@ def _check_biases(pair: Pair, copied: Batch) -> None:
         broken = [copied.keys[i] for i in np.flatnonzero(off)]
         raise VerificationFailed(
             f"biases in {pair.copy.collection!r} differ from those of its bank: rows "
-            f"{name_some(broken)}: another "
-            "client wrote them, or the bank was changed; before the cutover, run the migration "
-            "again with --restart, "
-            "which makes a new copy; after it, refresh the copy with --refit"
+            f"{name_some(broken)}: another client wrote them, or the bank was changed; before the "
+            "cutover, run the migration again with --restart, which makes a new copy; after it, "
+            "refresh the copy with --refit"
         )
 
 

@@ -34,6 +34,7 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
         else:
             drop_collection(lease, drop)
             migration = without_source(ledger, migration)
+
     forget_leases(store, drop)
     return migration
 
@@ -57,10 +58,12 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
             else "the source"
         )
         going[what] = f"{drop}, {_rows(store, drop)}"
+
     if drop == migration.target and migration.made_bank != "nothing":
         bank = migration.bank_collection
         whole = migration.made_bank == "collection"
         going["the bank"] = bank if whole else f"what this added to {bank}"
+
     return going
 
 
@@ -123,6 +126,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         others = [other for other in ledger.migrations() if other.id != migration.id]
         if migration.source_identity not in {other.source_identity for other in others}:
             _forget_identity(store, migration)
+
     if not is_others:
         drop_collection(lease, target)
     bank = migration.bank_collection
@@ -130,9 +134,11 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if state is not None:
             # Refreshes of the copy have added generations to that of the migration.
             store.drop_bank_generations(list(dict.fromkeys(state.banks)))
+
         unsaved = state is None and not ledger.may_use_bank(bank, but=target)
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
+
     ledger.forget(migration)
     if is_others:
         raise CollectionExists(
@@ -173,12 +179,15 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
             raise CollectionNotFound(
                 f"the copy {drop!r} was renamed to {renamed!r}: rename it to {drop!r} again first"
             )
+
         return
+
     if drop != migration.source_now:
         raise InvalidInput(
             f"{drop!r} is neither the source {migration.source_now!r} nor the copy "
             f"{migration.target!r}"
         )
+
     migration.require("switched", "finished", step="dropping the source")
     require_copy(store, migration)  # Else the last of the rows would be dropped.
     if store.exists(drop):
@@ -207,6 +216,7 @@ def drop_collection(lease: Lease, collection: str) -> None:
         for online_bank in info.online_banks:
             if store.exists(online_bank.samples_collection):
                 store.drop(online_bank.samples_collection)
+
     drop_log(lease, owner)
     store.forget_helpers(collection)
 

@@ -47,6 +47,7 @@ class Endpoint:
         """Return the rows as users see them, from stored rows of this collection."""
         if self.codec is None:
             return stored
+
         hidden = set(self.codec.hidden_fields)
         rows = [
             {name: value for name, value in row.items() if name not in hidden}
@@ -64,10 +65,12 @@ class Endpoint:
         """
         if self.codec is None or self.state is None:
             return rows
+
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(
                 f"row {problem}: correct {self.state.source!r} by enable in place of a copy"
             )
+
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
         return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
@@ -80,6 +83,7 @@ class Endpoint:
             return self.encode_rows(rows)
         if not self.codec.layout.stores_like(origin.codec.layout):
             return self.encode_rows(rows)
+
         columns = self.codec.columns(stored.vectors, stored.rows)
         biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
         return self._stored(stored, self.codec.set_biases(columns, biases))
@@ -140,6 +144,7 @@ class Pair:
             write(self.copy.collection, part, self.state.field, partition=partition)
             throttle.took(len(part), time.perf_counter() - began)
             start = stop
+
         return per_row * len(rows)
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
@@ -170,11 +175,13 @@ class Pair:
                 ends = [page.keys[-1] for page in pages if page.keys]
                 if not ends:
                     return
+
                 if last is None and all(len(page) < rows for page in pages):
                     ceilings = [
                         ceiling_of(self.store, name, max(ends), partition) for name in names
                     ]
                     last = None if None in ceilings else max(cast("list[Any]", ceilings))
+
                 reading = read(min(ends))
                 page, copied = (
                     page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends))))
@@ -195,6 +202,7 @@ class Pair:
         common = [key for key in page.keys if key in copies]
         if not common:
             return defects
+
         page = page.take([places[key] for key in common])
         copied = copied.take([copies[key] for key in common])
         before = self.origin.decode_rows(page)
@@ -215,6 +223,7 @@ class Pair:
                 defects[key] = f"differs in {', '.join(name or 'the vector' for name in differing)}"
             elif not valid[i]:
                 defects[key] = "bias pending, not finite or not the one in its field"
+
         return defects
 
     def _recovered(self, vectors: Floats, copied: Floats) -> Flags:
@@ -284,8 +293,10 @@ def _shown(a: Any, b: Any) -> tuple[str, str]:
         is_vector = first.ndim > 0 and first.shape == second.shape
     except (TypeError, ValueError):
         is_vector = False
+
     if not is_vector:
         return _shortened(repr(a)), _shortened(repr(b))
+
     place = np.unravel_index(np.nanargmax(np.abs(first - second)), first.shape)
     number = ", ".join(str(int(i) + 1) for i in place)
     return f"{first[place]} at number {number}", f"{second[place]} there"

@@ -28,6 +28,7 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
         return former
+
     interrupted = (
         former.model_dump(include={"id", "made_bank"})
         if former and former.phase == "preparing"
@@ -102,6 +103,7 @@ def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
             for partition, keys in plan.survey.sample.items()
             for start in range(0, len(keys), size)
         )
+
     return stacked((page.vectors for page in pages), plan.layout.dim)
 
 
@@ -136,6 +138,7 @@ class Recorder:
         self._seconds = self._seconds + seconds
         if not is_last:
             return
+
         moment = time.perf_counter()
         chunk = chunk.model_copy(update={"seconds": round(self._seconds, 3)})
         self._ledger.write_chunks(self._migration, [chunk])
@@ -220,5 +223,6 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
             former = _with_invalid(pair, chunk, batch)
             recording = record_last()
             writing = pool.submit(write, former, rows, is_last)
+
         if last := record_last():
             last.result()

@@ -113,6 +113,7 @@ class Migration(FrozenModel):
         names = {"schema", "alias"} if self.rebuilds is not None else {"schema"}
         if missing := sorted(names - self.arguments.keys()):
             raise InvalidParameter(f"arguments has no {missing[0]!r}")
+
         index = self.arguments.get("index")
         if index is not None and (
             not isinstance(index, dict) or set(index) != {"index_type", "index_params"}
@@ -158,6 +159,7 @@ class Migration(FrozenModel):
         changes = [_change(name, then, now) for name, then, now in pairs if then != now]
         if not changes:
             return ""
+
         what = (
             "an unfinished copy"
             if self.phase != "rolled back"
@@ -327,6 +329,7 @@ class Ledger:
             raise NoMigration(
                 f"no migration of {name!r}{to} in this database{_similar(name, migrations)}"
             )
+
         latest = max(matching, key=lambda m: m.begun_at)
         matching = [m for m in matching if m.phase != "finished"] or [latest]
         matching = [m for m in matching if m.phase != "rolled back"] or matching
@@ -337,6 +340,7 @@ class Ledger:
                 f"{name!r} has several copies ({copies}): name the copy itself, or choose one with "
                 "--target"
             )
+
         return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
@@ -399,20 +403,26 @@ def chosen_switch(
         raise InvalidInput(
             "one name moves: pass either the alias that the application uses, or rename"
         )
+
     if rename and not isinstance(store, Renaming):
         raise InvalidInput(
             f"this database cannot rename collections: let applications read {source!r} by an alias"
         )
+
     if alias is None:
         renamed = RENAMED.format(source)
         if store.exists(renamed):
             raise CollectionExists(f"the source would be renamed to {renamed!r}, which is taken")
+
         return Switch(name=source, source_renamed=renamed)
+
     if alias in {source, target}:
         raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
+
     behind = store.alias_target(alias)
     if behind is None and store.exists(alias):
         raise InvalidInput(f"{alias!r} is a collection, not an alias")
     if behind not in {None, source, target}:
         raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
+
     return Switch(name=alias)

@@ -103,6 +103,7 @@ def resume(
     if migration.phase in {"switched", "finished"} and not store.exists(migration.source_now):
         require_copy(store, migration)
         return migration
+
     with opened(store, migration, options or MigrationOptions()) as migrator:
         return migrator.run(alias=alias, rename=rename)
 
@@ -214,10 +215,12 @@ class Migrator:
         if migration.phase == "rolling back":
             self.roll_back()
             return self.migration
+
         if migration.phase in {"preparing", *UNFINISHED}:
             self._require_unchanged(self._store.info(migration.source_now))
             if alias or rename:
                 chosen_switch(self._store, migration.source, migration.target, alias, rename)
+
         if migration.phase == "preparing":
             self._prepare(plan)
         if self.migration.phase in UNFINISHED:
@@ -226,6 +229,7 @@ class Migrator:
                 # The rows that a killed job has changed in the source must be repaired before the
                 # copy.
                 repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
+
             if self.migration.phase == "copying":
                 self._create_copy(source)
             self._announce(migration.source, migration.target)
@@ -233,6 +237,7 @@ class Migrator:
                 self._copy(source)
             self._wait_for_clients()
             self._verify(source)
+
         if alias or rename or self.migration.phase == "switching":
             self.cut_over(alias, rename)
         return self.migration
@@ -252,11 +257,13 @@ class Migrator:
         store = self._store
         if migration.phase == "preparing":
             return
+
         require_source(store, migration)
         if migration.phase == "copying" and not any(
             chunk.seconds for chunk in self._ledger.chunks(migration)
         ):
             return  # The copy may not exist yet.
+
         require_copy(store, migration)
 
     def _write(self, **changes: Any) -> None:
@@ -284,6 +291,7 @@ class Migrator:
                 f"the migration of {self.migration.source!r} ended before anything was copied: "
                 "pass its bank again"
             )
+
         self._write(source_identity=identified(self._store, self.migration.source))
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
         self._options.throttle.check()
@@ -327,9 +335,11 @@ class Migrator:
         dual_write = DualWrite(collection=copy, required=required)
         if self._options.no_writers:
             return
+
         if self._store.info(origin).dual_write != dual_write:
             self._write(announced_at=None)
             self._store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
+
         if self.migration.announced_at is None:
             self._write(announced_at=now())
 
@@ -358,6 +368,7 @@ class Migrator:
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
+
             carried += done.differing
             before = last
             last = done.example
@@ -365,8 +376,7 @@ class Migrator:
         # A row that is carried over and differs as before was not written in between.
         cause = (
             "Some client writes without HubnessClient, which writes to both: stop it, and run it "
-            "again with "
-            "--no-writers"
+            "again with --no-writers"
         )
         if last and last == before:
             cause = (
@@ -374,12 +384,11 @@ class Migrator:
                 f"{pair.copy.collection!r} cannot "
                 "hold it as it is, so change the row, and run the migration again"
             )
+
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
-            f"{MOST_PASSES} passes "
-            f"found rows that differ, the last {done.differing}, among them "
-            f"{', '.join(done.defects)}"
-            f"{last and f'; {last}'}. {cause}"
+            f"{MOST_PASSES} passes found rows that differ, the last {done.differing}, among them "
+            f"{', '.join(done.defects)}{last and f'; {last}'}. {cause}"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
@@ -430,6 +439,7 @@ class Migrator:
             if state != self.migration.state:
                 store.write_property(migration.target, state.property_name, state)
             self._write(phase="switching", switch=switch, state=state)
+
         if self.migration.phase == "switching":
             self._move_name()
 
@@ -437,12 +447,14 @@ class Migrator:
         release = self._options.release
         if release is None or release.is_set():
             return
+
         self._report("postponed")
         while True:
             for _ in range(POSTPONED_SECONDS):
                 self._options.throttle.admit(0, 0)
                 if release.wait(1):
                     return
+
             self._pass(pair, partitions)
 
     def _move_name(self) -> None:
@@ -454,6 +466,7 @@ class Migrator:
                 f"the ledger has lost the name that moves from {self.migration.source!r}: clean, "
                 "and start again"
             )
+
         if switch.source_renamed:
             self._lease.include(switch.source_renamed)
         renamed = switch.source_renamed
@@ -475,6 +488,7 @@ class Migrator:
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)
             self._lease.fence(switch.source_renamed)
+
         store.write_property(source, DUAL_WRITE_PROPERTY, None)
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
@@ -495,9 +509,9 @@ class Migrator:
         if switch is None:
             raise StoreError(
                 f"the ledger has lost the name that moved from {source!r} to {target!r}: move it "
-                "back yourself, and "
-                f"then drop {target!r}"
+                f"back yourself, and then drop {target!r}"
             )
+
         if migration.phase == "switched":
             self._report("before-rollback", alias=switch.name)
             pair = pair_of(store, migration, back=True)
@@ -507,6 +521,7 @@ class Migrator:
             _, carried = self._until_equal(pair, partitions)
             carried += self._required_until_equal(pair, partitions)
             self._write(phase="rolling back")
+
         self._lease.check()
         if switch.source_renamed is None:
             store.point_alias(switch.name, source)
@@ -517,7 +532,9 @@ class Migrator:
             if store.exists(switch.source_renamed):
                 prepare_rename(store, switch.source_renamed, switch.name)
                 capability(store, Renaming).rename(switch.source_renamed, switch.name)
+
             complete_rename(store, switch.source_renamed, switch.name)
+
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
             store.write_property(target, state.property_name, state)

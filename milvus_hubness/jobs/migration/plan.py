@@ -299,6 +299,7 @@ def _planned(store: Store, request: MigrationRequest) -> MigrationPlan:
         remarks.append(
             f"the source's index is {former.index_type} {former.index_params or ''}".rstrip()
         )
+
     remarks += _duplicate_remarks(store, fitting)
 
     resolution = resolution_of(store, fitting)
@@ -349,6 +350,7 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
                 f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would "
                 "need itself"
             )
+
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it "
             "instead"
@@ -359,6 +361,7 @@ def _correctable(store: Store, request: MigrationRequest) -> tuple[CollectionInf
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} has no rows: insert items first")
+
     return info, field
 
 
@@ -423,6 +426,7 @@ def _remarks(store: Store, fitting: Fitting, request: MigrationRequest) -> list[
         remarks.append(
             f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory"
         )
+
     return remarks
 
 
@@ -437,6 +441,7 @@ def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
     counted = store.count(info.name)
     if distinct >= counted:
         return []
+
     rows = min(info.rows, counted)
     return [f"{rows} rows but {distinct} distinct keys: one row of each key is copied"]
 
@@ -454,9 +459,11 @@ def _with_resume_remark(plan: MigrationPlan, unfinished: Migration | None) -> Mi
     """Return the plan with a remark if it differs from an unfinished run, which refuses it then."""
     if unfinished is None or plan.restart:
         return plan
+
     changes = unfinished.changes(plan.arguments)
     if not changes:
         return plan
+
     remark = f"{changes}: a run needs them again, or --restart, which drops it first"
     return replace(plan, remarks=(*plan.remarks, remark))
 
@@ -478,6 +485,7 @@ def _unfinished(
                 f"the application was switched from {info.name!r} to {target!r}: roll back, or "
                 "refresh that"
             )
+
         if migration.state is not None and migration.phase != "finished":
             return migration
 
@@ -485,4 +493,5 @@ def _unfinished(
         raise CollectionExists(
             f"{target!r} exists already as another collection: choose another target"
         )
+
     return None

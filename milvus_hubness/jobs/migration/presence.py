@@ -60,6 +60,7 @@ def require_copy(store: Store, migration: Migration) -> None:
     name = migration.target
     if store.exists(name) and is_copy(store.info(name, counted=False, checked=False), migration):
         return
+
     renamed = renamed_copy(store, migration)
     raise _gone(
         store,
@@ -81,6 +82,7 @@ def require_source(store: Store, migration: Migration) -> None:
             info = store.info(name, counted=False, checked=False)
             if info.name == name and is_source(info, migration):
                 return
+
     name = migration.source_now
     renamed = renamed_source(store, migration)
     raise _gone(
@@ -103,6 +105,7 @@ def problem_of(store: Store, migration: Migration) -> str:
             require_source(store, migration)
     except StoreError as error:
         return str(error)
+
     return ""
 
 
@@ -126,8 +129,7 @@ def _remedy(store: Store, migration: Migration) -> str:
     if migration.phase in SWITCHED:
         return (
             "point the application's name at a collection that you have, and let "
-            f"{store.commands.clean} "
-            f"{source} --drop {target} forget this migration"
+            f"{store.commands.clean} {source} --drop {target} forget this migration"
         )
     return f"{store.commands.run} {source} --bank FILE --restart begins again"
 
@@ -137,6 +139,7 @@ def _gone(store: Store, thing: str, name: str, renamed: str | None, remedy: str)
         return CollectionNotFound(
             f"{thing} was renamed to {renamed!r}: rename it to {name!r} again, or {remedy}"
         )
+
     if store.exists(name):
         return CollectionExists(
             f"{thing} is gone, and another collection has its name and stays untouched: {remedy}"

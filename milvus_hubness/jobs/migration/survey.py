@@ -110,6 +110,7 @@ def survey(
                 Chunk(number=len(chunks), partition=partition, after=after, upto=last, rows=rows)
             )
             after = last
+
     return Survey(chunks, sample)
 
 
@@ -128,6 +129,7 @@ def _chunk_ends(pages: Iterable[list[Key]], chunk_rows: int) -> Iterator[tuple[K
             if rows == chunk_rows:
                 yield last, rows
                 rows = 0
+
     if rows:
         yield last, rows
 
@@ -218,8 +220,10 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if left <= 0:
             break
+
         parts.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)).vectors)
         left -= len(parts[-1])
+
     vectors = np.concatenate(parts)
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
     correction = fit_measured(store, info, field, fitting.layout, vectors, *banks)
@@ -265,24 +269,22 @@ class Resolution:
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
                 f"field {field!r} has rows that float32 cannot distinguish: the {NEAREST} nearest "
-                "of a query differ by "
-                f"{self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, "
-                "because groups of rows "
-                f"are far apart ({self.in_order:.0%} of {self.queries} queries keep their order "
-                f"among {self.rows:,} "
-                "rows at strength 0): keep each group in a collection of its own"
+                f"of a query differ by {self.gap:.3g} in squared distance and scores are off by "
+                f"{self.error:.3g}, because groups of rows are far apart ({self.in_order:.0%} of "
+                f"{self.queries} queries keep their order among {self.rows:,} rows at strength "
+                "0): keep each group in a collection of its own"
             )
 
     def remark(self, dtype: Dtype) -> list[str]:
         if self.in_order >= REMARKED:
             return []
+
         reason = (
             "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
         )
         return [
             f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their "
-            f"{NEAREST} "
-            f"nearest among {self.rows:,} rows{reason}"
+            f"{NEAREST} nearest among {self.rows:,} rows{reason}"
         ]
 
 
@@ -294,6 +296,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
+
     layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
@@ -325,6 +328,7 @@ def _exact(layout: Layout, rows: Floats, queries: Floats) -> npt.NDArray[np.floa
     query_vectors = queries.astype(np.float64)
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
+
     if layout.metric == "COSINE":
         wide, query_vectors = (
             part / np.linalg.norm(part, axis=1, keepdims=True) for part in (wide, query_vectors)
@@ -357,6 +361,7 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     sample = fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None
+
     every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
     parts = [
         store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors

@@ -92,12 +92,14 @@ def judge(
     ]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
+
     items = layout.reduce_items(sample)
     fits = [
         fit for plan in (old, new) if (fit := _fit_without(layout, sample, items, plan, held_out))
     ]
     if len(fits) < 2:
         return None
+
     biases = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)]
     gates = [fit[1] for fit in fits]
     outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
@@ -118,6 +120,7 @@ def judge(
             "raw": paired_difference(hits[0], hits[2]),
             "old": paired_difference(hits[1], hits[2]),
         }
+
     return RefreshEvaluation(
         items=len(sample),
         queries=len(held_out),
@@ -140,6 +143,7 @@ def _fit_without(
     others = np.array([row.tobytes() not in excluded for row in bank.vectors])
     if others.sum() < FEWEST_HELD_OUT:
         return None
+
     correction = Correction.fit(
         layout,
         plan.estimator,
@@ -150,6 +154,7 @@ def _fit_without(
     bias = correction.centred(sample) * np.float32(plan.strength)
     if plan.gates[0] is None:
         return bias, None
+
     targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
     return bias, activated_by(plan.gates, correction.fitted.bank.vectors, items, targets)
 
@@ -220,6 +225,7 @@ def sampled(
         keys += [key for key, usable in zip(rows.batch.keys, valid, strict=True) if usable]
         vectors.append(rows.vectors[valid])
         biases.append(rows.biases[valid])
+
     return Sample(keys, np.concatenate(vectors), np.concatenate(biases))
 
 
@@ -253,12 +259,14 @@ def fit(
     bank = plan.bank
     if plan.reference is not None:
         return Correction.restore(state.layout, plan.estimator, bank)
+
     backend = BiasBackend(store, info, state)
     gallery = None
     if plan.estimator.needs_gallery:
         parts = key_chunks(store, info, "reading the gallery", options.progress)
         vectors = (backend.read(part, partition).vectors for partition, part in parts)
         gallery = stacked(vectors, state.layout.dim)
+
     is_unchanged = is_same(plan.estimator, state.profile.estimator)
     return Correction.fit(
         state.layout,
@@ -326,6 +334,7 @@ class Renewal:
             count += backend.write(
                 part, partition, self._for_new_rows, epoch_of_new_rows(backend.state)
             )
+
         return count
 
     def run(self, incoming: Profile) -> tuple[int, int]:
@@ -353,6 +362,7 @@ class Renewal:
                 progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
                 body = reached.model_copy(update=progress).model_dump_json()
                 store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
+
         return scanned, changed
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
@@ -376,10 +386,12 @@ class Renewal:
                 changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch)
             )
             backend.repair(changed, partition, corrections, epoch)
+
         pending = rows.only(rows.pending).batch.keys
         if pending:
             self._admit(len(pending))
             count += backend.write(pending, partition, corrections, backend.state.profile.epoch)
+
         return count
 
     @cached_property
@@ -416,6 +428,7 @@ class Renewal:
                 f"stopped as requested: the next refresh of {self.backend.info.name!r} carries on "
                 "from here"
             )
+
         if rows:
             self.options.throttle.admit(
                 rows, rows * BYTES_PER_NUMBER * self.backend.state.layout.width
@@ -428,11 +441,13 @@ class Renewal:
             reached = _Reached.model_validate_json(record.body) if record else None
         except ValidationError:
             reached = None
+
         if reached and (reached.bank.generation, reached.slot) == (
             incoming.bank.generation,
             incoming.slot,
         ):
             return reached
+
         return _Reached(bank=incoming.bank, slot=incoming.slot)
 
 

@@ -108,6 +108,7 @@ def start_online_bank(
                 f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not "
                 f"{problem['input']!r}"
             ) from None
+
         capability(store, QuerySampling).create_query_samples(
             online_bank.samples_collection, info.collection_id, state.dim
         )
@@ -130,6 +131,7 @@ def stop_online_bank(
         online_bank = info.online_bank_of(state.field, name)
         if online_bank is None:
             return None
+
         others = _others(info, online_bank)
         samples = online_bank.samples_collection
         banks = OnlineBanks(banks=tuple(others)) if others else None
@@ -139,6 +141,7 @@ def stop_online_bank(
             capability(store, QuerySampling).drop_samples(samples, numbers)
         elif store.exists(samples):
             store.drop(samples)
+
         return online_bank
 
 
@@ -164,6 +167,7 @@ def absorbed(
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         return None
+
     stored = store.load_bank(state.profiles[name].bank, checked=False)
     samples = _samples(store, online_bank)
     origins = origins_of(stored)
@@ -173,6 +177,7 @@ def absorbed(
         stored.queries.expect_dim(dim, f"a sample in {online_bank.samples_collection!r}")
         merged = merge(stored.queries, origins, samples.vectors, samples.origins, online_bank)
         origins = (merged.bank.origins if merged.bank else None) or origins
+
     seeds = int(origins.are_seeds.sum())
     numbers = tuple(samples.origins.numbers.tolist())
     live = len(origins) - seeds
@@ -243,10 +248,12 @@ def drift(
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
         return Drift(reason, held.bank.count, 0)
+
     vectors = _samples(store, online_bank).vectors
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
         return Drift("no recent queries were sampled", held.bank.count, 0)
+
     recent = vectors[distinct_vectors(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
     bank = stored.queries.vectors

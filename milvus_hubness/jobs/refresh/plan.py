@@ -142,6 +142,7 @@ class RefreshOptions:
             object.__setattr__(self, name, optional_bank(getattr(self, name)))
         if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
             raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+
         if self.revert and (self.names_biases or self.refit):
             raise InvalidParameter(
                 "revert returns to the former biases: leave out bank, estimator and refit"
@@ -196,6 +197,7 @@ class SpareBanks:
         """
         if not noted:
             return
+
         named = {bank.rows for bank in state.banks} if state else set()
         undecided = self._store.drop_bank_generations(
             [bank for bank in noted if bank.rows not in named]
@@ -292,6 +294,7 @@ def plan_refresh(
         # The only way to repair biases that something else has damaged: nobody can see that they
         # are wrong.
         reasons.append("it was forced")
+
     return RefreshPlan(
         estimator=estimator or from_dict(profile.estimator),
         bank=bank,
@@ -306,6 +309,7 @@ def _reverting(store: Store, info: CollectionInfo, state: CollectionState) -> Re
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} has no earlier biases: it was never refreshed")
+
     return RefreshPlan(
         estimator=from_dict(former.estimator),
         bank=store.load_bank(former.bank),
@@ -371,16 +375,19 @@ def with_profile(
     """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
+
     if state.incoming is not None and state.incoming.name == name:
         begun = state.incoming.profile
         draft = begun.model_copy(
             update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
         )
         return state.with_profile(draft, name).model_copy(update={"active": name}), True
+
     if not name:
         raise InvalidParameter("a profile needs a name")
     if options.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
+
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = (
         wider.layout.width == state.layout.width
@@ -391,6 +398,7 @@ def with_profile(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"
         )
+
     active = state.profile
     draft = Profile(
         estimator=to_dict(options.estimator or Blend()),
@@ -489,6 +497,7 @@ def rebuild_obstacle(info: CollectionInfo, requested: str, state: CollectionStat
         return f"{what} to {info.name!r}, and one is moved in one step"
     if requested == info.name:
         return f"requested by its alias {info.aliases[0]!r}, a copy would take over"
+
     return ""
 
 
@@ -548,12 +557,14 @@ def _copy_layout(
             keeps_mean=True,
             length_pull=store.takes_length_pull(info, field),
         )
+
     if spread > 1:
         profile = state.profile
         correction = Correction.restore(
             layout, from_dict(profile.estimator), bank, profile.mean_bias
         )
         layout = with_bias_scale(layout, vectors, correction.centred(vectors), profile.strength)
+
     return layout
 
 

@@ -159,6 +159,7 @@ def refresh(
         else:
             validated = leasing(store, collection, lambda current: ready_state(current, field))
             lease, info = stack.enter_context(validated)
+
         stop_reason = Cancelled("stopped as requested: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
 
@@ -189,6 +190,7 @@ def _live_queries(
         measured_drift = drift(store, info.name, field=options.field, profile=options.profile)
         if not measured_drift.fired:
             return measured_drift, None
+
     samples = absorbed(store, info.name, field=options.field, profile=options.profile)
     return measured_drift, samples
 
@@ -249,6 +251,7 @@ def _refreshed(
     if result.action == "refused":
         age = now() - state.profile.refreshed_at
         bias_age_seconds = round(age.total_seconds(), 1)
+
     return replace(
         result,
         rows=job.info.rows,
@@ -308,6 +311,7 @@ class Refreshing:
             fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
             state = self._without_outgoing(self.state).with_profile(fresh)
             self._write_state(keep_nearest(self.store, self.info.name, state))
+
         action: Action = "pending" if count else "none"
         return self._result(
             action, "bank and parameters are unchanged", scanned=count, written=count
@@ -329,8 +333,10 @@ class Refreshing:
                     steps.append(executor.submit(backend.wait_visible))
             else:
                 backend.wait_visible()
+
             for step in steps:
                 step.result()
+
         return count
 
     # -- rows that expire
@@ -350,11 +356,9 @@ class Refreshing:
         """Fill rows without a bias, which are new, and leave the others as they are."""
         reason = (
             f"{plan.reason}, but rows of {self.info.name!r} expire {self.info.time_to_live:,} s "
-            "after their last "
-            "write, and a refresh writes unchanged rows again, so that they expire later: allow "
-            "that with "
-            "--restart-ttl (restart_ttl), or keep the biases in a side collection (enable --where "
-            "side)"
+            "after their last write, and a refresh writes unchanged rows again, so that they "
+            "expire later: allow that with --restart-ttl (restart_ttl), or keep the biases in a "
+            "side collection (enable --where side)"
         )
         return self.with_former_biases(plan, load_bank, reason)
 
@@ -396,21 +400,20 @@ class Refreshing:
         """
         if plan.carries_on or self.options.force or not self.needs_other_columns:
             return ""
+
         obstacle = rebuild_obstacle(self.info, self.requested, self.state)
         if not obstacle:
             return ""
+
         spread = self.store.bias_spread(self.info, self.state.field)
         remedy = f"give {self.info.name!r} one alias and refresh by it"
         if self.state.codec.leaves_vectors:
             remedy = "disable the correction and enable it again"
         return (
             f"{plan.reason}, but the quantizer of field {self.state.field!r} needs each bias in "
-            f"{spread} columns, "
-            f"where its vectors have {self.state.layout.spread}, and no copy with more can take "
-            f"over: {obstacle}. "
-            f"So {remedy}, turn the quantization off, or write the biases as they are (--force), "
-            "of which it loses "
-            "a part"
+            f"{spread} columns, where its vectors have {self.state.layout.spread}, and no copy "
+            f"with more can take over: {obstacle}. So {remedy}, turn the quantization off, or "
+            "write the biases as they are (--force), of which it loses a part"
         )
 
     # -- all rows
@@ -420,6 +423,7 @@ class Refreshing:
         """Judge the new biases, and write them to all rows or to a copy; continue what was begun."""
         if plan.carries_on:
             return self._continued(plan)
+
         options = self.options
 
         sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
@@ -452,6 +456,7 @@ class Refreshing:
         else:
             announced = self._announced(fresh)
             result = announced._write(plan)
+
         return replace(result, reason=reason, judged=judged)
 
     def _chosen_rebuild(
@@ -606,9 +611,11 @@ class Refreshing:
         """
         if state.outgoing is None:
             return state
+
         awaited = f"all clients to read the new state of {self.info.name!r}"
         if wait_seconds(awaited, self.options.client_ttl, self.options.stop):
             return state
+
         renewed = state.model_copy(update={"outgoing": None})
         self._write_state(renewed)
         return renewed
@@ -621,6 +628,7 @@ class Refreshing:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
         if state.allowed_miss_rate is None:
             return state
+
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
         queries = plan.bank.queries

@@ -83,11 +83,13 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         count = store.count_notes(info.intent_log)
         batches = open_batches(store, info.name)
         left = {"write_intents": count, "open_batches": len(batches)}
+
     left["verdicts"] = _verdicts(info)
     if state is None:
         return Status(
             info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left
         )
+
     profile = state.profile
     codec = state.codec
     backend = BiasBackend(store, info, state)
@@ -136,6 +138,7 @@ def _verdicts(info: CollectionInfo) -> tuple[dict[str, Any], ...]:
             and state.profile.bank.fingerprint.split("+")[0] == record.bank_fingerprint
         )
         verdicts.append({**record.model_dump(mode="json", include=shown), "in_use": in_use})
+
     return tuple(verdicts)
 
 

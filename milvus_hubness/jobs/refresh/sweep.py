@@ -107,6 +107,7 @@ def sweep(store: Store, collection: str) -> Leftovers:
         for bank in search.unused({*removed.banks}, {*removed.copies, *removed.records}):
             lease.check_now()
             lease.store.drop(bank)
+
         for name in removed.records:
             _forget(lease.store, name)
 
@@ -143,12 +144,14 @@ class _Search:
             and holder_of(store, self._name) is None
         ):
             records = (*records, self._name)
+
         keys: dict[str, int] = {}
         properties: tuple[str, ...] = ()
         if info is not None and info.name not in copies:
             properties = self._properties(info, {*copies, *records})
             if isinstance(store, LeavesKeys) and not _keeps_keys(info.states.values()):
                 keys = store.left_keys(info.name)
+
         banks = self.unused(self._banks(), {*copies, *records})
         return Leftovers(
             self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying
@@ -160,6 +163,7 @@ class _Search:
         target = migration.target
         if not store.exists(target):
             return False
+
         info = store.info(target, counted=False, checked=False)
         rebuild = replaced_by(self._ledger, target, target)
         if not is_copy(info, migration):
@@ -176,6 +180,7 @@ class _Search:
             )
         else:
             self._staying[target] = "the application was switched to it"
+
         return False
 
     def _records(self, copies: Iterable[str]) -> tuple[str, ...]:
@@ -234,6 +239,7 @@ class _Search:
         for migration in self._ledger.migrations():
             if migration.target not in ending and migration.phase in UNFINISHED:
                 unused.discard(migration.bank_collection)
+
         return unused
 
 
@@ -252,6 +258,7 @@ def _remove_copy(lease: Lease, copy: str) -> None:
     elif rebuild is not None:
         drop_collection(lease, copy)
         without_source(ledger, rebuild)
+
     _forget(lease.store, copy)
 
 
@@ -261,6 +268,7 @@ def _remove_from_collection(lease: Lease, removed: Leftovers) -> None:
     name = removed.collection
     if not store.exists(name) or name in removed.copies:
         return
+
     info = store.info(name, counted=False, checked=False)
     if info.intent_log is None:
         drop_log(lease, info.collection_id)
@@ -280,6 +288,7 @@ def _forget(store: Store, name: str) -> None:
         without_source(ledger, rebuild)
     elif migration is not None:
         ledger.forget(migration)
+
     spare = SpareBanks(store, name)
     spare.drop(spare.noted())
     store.forget_helpers(name)

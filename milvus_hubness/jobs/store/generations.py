@@ -83,6 +83,7 @@ def generation_of(bank: StoredBank) -> str:
         origins.numbers, Origins.seeds(len(origins), 0).numbers
     ):
         parts += [origins.numbers, origins.at]
+
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
@@ -90,6 +91,7 @@ def generation_of(bank: StoredBank) -> str:
         digest.update(
             np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes()
         )
+
     return digest.hexdigest()[:32]
 
 
@@ -114,10 +116,8 @@ def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
     if not holds(reference, bank):
         raise StateError(
             f"bank {reference.collection!r} holds other rows than the collection state names "
-            "(fingerprint "
-            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh "
-            "with --bank FILE to "
-            "replace them, or run refresh to use them as they are"
+            f"(fingerprint {generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): "
+            "run refresh with --bank FILE to replace them, or run refresh to use them as they are"
         )
     return bank
 
@@ -137,6 +137,7 @@ def fitted_bank(
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, HubnessError):
             raise
+
         raise StateError(
             f"bank {reference.collection!r} has rows that no version of milvus-hubness writes "
             f"({type(error).__name__}: {shown(error)}): run refresh with --bank FILE to replace "
@@ -159,6 +160,7 @@ def _bank_of_rows(
             f"{reference.generation[:12]}…: run refresh "
             "with --bank FILE"
         )
+
     potentials = [row.get("potentials", []) for row in queries]
     are_whole = len({len(own) for own in potentials}) == 1
     source = f"{database}:{reference.collection}"
@@ -255,9 +257,9 @@ class BankGenerations(ABC):
                 if writes == MOST_WRITES:
                     raise StateError(
                         f"bank {collection!r} loses rows while they are written: another process "
-                        "changes them; "
-                        "run this command again"
+                        "changes them; run this command again"
                     )
+
                 writes += 1
                 self._write_generation(reference, bank, stored.keys)
         except BaseException:
@@ -266,6 +268,7 @@ class BankGenerations(ABC):
             if created and not self.count(collection):
                 self.drop(collection)
             raise
+
         return reference, "collection" if created else "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
@@ -306,6 +309,7 @@ class BankGenerations(ABC):
         for bank, rows in zip(spare, before, strict=True):
             if bank not in unused:
                 self._write_rows(bank.collection, rows)
+
         return undecided + undecided_now
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
@@ -318,7 +322,9 @@ class BankGenerations(ABC):
                 # Another process may have created it meanwhile.
                 if not self.exists(collection):
                     raise
+
                 created = False
+
         if not created:
             self._expect_bank(collection, dim)
         self._serve_bank(collection, metric)
@@ -334,6 +340,7 @@ class BankGenerations(ABC):
                 f"collection {collection!r} exists and is not a query bank: choose another name "
                 "with --bank-name"
             )
+
         if dim is not None and width != dim:
             raise DimensionMismatch(
                 f"bank {collection!r} has {width} dimensions, the queries have {dim}"
@@ -355,6 +362,7 @@ class BankGenerations(ABC):
         """
         if not references:
             return [], []
+
         used: set[tuple[str, str]] = set()
         is_certain = True
         for name, properties in self._all_properties():
@@ -372,6 +380,7 @@ class BankGenerations(ABC):
                         "no bank generation is dropped, as a collection may use any of them: %s",
                         error,
                     )
+
         others = [bank for bank in references if bank.rows not in used]
         return (others, []) if is_certain else ([], others)
 
@@ -384,6 +393,7 @@ class BankGenerations(ABC):
         for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
             if own is None:
                 continue
+
             source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
             origins = own.origins or Origins.seeds(len(own), now)
             potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
@@ -399,6 +409,7 @@ class BankGenerations(ABC):
                 )
             ]
             keys.update(self._write_part(reference, part, own.vectors, rows))
+
         if excess := [key for key in stored if key not in keys]:
             self.delete(reference.collection, excess)
 

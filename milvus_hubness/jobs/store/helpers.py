@@ -48,6 +48,7 @@ def expect_helpers(store: HelperReads, helpers: Iterable[Helper], owner: Collect
     for helper in helpers:
         if not store.exists(helper.collection):
             continue
+
         listed: Collection[str] = ()
         if not helper.is_derived_from(owner.name):
             listed = store.listed_helpers(owner)
@@ -100,13 +101,16 @@ def complete_rename(store: Store, former: str, name: str) -> None:
     """
     if not store.exists(name):
         return  # Somebody has dropped it meanwhile.
+
     info = store.info(name, counted=False, checked=False)
     if not info.states:
         return
+
     listed = store.listed_helpers(info.collection_id)
     for helper in info.helpers:
         if helper.collection in listed and store.exists(helper.collection):
             store.write_property(helper.collection, helper.marker, info.collection_id)
+
     store.forget_helpers(former)
 
 
@@ -132,10 +136,8 @@ def expect_own_banks(store: HelperReads, state: CollectionState, owner: Collecti
         bank = min(strangers)
         raise StateError(
             f"the collection property {state.property_name!r} of {owner.name!r} names the bank "
-            f"{bank!r}, which is not "
-            f"one of {owner.name!r} and stays untouched: find out who wrote that property, and "
-            "drop it"
-            f"{store.commands.after_rename(owner.name)}"
+            f"{bank!r}, which is not one of {owner.name!r} and stays untouched: find out who "
+            f"wrote that property, and drop it{store.commands.after_rename(owner.name)}"
         )
 
 

@@ -185,12 +185,12 @@ def expect_helper(
     points_back = points_back_to is not None and points_back_to.is_same(owner)
     if points_back and (helper.is_derived_from(owner.name) or helper.collection in listed):
         return
+
     raise StateError(
         f"the collection property {helper.property_name!r} of {owner.name!r} names "
-        f"{helper.collection!r}, which is no "
-        f"helper collection of {owner.name!r} and stays untouched: find out who wrote that "
-        "property, and drop it"
-        f"{commands.after_rename(owner.name)}"
+        f"{helper.collection!r}, which is no helper collection of {owner.name!r} and stays "
+        "untouched: find out who wrote that property, and drop "
+        f"it{commands.after_rename(owner.name)}"
     )
 
 
@@ -220,6 +220,7 @@ def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
             record = HelperRecord.model_validate_json(body)
         except ValidationError:
             continue
+
         if record.owner.is_same(owner) and record.owner.name == owner.name:
             helpers.add(record.helper)
     return frozenset(helpers)
@@ -243,9 +244,8 @@ def expect_copy(origin: CollectionId, copy: str, property_name: str, bodies: Ite
         return
     raise StateError(
         f"the collection property {property_name!r} of {origin.name!r} names {copy!r}, and the "
-        "ledger has no migration "
-        f"between the two, so {copy!r} stays untouched: find out who wrote that property, and drop "
-        "it"
+        f"ledger has no migration between the two, so {copy!r} stays untouched: find out who "
+        "wrote that property, and drop it"
     )
 
 
@@ -260,8 +260,10 @@ def _lets_write(body: str, origin: CollectionId, copy: str) -> bool:
         source_identity = migration.get("source_identity") or ""
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
+
     if phase in _WITHOUT_COPY:
         return False
     if copy == target and origin.name in sources:
         return not (source_identity and origin.identity) or source_identity == origin.identity
+
     return origin.name == target and copy in sources

@@ -376,6 +376,7 @@ def expect_store(store: object) -> None:
             raise InvalidInput(
                 f"a store is needed, not the client {type(store).__name__}: pass {remedy}"
             )
+
     if not hasattr(store, "info"):
         raise InvalidInput(
             f"a store is needed, not {type(store).__name__}: pass MilvusStore(connect(uri))"

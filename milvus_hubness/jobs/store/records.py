@@ -239,9 +239,8 @@ class VectorField:
             return []
         return [
             f"the vectors of field {self.name!r} are computed on the server, by "
-            f"{self.computed_by}, "
-            "which accepts no others: correct a field whose vectors clients write, made by the "
-            "same model"
+            f"{self.computed_by}, which accepts no others: correct a field whose vectors clients "
+            "write, made by the same model"
         ]
 
 
@@ -352,6 +351,7 @@ class CollectionInfo:
         if field is not None:
             self.require_field(field)
             return self.states.get(field)
+
         if len(self.states) > 1:
             fields = ", ".join(self.states)
             raise InvalidInput(
@@ -373,14 +373,14 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
     """
     if not counts:
         return []
+
     keys = ", ".join(
         f"{name} ({count:,} row{'s' * (count != 1)})" for name, count in counts.items()
     )
     return [
-        f"rows have keys of the names that corrected rows need: {keys}; they come from a corrected "
-        "collection that was "
-        "read without HubnessClient, which leaves them out: delete these rows, and insert them "
-        "without the keys"
+        f"rows have keys of the names that corrected rows need: {keys}; they come from a "
+        "corrected collection that was read without HubnessClient, which leaves them out: delete "
+        "these rows, and insert them without the keys"
     ]
 
 
