@@ -31,19 +31,24 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows as read, the codec's `columns` of them, vectors (n, d) as users see them, and biases (n,
-    slots). (n,) each: stale: the bias is of another vector; unbiased: the vector has no bias;
-    pending: that, or no locality hints.
-    """
+    """Rows as read, with their biases."""
 
     batch: Batch
+    """The rows as the database returned them."""
     columns: Columns
+    """The codec's columns of them."""
     vectors: Floats
+    """(n, d), as users see them."""
     biases: Floats
+    """(n, slots)."""
     stale: Flags
+    """(n,), whether the bias is of another vector."""
     unbiased: Flags
+    """(n,), whether the vector has no bias."""
     pending: Flags
+    """(n,), whether it has none, or no locality hints."""
     new: Flags
+    """(n,), whether the bias is one of new rows, which differs from the formula."""
 
     def only(self, rows: Flags) -> BiasedRows:
         """Return the rows for which `rows` (n,) is true."""
@@ -60,14 +65,13 @@ class BiasedRows:
 
 @dataclass(frozen=True)
 class BiasBackend:
-    """The biases of the rows of one corrected field of the collection `info`. writer: None for
-    reading only.
-    """
+    """The biases of the rows of one corrected field of the collection `info`."""
 
     store: Store
     info: CollectionInfo
     state: CollectionState
     writer: RowWriter | None = None
+    """What writes the rows; None for reading only."""
 
     @cached_property
     def codec(self) -> RowCodec:

@@ -154,16 +154,16 @@ def _expect_column(path: str, column: str, names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """The rows of a collection that have a usable vector. vectors: (n, d), as inserted. fields: the
-    scalar fields of rows. biases: (n,), those that searches use now; None if the collection is not
-    corrected.
-    """
+    """The rows of a collection that have a usable vector."""
 
     layout: Layout
     keys: list[Key]
     vectors: Floats
+    """(n, d), as inserted."""
     fields: list[Mapping[str, Any]]
+    """The scalar fields of the rows."""
     biases: Floats | None
+    """(n,), those that searches use now; None if the collection is not corrected."""
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
         """Return the positions of the rows of these keys. Raises InvalidInput, which names missing

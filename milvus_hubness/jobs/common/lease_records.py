@@ -62,13 +62,16 @@ LARGEST_PID = 2**31 - 1
 
 
 class Owner(FrozenModel):
-    """A process. started: its start time, in the kernel's ticks since boot. Process numbers are
-    unique only within one boot and one PID namespace: two containers may share a host name.
+    """A process.
+
+    Process numbers are unique only within one boot and one PID namespace: two containers may share
+    a host name.
     """
 
     host: Name
     pid: int = Field(ge=0, le=LARGEST_PID)
     started: Name
+    """Its start time, in the kernel's ticks since boot."""
     boot_id: Name
     pid_namespace: Name
 
@@ -123,18 +126,20 @@ def default_client_ttl() -> float:
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """The times of a lease, and of a job that writes under it, in seconds. seconds: lifetime
-    without a renewal. skew: maximum difference between the clocks of two machines. fenced_write:
-    within this time a server applies a write whose alias it resolved before the drop. visible:
-    maximum between a note in the write-intent log and the noted write. compact: between two
-    compactions of the log, both of which must see a noted row unused before it is dropped.
-    """
+    """The times of a lease, and of a job that writes under it, in seconds."""
 
     seconds: float = 30.0
+    """Lifetime without a renewal."""
     skew: float = 5.0
+    """Maximum difference between the clocks of two machines."""
     fenced_write: float = 1.0
+    """Within this time a server applies a write whose alias it resolved before the drop."""
     visible: float = 5.0
+    """Maximum between a note in the write-intent log and the noted write."""
     compact: float = 60.0
+    """Between two compactions of the log, both of which must see a noted row unused before it is
+    dropped.
+    """
 
     @classmethod
     def default(cls) -> LeasePolicy:
@@ -160,11 +165,13 @@ class _LeaseRecord(FrozenModel):
 
 
 class Entry(_LeaseRecord):
-    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
+    """The record of one acquisition of the lease."""
 
     owner: Owner
     skew: Seconds
+    """The owner's maximum difference between clocks, in seconds."""
     expires_at: Moment | None
+    """When the lease ends without a renewal; None once it is released."""
 
     @property
     def is_held(self) -> bool:

@@ -63,13 +63,14 @@ EVENT_NAMES = (*PHASES, "continuing", "throttled", "paused", "resumed", "rate", 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a job. name: of a migration, one of EVENT_NAMES. time: when it was reported, in
-    UTC.
-    """
+    """An event of a job."""
 
     name: str
+    """What happened; for a migration, one of EVENT_NAMES."""
     facts: Mapping[str, Any]
+    """What hooks and metrics get with it."""
     time: datetime
+    """When it was reported, in UTC."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return name, time (ISO 8601) and facts as JSON-compatible data; infinite numbers and NaN

@@ -64,14 +64,16 @@ Rows = dict[Key, set[Digest]]
 
 
 class RowContent(FrozenModel):
-    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all
-    fields not `hidden`. epoch: the name of the field that is 0 or missing in rows without a bias.
-    """
+    """The part of a row that its user wrote."""
 
     field: str
+    """The vector field."""
     dim: int
+    """How many numbers of the vector, from the first on, are the user's."""
     hidden: tuple[str, ...]
+    """The fields that are not the user's."""
     epoch: str
+    """The name of the field that is 0 or missing in rows without a bias."""
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
@@ -110,15 +112,16 @@ def _canonical(value: Any) -> Any:
 
 
 class BatchRecord(FrozenModel):
-    """Rows that a job may have rewritten. rows: `Rows` with a list of the hashes of `fields`, or
-    "", for a digest.
-    """
+    """Rows that a job may have rewritten."""
 
     token: int
+    """The token of the job's lease."""
     partition: str | None
     content: RowContent
     fields: list[str]
+    """The names of the fields that have hashes in `rows`."""
     rows: list[tuple[Key, list[str]]]
+    """`Rows`; a digest is the hashes of `fields`, joined by commas, empty for a missing field."""
 
     def digests(self) -> Rows:
         def digest(text: str) -> Digest:
@@ -284,15 +287,14 @@ def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
 
 @dataclass
 class _Repair:
-    """Replays client writes that were noted for rewritten rows. applied: notes whose writes precede
-    the job's read.
-    """
+    """Replays client writes that were noted for rewritten rows."""
 
     store: Store
     collection: str
     intent_log: WriteIntentLog
     content: RowContent
     applied: set[Note]
+    """Notes whose writes precede the job's read."""
 
     def wait_applied(self, keys: Sequence[Key], partition: str | None, seconds: float) -> bool:
         """Wait at most `seconds` until the rows show their noted writes. Return whether there were

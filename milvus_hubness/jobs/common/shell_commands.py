@@ -32,13 +32,14 @@ LINE_LENGTH = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a command. exit_code: negative for a signal; None if the command took too long
-    or was cancelled. last_line: of its standard error, or else of its standard output, with secrets
-    replaced by ***.
-    """
+    """The outcome of a command."""
 
     exit_code: int | None
+    """Negative for a signal; None if the command took too long or was cancelled."""
     last_line: str
+    """The last line of its standard error, or else of its standard output, with secrets replaced by
+    ***.
+    """
 
     @property
     def complaint(self) -> str:

@@ -51,23 +51,28 @@ KEYS_NAMED = 5
 
 @dataclass(frozen=True)
 class Enabled:
-    """The result of `enable`; None where the bias location has no such value. rows: those that now
-    have a bias. side, candidates, missed: of candidate re-ranking. searched: the rows whose own
-    vectors were searched for. in_field, in_second: those among the ten best in the field and in the
-    second one.
-    """
+    """The result of `enable`; None where the bias location has no such value."""
 
     collection: str
     bank: str
+    """The collection that holds the bank's generations."""
     rows: int
+    """Number of rows that now have a bias."""
     seconds: float
     side: str | None = None
+    """The side collection."""
     candidates: int | None = None
+    """How many rows a search reads, see state.CandidateReranking."""
     missed: float | None = None
+    """What these miss, see state.CandidateReranking."""
     second_vector: str | None = None
+    """The second vector field."""
     searched: int | None = None
+    """Number of rows whose own vectors were searched for."""
     in_field: int | None = None
+    """How many of these are among the ten best in the user's field."""
     in_second: int | None = None
+    """How many of these are among the ten best in the second field."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

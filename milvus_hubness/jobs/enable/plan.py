@@ -347,7 +347,7 @@ def _field_or_side_location(
 ) -> Location:
     """Return the location of biases in fields of the rows, or in a side collection.
 
-    Raises CannotMigrate if fields are asked for that the server cannot add.
+    Raises CannotMigrate for fields that the server cannot add.
     """
     presence = store.bias_fields(info, suffix)
     if where == "fields" and presence == "none":

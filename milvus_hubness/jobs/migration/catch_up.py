@@ -80,18 +80,20 @@ class Sample:
 
 @dataclass(frozen=True)
 class Pass:
-    """The result of one comparison. rows, fields: number of compared rows of the origin, and of
-    their values. differing: number of rows that differed when read again, and were carried over.
-    sample: of all rows. defects: of some of the differing rows, in words. example: a field of the
-    first of them, with both values; may be "".
-    """
+    """The result of one comparison."""
 
     rows: int
+    """Number of compared rows of the origin."""
     fields: int
+    """Number of compared values of these rows."""
     differing: int
+    """Number of rows that differed when read again, and were carried over."""
     sample: Sample
+    """Keys drawn at random from those of all rows."""
     defects: tuple[str, ...]
+    """Some of the differing rows, in words."""
     example: str = ""
+    """A field of the first of them, with both values; may be empty."""
 
 
 def run_pass(
@@ -211,16 +213,20 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """The numbers of a verification. rows, fields: compared one by one. biases: computed again.
-    searched: rows whose own vector was searched for; in_source, in_copy: those among the ten best.
-    """
+    """The numbers of a verification."""
 
     rows: int
+    """Number of rows that were compared one by one."""
     fields: int
+    """Number of their values."""
     biases: int
+    """Number of biases that were computed again."""
     searched: int
+    """Number of rows whose own vector was searched for."""
     in_source: int
+    """How many of these are among the ten best in the source."""
     in_copy: int
+    """How many of these are among the ten best in the copy."""
 
 
 def verified(

@@ -31,13 +31,13 @@ LONGEST_VALUE = 60
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of the two collections of a migration, with its state and corrections by bias slot; plain
-    if None.
-    """
+    """One of the two collections of a migration."""
 
     collection: str
     state: CollectionState | None = None
+    """Its state; None for a plain collection."""
     corrections: Mapping[int, Correction] = field(default_factory=dict)
+    """What computes the biases, by bias slot; empty for a plain collection."""
 
     @cached_property
     def codec(self) -> RowCodec | None:
@@ -111,12 +111,13 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two collections: `copy` must equal `origin`. state: of the corrected one of the two."""
+    """Two collections, of which `copy` must equal `origin`."""
 
     store: Store
     origin: Endpoint
     copy: Endpoint
     state: CollectionState
+    """The state of the corrected one of the two."""
 
     def current(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy

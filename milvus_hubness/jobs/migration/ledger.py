@@ -52,60 +52,75 @@ being moved. finished: the source is dropped.
 
 
 class Chunk(FrozenModel):
-    """The rows of a partition with after < key ≤ upto. rows: their number at first. seconds:
-    duration of their write; None until it is done. invalid: number of rows without a usable vector.
-    """
+    """The rows of a partition with after < key ≤ upto."""
 
     number: Count
     partition: Name | None
     after: Key | None
     upto: Key
     rows: int = Field(ge=1, le=MOST_ROWS)
+    """Their number at first."""
     seconds: Seconds | None = None
+    """Duration of their write; None until it is done."""
     invalid: Count = 0
+    """Number of rows without a usable vector."""
     invalid_keys: tuple[Key, ...] = ()
+    """Keys of some of these."""
 
 
 class Switch(FrozenModel):
-    """The move of the alias or of the source's own name to the copy. source_renamed: the new name
-    of the source, if any. window: duration in seconds; if the source was renamed, the name led
-    nowhere that long.
-    """
+    """The move of the alias or of the source's own name to the copy."""
 
     name: CollectionName
+    """What is moved."""
     source_renamed: CollectionName | None = None
+    """The new name of the source, if any."""
     window: Seconds | None = None
+    """Duration in seconds; if the source was renamed, the name led nowhere that long."""
     at: Moment | None = None
+    """When it was done; None before."""
 
 
 class Migration(FrozenModel):
-    """The record of one migration. id: random; the copy carries it. arguments: those of
-    MigrationPlan; every further run must have the same. rebuilds: the former state of a corrected
-    source whose copy gets other biases.
-    """
+    """The record of one migration."""
 
     version: Literal[1] = 1
     id: Name = Field(default_factory=lambda: uuid.uuid4().hex)
+    """Random; the copy carries it."""
     source: CollectionName
     target: CollectionName
     field: Name
     bank_collection: CollectionName
     arguments: dict[str, Any]
+    """Those of MigrationPlan; every further run must have the same."""
     phase: Phase
     state: CollectionState | None = None
+    """The state of the copy, once it is planned."""
     rebuilds: CollectionState | None = None
+    """The former state of a corrected source whose copy gets other biases; None for a plain source.
+    """
     made_bank: Made = "nothing"
+    """What the run created for the bank, which `clean` may drop."""
     rows: Count = 0
+    """Number of rows of the source at first."""
     chunks: Count = 0
+    """Number of chunks."""
     invalid: Count = 0
+    """Number of rows without a usable vector."""
     invalid_keys: tuple[int | str, ...] = ()
+    """Keys of some of these."""
     passes: Count = 0
+    """Number of catch-up passes so far."""
     announced_at: Moment | None = None
+    """When clients were first made to write to the copy too."""
     begun_at: Moment = Field(default_factory=now)
     changed_at: Moment = Field(default_factory=now)
     verified: dict[str, Any] | None = None
+    """The numbers of the verification; None before."""
     switch: Switch | None = None
+    """The cutover; None before."""
     source_identity: Name = ""
+    """Separates the source from a later collection of its name, see CollectionInfo."""
 
     @model_validator(mode="after")
     def _expect_arguments(self) -> Migration:
@@ -183,12 +198,11 @@ class Migration(FrozenModel):
 
 
 class _Unreadable(NamedTuple):
-    """An entry that cannot be read. names: of the collections and aliases that it seems to be
-    about.
-    """
+    """An entry that cannot be read."""
 
     target: str
     names: frozenset[str]
+    """The collections and aliases that it seems to be about."""
     problem: StateError
 
 

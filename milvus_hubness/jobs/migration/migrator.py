@@ -137,14 +137,14 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is its own name. carried:
-    number of rows written since the cutover that were carried back.
-    """
+    """The result of a rollback."""
 
     alias: str
+    """It leads to `source` again, unless it is its own name."""
     source: str
     target: str
     carried: int
+    """Number of rows written since the cutover that were carried back."""
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:

@@ -448,8 +448,8 @@ def _duplicate_remarks(store: Store, fitting: Fitting) -> list[str]:
 
 def _waiting_seconds(request: MigrationRequest, copy_seconds: float) -> float:
     """Return how long a run waits until clients have read the states that it writes."""
-    # Clients write to the copy too one state_ttl after they are told to, and that time begins
-    # with the copy.
+    # Clients write to the copy too one state_ttl after the announcement, and the copy takes
+    # part of that time.
     before_the_end = max(0.0, request.client_ttl - copy_seconds)
     is_switched = request.alias or request.rename
     return before_the_end + (request.client_ttl if is_switched else 0.0)

@@ -157,12 +157,14 @@ bytes.
 
 @dataclass(frozen=True)
 class Fitting:
-    """What a migration of `source` fits, and on what. survey: fixes the chunks of rows."""
+    """What a migration of `source` fits, and on what."""
 
     source: CollectionInfo
     field: str
     survey: Survey
+    """It fixes the chunks of rows."""
     layout: Layout
+    """The columns of the copy's vectors."""
     estimator: Estimator
     bank: QueryBank
     target_bank: QueryBank | None
@@ -253,16 +255,18 @@ REMARKED = 0.99
 
 @dataclass(frozen=True)
 class Resolution:
-    """How well the augmented form keeps the raw order. in_order: share of queries whose ten nearest
-    rows keep it at strength 0. gap: median difference of neighbouring scores (L2: squared
-    distances). error: median error of scores.
-    """
+    """How well the augmented form keeps the raw order."""
 
     rows: int
+    """Number of rows that were compared."""
     queries: int
+    """Number of queries."""
     in_order: float
+    """Share of queries whose ten nearest rows keep their order at strength 0."""
     gap: float
+    """Median difference of neighbouring scores (L2: squared distances)."""
     error: float
+    """Median error of scores."""
 
     def require(self, field: str) -> None:
         """Raise CannotMigrate unless the augmented form distinguishes rows under L2."""

@@ -58,20 +58,24 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
-    """The result of a refresh evaluation. skewness: of N_10 under "raw", "old" and "new" biases,
-    which are fitted without the held-out queries. overlap: mean share of the old ten best that are
-    among the new ten best. r1: R@1 of the labelled queries, and gains: the 95% intervals of "new"
-    over the others; empty without labels. objection: the reason not to use the new biases; empty if
-    there is none.
-    """
+    """The result of a refresh evaluation."""
 
     items: int
+    """Number of rows in the sample."""
     queries: int
+    """Number of held-out queries."""
     skewness: dict[str, float]
+    """The skewness of N_10 under `raw`, `old` and `new` biases, which are fitted without the
+    held-out queries.
+    """
     overlap: float
+    """Mean share of the old ten best that are among the new ten best."""
     r1: dict[str, float]
+    """R@1 of the labelled queries; empty without labels."""
     gains: dict[str, Interval]
+    """The 95% intervals of what `new` gains in R@1 over the others; empty without labels."""
     objection: str
+    """The reason not to use the new biases; empty if there is none."""
 
 
 def judge(
@@ -175,11 +179,13 @@ MOST_ROWS = 20_000
 
 
 class Sample(NamedTuple):
-    """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
+    """Sampled rows with a usable vector."""
 
     keys: list[Key]
     vectors: Floats
+    """(n, d), as users see them."""
     biases: Floats
+    """(n, slots), as stored."""
 
     def labelled(self, labels: Labels) -> Labelled | None:
         """Return the labelled queries that have an answer in the sample; None if they are fewer
@@ -296,27 +302,29 @@ BYTES_PER_NUMBER = 4
 
 
 class _Reached(FrozenModel):
-    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
-    partition.
-    """
+    """The progress of a refresh. Its bank and its slot identify the refresh."""
 
     bank: BankReference
     slot: Count
     after: tuple[tuple[str | None, Key], ...] = ()
+    """The last finished key, by partition."""
     scanned: Count = 0
+    """Number of rows read so far."""
     written: Count = 0
+    """Number of rows written so far."""
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """Writes the biases of a refresh. backend: its state has the new biases. names_epoch: whether
-    rows get their epoch. banks: read already.
-    """
+    """Writes the biases of a refresh."""
 
     backend: BiasBackend
+    """Reads and writes the rows; its state has the new biases."""
     names_epoch: bool
+    """Whether rows get the epoch of their biases."""
     options: RefreshOptions
     banks: Banks
+    """Banks that are read already."""
 
     def fill_pending(self, waiting: int) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without

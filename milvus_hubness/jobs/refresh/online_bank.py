@@ -41,14 +41,16 @@ DEFAULT_SETTINGS = {
 
 @dataclass(frozen=True)
 class OnlineBankStatus:
-    """The status of an online bank: its settings, and the numbers of its original and its sampled
-    queries. waiting: number of samples that are not yet taken in.
-    """
+    """The status of an online bank."""
 
     online_bank: OnlineBank
+    """Its settings."""
     seed: int
+    """Number of original queries."""
     live: int
+    """Number of sampled queries."""
     waiting: int
+    """Number of samples that are not yet taken in."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -57,14 +59,15 @@ class OnlineBankStatus:
 
 @dataclass(frozen=True, eq=False)
 class Absorbed(Merged):
-    """The result of a merge of query samples into a profile's bank. samples: the numbers of all
-    processed samples. seed, live: number of original and of sampled queries in the resulting bank.
-    """
+    """The result of a merge of query samples into a profile's bank."""
 
     samples_collection: str
     samples: tuple[int, ...]
+    """The numbers of all processed samples."""
     seed: int
+    """Number of original queries in the resulting bank."""
     live: int
+    """Number of sampled queries in the resulting bank."""
 
     @property
     def counts(self) -> dict[str, int]:

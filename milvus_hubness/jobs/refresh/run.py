@@ -585,8 +585,8 @@ class Refreshing:
             scanned, written = renewal.run(incoming.profile)
             renewal.backend.wait_visible()
 
-            # Clients with an older cached state still read the former slot, so they are told that
-            # it is leaving; a new profile has none.
+            # Clients with an older cached state still read the former slot, so new rows get a bias
+            # in it too; a new profile has none.
             leaving: Incoming | None = None
             if not self.is_new:
                 leaving = Incoming(name=incoming.name, profile=self.state.profile)

@@ -41,13 +41,13 @@ Made = Literal["collection", "generation", "nothing"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, as stored. rows: the
-    other fields.
-    """
+    """Rows in the order of `keys`."""
 
     keys: list[Key]
     vectors: Floats
+    """(n, width) float32 of one field, as stored."""
     rows: list[Row]
+    """The other fields."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -196,8 +196,7 @@ def _keys_in(value: Any) -> list[Key]:
 
 
 class BankGenerations(ABC):
-    """The methods of `stores.protocols.Banks`, except what differs between databases. bank_field:
-    the vector field.
+    """The methods of `stores.protocols.Banks`, except what differs between databases.
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name
     of a list of nearest items), `number` within the part, `source` and `added_at`. Queries also
@@ -206,7 +205,9 @@ class BankGenerations(ABC):
     """
 
     database: str
+    """The name of the database, for messages."""
     bank_field: str
+    """The vector field of bank collections."""
 
     _warned: set[str]
     """Problems of collections that are in the log already: a long job asks many times."""

@@ -76,19 +76,24 @@ IDENTITY_PROPERTY = "hubness_identity"
 
 
 class TuningRecord(FrozenModel):
-    """The result of `tune` for one bank and one vector field. choice: an estimator as its
-    dictionary, with the strength and the gate, if any; None for "leave it alone".
-    """
+    """The result of `tune` for one bank and one vector field."""
 
     field: str
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: StoredEstimator | None
+    """An estimator as its dictionary; None for `leave it alone`."""
     strength: Strength
+    """w that tuning chose for it."""
     gate: Depth | None = None
+    """k over bank queries of the gate that tuning chose; None for none."""
     gate_targets: Depth | None = None
+    """k over target items of that gate; None for none."""
     reason: Text
+    """Why the verdict is so, in words."""
     labelled: bool
+    """Whether labelled queries decided."""
     bank_fingerprint: Fingerprint
+    """Digest of the bank's queries."""
     tuned_at: Moment
 
 
@@ -138,29 +143,33 @@ def identity_in(properties: Mapping[str, str], collection: str) -> str:
 
 class DualWrite(PropertyModel):
     """Dual writes of a migration: clients send each write to this collection first, then to the
-    copy, `collection`. required: whether a write fails if the copy does not take it; before that,
-    the next catch-up pass repairs it.
+    copy.
     """
 
     property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: CollectionName
+    """The copy."""
     required: bool = False
+    """Whether a write fails if the copy does not take it; before that, the next catch-up pass
+    repairs it.
+    """
 
 
 class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note their writes in it first.
 
-    If the job undoes a write, it replays the write from the log. collection, rows: those with the
-    last notes of the keys and with the noted rows. made: separates the notes for one job from those
-    for others. auto_id: the server creates the keys of inserted rows. by_partition: rows of one key
-    may be in several partitions.
+    If the job undoes a write, it replays the write from the log.
     """
 
     property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
     collection: CollectionName
+    """The collection with the last notes of the keys; that with the noted rows is `rows`."""
     made: str = Field(max_length=64)
+    """Separates the notes for one job from those for others."""
     auto_id: bool = False
+    """The server creates the keys of inserted rows."""
     by_partition: bool = False
+    """Rows of one key may be in several partitions."""
 
     @property
     def rows(self) -> str:
@@ -177,14 +186,15 @@ MOST_ONLINE_BANKS = 1_000
 
 
 class OnlineBank(Terms):
-    """Settings of the online bank of one profile. Clients sample `rate` of its live queries into
-    `samples_collection`, from which a job takes them into the bank.
-    """
+    """Settings of the online bank of one profile."""
 
     field: Name
+    """The corrected field."""
     profile: Name
     samples_collection: CollectionName
+    """Where clients put sampled queries, and a job takes them into the bank."""
     rate: float = Field(ge=SMALLEST_RATE, le=1)
+    """The share of its live queries that clients sample."""
 
     @property
     def capacity(self) -> int:
@@ -218,13 +228,15 @@ class Fences(Protocol):
 
 @dataclass(frozen=True)
 class VectorField:
-    """A dense float vector field. index_type and index_params are those of the database."""
+    """A dense float vector field."""
 
     name: str
     dim: int
     metric: str
     index_type: str
+    """The type of its index, as the database names it."""
     index_params: dict[str, Any] = field(default_factory=dict)
+    """The parameters of its index, as the database names them."""
     dtype: Dtype = "float32"
     computed_by: str = ""
     """The function of the database that computes the vectors; empty if clients write them."""
@@ -246,30 +258,39 @@ class VectorField:
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """Description of a collection for the jobs.
-
-    name: the real name, even if an alias was requested. rows: the database's count, including
-    duplicates. partitions: names that rows must be copied into, or that separate keys without a
-    common order; (None,) if the database places rows itself and all keys have one order. states: of
-    the corrected vector fields, by name. schema: the database's own description, opaque to the
-    jobs. identity: separates the collection from another one of the same name, if not empty: the
-    database's number of it, or the one in its property, see Identity.
-    """
+    """Description of a collection for the jobs."""
 
     name: str
+    """The real name, even if an alias was requested."""
     key_field: str
+    """The field of the primary keys."""
     vector_fields: dict[str, VectorField]
+    """The dense float vector fields by name."""
     rows: int
+    """The database's count, including duplicates."""
     partitions: tuple[str | None, ...]
+    """Names that rows must be copied into, or that separate keys without a common order; (None,) if
+    the database places rows itself and all keys have one order.
+    """
     aliases: tuple[str, ...]
     states: dict[str, CollectionState]
+    """The states of the corrected vector fields, by name."""
     verdicts: Verdicts
+    """The verdicts of `tune`."""
     is_bank: bool
+    """Whether it holds the generations of a query bank."""
     schema: dict[str, Any]
+    """The database's own description, opaque to the jobs."""
     dual_write: DualWrite | None = None
+    """Set while clients write to a copy too."""
     intent_log: WriteIntentLog | None = None
+    """Set while clients note their writes for a job."""
     online_banks: tuple[OnlineBank, ...] = ()
+    """The profiles whose banks take in live queries."""
     identity: str = ""
+    """Separates the collection from another one of the same name, if not empty: the database's
+    number of it, or the one in its property, see Identity.
+    """
     time_to_live: int = 0
     """Seconds after which a row expires, counted from its last write, by whomever; 0 for no limit.
     """
@@ -386,36 +407,37 @@ def taken_keys(counts: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are
-    none.
-    """
+    """Samples of live queries."""
 
     vectors: Floats
+    """(n, d) float32, as the user sent them; (0, 0) if there are none."""
     origins: Origins
+    """Where and when each was sampled."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a ledger. body: JSON of at most 60,000 characters. group: records of a group are
-    read together.
-    """
+    """A record of a ledger."""
 
     key: str
     group: str
+    """Records of a group are read together."""
     body: str
+    """JSON of at most 60,000 characters."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A client's last write intent for the row of a key.
-
-    partition: if the write named one. row: the name of the noted row; None for a deletion. changed:
-    the fields that this partial update, and those noted just before it, change; empty for a whole
-    row. id: unique to this note.
-    """
+    """A client's last write intent for the row of a key."""
 
     key: Key
     partition: str | None
+    """The partition, if the write named one."""
     row: str | None
+    """The name of the noted row; None for a deletion."""
     changed: tuple[str, ...] = ()
+    """The fields that this partial update, and those noted just before it, change; empty for a
+    whole row.
+    """
     id: str = ""
+    """Unique to this note."""
