@@ -1,4 +1,4 @@
-"""Helper collections that kept their names when their collection was renamed without HubnessClient."""
+"""Helper collections that kept their names when their collection was renamed elsewhere."""
 
 from __future__ import annotations
 

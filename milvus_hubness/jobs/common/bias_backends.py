@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -57,10 +57,16 @@ class BiasedRows:
             name: values[places] if isinstance(values, np.ndarray) else [values[i] for i in places]
             for name, values in self.columns.items()
         }
-        arrays: Sequence[Any] = (
-            self.vectors, self.biases, self.stale, self.unbiased, self.pending, self.new,
-        )  # fmt: skip
-        return BiasedRows(self.batch.take(places), columns, *(array[places] for array in arrays))
+        return BiasedRows(
+            batch=self.batch.take(places),
+            columns=columns,
+            vectors=self.vectors[places],
+            biases=self.biases[places],
+            stale=self.stale[places],
+            unbiased=self.unbiased[places],
+            pending=self.pending[places],
+            new=self.new[places],
+        )
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,12 @@ class BiasBackend:
         name = self.info.name
         if side is None:
             return key_pages(self.store, name, partition, pending=self.codec.epoch_field)
-        return absent(key_pages(self.store, name, partition, rows=self.info.rows), self.store, side)
+
+        all_keys = key_pages(self.store, name, partition, rows=self.info.rows)
+        return absent(all_keys, self.store, side)
 
     def count_pending(self) -> int:
+        """Return the number of rows without a bias."""
         return sum(
             len(page) for partition in self.info.partitions for page in self.pending(partition)
         )
@@ -102,14 +111,14 @@ class BiasBackend:
         stale = self.codec.stale(columns)
         unbiased = self.codec.pending(columns) | stale
         return BiasedRows(
-            batch,
-            columns,
-            self.codec.decode_rows(columns),
-            self.codec.read_biases(columns),
-            stale,
-            unbiased,
-            unbiased | self.codec.lacks_locality_hints(columns),
-            new,
+            batch=batch,
+            columns=columns,
+            vectors=self.codec.decode_rows(columns),
+            biases=self.codec.read_biases(columns),
+            stale=stale,
+            unbiased=unbiased,
+            pending=unbiased | self.codec.lacks_locality_hints(columns),
+            new=new,
         )
 
     def write(
@@ -137,9 +146,8 @@ class BiasBackend:
     ) -> int:
         from milvus_hubness.correction.fitted import row_biases
 
-        return self.put(
-            biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch)
-        )
+        biases = row_biases(corrections, biased_rows.vectors, self.state, epoch)
+        return self.put(biased_rows, partition, biases)
 
     def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> int:
         """Store the rows as read, with these biases; return how many the database acknowledged."""
@@ -188,13 +196,12 @@ class BiasBackend:
             before = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             current = self.read(biased_rows.batch.keys, partition)
             pairs = zip(current.batch.keys, current.vectors, strict=True)
-            moved = [
+            has_moved = [
                 not np.array_equal(before[key], vector, equal_nan=True) for key, vector in pairs
             ]
-            biased_rows = current.only(np.array(moved, np.bool_) | current.stale)
+            biased_rows = current.only(np.array(has_moved, np.bool_) | current.stale)
             if not len(biased_rows.batch):
                 return
-
             self._compute(biased_rows, partition, corrections, epoch)
 
         raise NotCaughtUp(

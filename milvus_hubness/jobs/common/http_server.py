@@ -87,7 +87,10 @@ class Work:
 
 
 def get(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route for GET and HEAD. `respond` runs in a thread and may raise InvalidParameter."""
+    """Return a route for GET and HEAD.
+
+    `respond` runs in a thread and may raise InvalidParameter.
+    """
 
     async def endpoint(request: Request) -> Response:
         return await _work(request, "requests").run(respond)

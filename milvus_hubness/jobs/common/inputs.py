@@ -1,4 +1,4 @@
-"""The inputs of a job: query banks, labelled pairs, galleries, and the fit of a correction on them."""
+"""The inputs of a job: query banks, labelled pairs and galleries, and the fit on them."""
 
 from __future__ import annotations
 

@@ -56,8 +56,10 @@ LONGEST_NAME = 200
 
 class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
+
     collections: their real names; they need not exist yet. fenced: False for a lease on something
-    else. store: the store, with fenced writes. Raises LeaseHeld, which names the holder.
+    else. Its attribute `store` is the store, with fenced writes. Raises LeaseHeld, which names the
+    holder.
     """
 
     def __init__(
@@ -70,14 +72,18 @@ class Lease:
         self.policy = policy or LeasePolicy.default()
         self._unfenced = store
         self._names = tuple(dict.fromkeys(collections))
+
+        self._owner_id = uuid.uuid4().hex
         self._entries: dict[str, Entry] = {}
         self._checked_at = -math.inf
+
         self._fences_writes = fenced
-        self._owner_id = uuid.uuid4().hex
         self._fences: dict[str, Fence] = {}
         self._undropped: set[str] = set()
+        # A write that needs an alias waits while the alias is being renewed.
         self._renewal = threading.RLock()
         self.store: Store = store.fenced(self)
+
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -103,13 +109,13 @@ class Lease:
         return self._entries[self._names[0]].token
 
     def fence(self, collection: str) -> None:
-        """Write by a fencing alias of a leased collection that was just created. Raises LeaseLost."""
+        """Write by a fencing alias of a leased collection that is new. Raises LeaseLost."""
         made = self._make_fence(collection)
         self.check_now()
         self._fences[collection] = made
 
     def alias_of(self, collection: str) -> str | None:
-        """Return the fencing alias, as Fences.alias_of does; wait while the alias is being renewed."""
+        """Return the fencing alias, as Fences.alias_of does; wait while it is being renewed."""
         with self._renewal:
             fence = self._fences.get(collection)
         return fence.alias if fence else None
@@ -119,13 +125,15 @@ class Lease:
         with self._renewal:
             for collection in collections:
                 self._drop_fence(self._fences[collection])
+            # The server may still apply a write whose alias it resolved before the drop.
             time.sleep(self.policy.fenced_write)
+
             made = {collection: self._make_fence(collection) for collection in collections}
             self.check_now()
             self._fences |= made
 
     def renew_fences(self) -> None:
-        """Write by new aliases from now on; call it after an interrupted write. Raises LeaseLost."""
+        """Write by new aliases from now on, after an interrupted write. Raises LeaseLost."""
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
@@ -207,6 +215,7 @@ class Lease:
                 name: self._next_entry(name, _entries(records)) for name, records in former.items()
             }
             planned = self._planned(mine.values())
+
             began = time.monotonic()
             try:
                 if self._wins(former, mine, planned):
@@ -216,6 +225,7 @@ class Lease:
                     self._withdraw(mine, planned)
                 raise
 
+            # Another process claimed it at the same moment; the random pause lets one go first.
             self._withdraw(mine, planned)
             time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
@@ -226,9 +236,12 @@ class Lease:
 
         for name, records in former.items():
             self._forget(name, [record for record in records if record.token < mine[name].token])
+
+        # An extension reads the records of the further collections only: the last check stays.
         if not self._entries:
             self._checked_at = began
         self._entries |= mine
+
         if self._renewing is None:
             self._over.clear()
             self._renewing = threading.Thread(
@@ -282,16 +295,21 @@ class Lease:
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
         """Return the aliases that this process must create for the collections of `entries`."""
         planned: list[Fence] = []
-        for entry in entries if self._fences_writes else ():
+        if not self._fences_writes:
+            return planned
+
+        store = self._unfenced
+        for entry in entries:
             name = entry.collection
-            store = self._unfenced
+            # Only a collection of that name can have an alias; some are created later.
             if store.exists(name) and store.alias_target(name) is None:
                 planned.append(_fence(entry, name))
+
+            # The ledger has one alias for all collections of the lease.
             ledger = self._fences.get(LEDGER) or next(
                 (fence for fence in planned if fence.target == LEDGER), None
             )
             planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
-
         return planned
 
     def _create(self, fence: Fence) -> None:
@@ -331,7 +349,7 @@ class Lease:
             self._forget(name, [entry, *(fence for fence in planned if fence.collection == name)])
 
     def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
-        """Drop the aliases that former holders left, so that later reads include all their writes."""
+        """Drop the aliases that former holders left, so that later reads see all their writes."""
         records = [record for group in former.values() for record in group]
         released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
         left = {

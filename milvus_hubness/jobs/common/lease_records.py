@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def read_ledger(validate: Callable[[str], T], record: Record) -> T:
-    """Return `validate(body)` of a record of the ledger. Raises StateError, which names the record."""
+    """Return `validate(body)` of a record of the ledger. Raises StateError, which names it."""
     return read_record(
         validate, record.body, described_record(record), f"delete it from {LEDGER!r}"
     )

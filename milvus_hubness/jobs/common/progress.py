@@ -239,7 +239,7 @@ class Throttle:
                 raise self._error
 
     def pause(self, reason: str) -> bool:
-        """Admit nothing until every reason to pause is resumed. Return whether this reason is new."""
+        """Admit nothing until every reason to pause is over. Return whether this one is new."""
         with self._changed:
             is_new = reason not in self._paused_by
             self._paused_by[reason] = None

@@ -80,9 +80,8 @@ class RowContent(FrozenModel):
         """Return the row content of `info`, for a job that rewrites the biases of the state's
         field.
         """
-        hidden = {
-            name for other in (*info.states.values(), state) for name in other.codec.hidden_fields
-        }
+        states = (*info.states.values(), state)
+        hidden = {name for other in states for name in other.codec.hidden_fields}
         return cls(
             field=state.field,
             dim=state.dim,
@@ -91,7 +90,8 @@ class RowContent(FrozenModel):
         )
 
     def digests(self, batch: Batch) -> list[Digest]:
-        digests = []
+        """Return the digest of each row."""
+        digests: list[Digest] = []
         for vector, row in zip(batch.vectors, batch.rows, strict=True):
             hashes = {name: _hash(_canonical(row[name])) for name in row if name not in self.hidden}
             hashes[self.field] = _hash(vector[: self.dim].tobytes())
@@ -124,6 +124,8 @@ class BatchRecord(FrozenModel):
     """`Rows`; a digest is the hashes of `fields`, joined by commas, empty for a missing field."""
 
     def digests(self) -> Rows:
+        """Return the digests of each row."""
+
         def digest(text: str) -> Digest:
             return Digest(
                 (name, value)
@@ -136,7 +138,7 @@ class BatchRecord(FrozenModel):
 
 class RowWriter:
     """Rewrites rows of the collection `info`. intent_log: None if the job rewrites no row of the
-    collection itself. repaired: the number of rows repaired so far.
+    collection itself.
     """
 
     def __init__(
@@ -150,11 +152,18 @@ class RowWriter:
         self._info = info
         self._intent_log = intent_log
         self._content = RowContent.of(info, state)
+
+        # The number of ledger records that the last batch took.
         self._parts = 0
-        self._compacted_at = time.monotonic()
-        self._unused: frozenset[str] = frozenset()
+        # Notes whose writes precede the job's read, so that the repair leaves them out.
         self._applied: set[Note] = set()
+
+        self._compacted_at = time.monotonic()
+        # Noted rows that the last compaction of the log found unused.
+        self._unused: frozenset[str] = frozenset()
+
         self.repaired = 0
+        """The number of rows repaired so far."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
         """Read rows that the job will rewrite, with all writes that were noted and made before,
@@ -191,12 +200,14 @@ class RowWriter:
         if not len(batch):
             return 0
 
+        # A killed job must find the record of whatever it may have written, so that comes first.
         store = self._lease.store
-        digests = (
-            self._content.digests(batch) if isinstance(store, WholeRows) else [ABSENT] * len(batch)
-        )
+        digests = [ABSENT] * len(batch)
+        if isinstance(store, WholeRows):
+            digests = self._content.digests(batch)
         rows: Rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
+
         write = store.update if in_place else store.rewrite
         count = write(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._intent_log is None:
@@ -204,10 +215,9 @@ class RowWriter:
 
         repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
         self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
-        if (
-            isinstance(store, WholeRows)
-            and time.monotonic() - self._compacted_at >= self._lease.policy.compact
-        ):
+
+        is_due = time.monotonic() - self._compacted_at >= self._lease.policy.compact
+        if isinstance(store, WholeRows) and is_due:
             # A client may be between its note and its write: noted rows are dropped once they were
             # unused for a while.
             self._unused = store.compact_notes(self._intent_log, self._unused)
@@ -216,6 +226,7 @@ class RowWriter:
         return count
 
     def close(self) -> None:
+        """Remove the record of the last batch, which is repaired."""
         self._drop_parts(0)
 
     def _record(self, rows: Rows, partition: str | None) -> None:
@@ -303,20 +314,20 @@ class _Repair:
         before = len(self.applied)
         until = time.monotonic() + seconds
         while notes := self._notes(keys, partition, self.applied):
-            rows, noted = self._contents(notes, partition)
+            current, noted = self._contents(notes, partition)
             is_over = time.monotonic() > until
-            shown = [
+            applied = [
                 note
                 for note in notes
                 if is_over
                 or _shows(
-                    rows.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT)
+                    current.get(note.key, ABSENT),
+                    noted.get(note.key, {}).get(note.row or "", ABSENT),
                 )
             ]
-            self.applied.update(shown)
-            if len(shown) == len(notes):
+            self.applied.update(applied)
+            if len(applied) == len(notes):
                 break
-
             time.sleep(VISIBLE_PAUSE)
 
         return len(self.applied) > before
@@ -373,6 +384,7 @@ class _Repair:
                 rows[note.key].add(content)
                 chosen.append(note)
 
+        # A replayed row counts as the job's from now on, also if the job is killed in between.
         if chosen:
             record()
         return chosen, set(judged)
@@ -387,9 +399,9 @@ class _Repair:
         keys = [note.key for note in notes]
         batch = self.store.get(self.collection, keys, field, partition=partition)
         current = dict(zip(batch.keys, self.content.digests(batch), strict=True))
-        names, batch = capability(self.store, WholeRows).noted(
-            self.collection, self.intent_log, keys, field
-        )
+
+        whole_rows = capability(self.store, WholeRows)
+        names, batch = whole_rows.noted(self.collection, self.intent_log, keys, field)
         noted: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self.content.digests(batch), strict=True):
             noted.setdefault(key, {})[name] = digest
@@ -452,9 +464,9 @@ def rewriting(
         _wait(client_ttl, stop)
         _repair_left(store, announced)
 
-    lease.check()
     # Clients note writes of all fields that are corrected now or will be while they note: that of
     # `state`, too.
+    lease.check()
     corrected = {**announced.states, state.field: state}
     intent_log = store.create_intent_log(replace(announced, states=corrected))
     lease.check()

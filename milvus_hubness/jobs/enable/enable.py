@@ -75,6 +75,7 @@ class Enabled:
     """How many of these are among the ten best in the second field."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
@@ -97,11 +98,11 @@ def enable(
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with Lease(store, name, *filter(None, [plan.side])) as lease:
         info = lease.store.info(name)
-        suffix = (
-            plan.suffix
-            if plan.field in info.states
-            else suffix_for(plan.field, info.states.values())
-        )
+
+        # Another job may have corrected a field since the plan was made.
+        suffix = plan.suffix
+        if plan.field not in info.states:
+            suffix = suffix_for(plan.field, info.states.values())
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
                 f"another job has changed the correction of {plan.field!r} of {name!r} since this "
@@ -143,23 +144,26 @@ def _enable_reranking(
                 )
 
             if store.exists(plan.side):
-                lease.drop(plan.side)  # An unfinished `enable` left it.
+                # An unfinished `enable` left it.
+                lease.drop(plan.side)
             sides.create_side(plan.source, plan.side)
             undo.callback(lease.drop, plan.side)
             lease.fence(plan.side)
         elif plan.adds_fields:
             store.add_bias_fields(name, plan.suffix)
 
-        with rewriting(
-            lease, plan.source, state, client_ttl=0.0 if plan.side else client_ttl
-        ) as writer:
+        # Biases in a side collection rewrite no row, so no client needs to note its writes.
+        ttl = 0.0 if plan.side else client_ttl
+        with rewriting(lease, plan.source, state, client_ttl=ttl) as writer:
             backend = BiasBackend(store, plan.source, state, writer)
             _fill(backend, plan.correction, "writing biases", progress)
             if plan.side:
                 store.flush(plan.side)
             backend.wait_visible()
+
             undo.callback(store.write_property, name, state.property_name, None)
             store.write_property(name, state.property_name, keep_nearest(store, name, state))
+
             # From now on clients write biases too; the check finds rows that they wrote before.
             wait_seconds(f"all clients to read the new state of {name!r}", client_ttl)
             rows = _fill_all(backend, plan.correction, "verifying", progress)
@@ -269,11 +273,13 @@ def _fill(
     for partition, part in key_chunks(store, info, doing, progress):
         biased_rows = backend.read(part, partition)
         biases = correction.centred(biased_rows.vectors)[:, None]
-        near = np.abs(biased_rows.biases - biases) <= BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
-        off = biased_rows.unbiased | ~(near.all(axis=1) | biased_rows.new)
-        wrong += biased_rows.only(off).batch.keys[: KEYS_NAMED - len(wrong)]
+        tolerances = BIAS_TOLERANCE * np.maximum(1, np.abs(biases))
+        is_near = (np.abs(biased_rows.biases - biases) <= tolerances).all(axis=1)
+        is_wrong = biased_rows.unbiased | ~(is_near | biased_rows.new)
+
+        wrong += biased_rows.only(is_wrong).batch.keys[: KEYS_NAMED - len(wrong)]
         rows += len(biased_rows.batch)
-        if unfilled := biased_rows.only(off | biased_rows.pending).batch.keys:
+        if unfilled := biased_rows.only(is_wrong | biased_rows.pending).batch.keys:
             backend.write(unfilled, partition, corrections, state.profile.epoch)
 
     return rows, wrong
@@ -304,11 +310,13 @@ def _find_themselves(
         encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
         by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
         by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
+
+        # A row that a client has changed meanwhile need not be found by its former vector.
         after = store.get(info.name, keys, state.field, partition=partition)
-        same = {key for key, is_same in same_rows(before, after).items() if is_same}
-        for key, first, second in zip(keys, by_field, by_second, strict=True):
-            if key in same:
-                counts += [1, key in first[:TOP], key in second[:TOP]]
+        unchanged = {key for key, is_same in same_rows(before, after).items() if is_same}
+        for key, field_keys, second_keys in zip(keys, by_field, by_second, strict=True):
+            if key in unchanged:
+                counts += [1, key in field_keys[:TOP], key in second_keys[:TOP]]
 
     searched, in_field, in_second = counts.tolist()
     return searched, in_field, in_second

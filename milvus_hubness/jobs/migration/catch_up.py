@@ -62,6 +62,7 @@ class Sample:
         self._drawn: list[tuple[float, str | None, Key]] = []
 
     def add(self, partition: str | None, keys: Sequence[Key]) -> None:
+        """Let these keys take part in the draw."""
         numbers = self._rng.random(len(keys))
         limit = self._drawn[-1][0] if len(self._drawn) == self._size else np.inf
         drawn = [
@@ -109,8 +110,9 @@ def run_pass(
     0, VerificationFailed, which names rows.
     """
     throttle = options.throttle
-    rows_total = migration.rows
+    # A row that a client is writing may differ for a moment; without writers, none is.
     delays = RECHECK_DELAYS[:1] if number and options.no_writers else RECHECK_DELAYS
+
     rows = fields = differing = 0
     sample = Sample()
     defects: list[str] = []
@@ -141,12 +143,13 @@ def run_pass(
             rows += len(page)
             fields += sum(len(row) + 1 for row in page.rows)
             facts = {
+                "pass": number,
                 "rows": rows,
-                "rows_total": rows_total,
+                "rows_total": migration.rows,
                 "differing": differing,
                 "repaired": differing,
             }
-            options.events.report("catching-up", **{"pass": number}, **facts)
+            options.events.report("catching-up", **facts)
 
     return Pass(rows, fields, differing, sample, tuple(defects), example)
 
@@ -165,9 +168,10 @@ def _still_differing(
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
-    """Carry these rows over until the copy holds the rows of the origin. A client writes to the
-    origin first, and this may undo its write to the copy. The next read of the origin then shows
-    it; a later write to the copy stays.
+    """Carry these rows over until the copy holds the rows of the origin.
+
+    A client writes to the origin first, and this may undo its write to the copy. The next read of
+    the origin then shows it; a later write to the copy stays. Raises NotCaughtUp.
     """
     store = pair.store
     field = pair.state.field
@@ -177,8 +181,9 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
             pair.send(pair.copy.carried(pair.origin, rows), partition, throttle)
         if gone := sorted(set(keys) - set(rows.keys)):
             store.delete(pair.copy.collection, gone)
+
         now = store.get(pair.origin.collection, keys, field, partition=partition)
-        keys = [key for key, same in same_rows(rows, now).items() if not same]
+        keys = [key for key, is_same in same_rows(rows, now).items() if not is_same]
         if not keys:
             return
 
@@ -268,7 +273,7 @@ def verified(
 
 
 def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
-    """Check that a copy that has not taken over has the planned index. Raises VerificationFailed."""
+    """Check the index of a copy that has not taken over. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
 
@@ -379,10 +384,15 @@ def verify(store: Store, name: str, *, options: MigrationOptions | None = None) 
     ledger = Ledger(store)
     migration = ledger.find(name)
     migration.require(
-        "copying", "catching "
-            "up", "verified", "switching", "switched", "rolling back", "rolled back",
+        "copying",
+        "catching up",
+        "verified",
+        "switching",
+        "switched",
+        "rolling back",
+        "rolled back",
         step="verification",
-    )  # fmt: skip
+    )
     require_collections(store, migration)
     source = store.info(migration.source_now)
     validate_index(store, migration, source)

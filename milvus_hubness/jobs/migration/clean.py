@@ -47,16 +47,15 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
     expect_store(store)
     migration = _migration(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
-    going = {}
+
+    going: dict[str, str] = {}
     if store.exists(drop):
-        is_former = drop != migration.target and migration.rebuilds is not None
-        what = (
-            "the copy"
-            if drop == migration.target
-            else "the former copy"
-            if is_former
-            else "the source"
-        )
+        if drop == migration.target:
+            what = "the copy"
+        elif migration.rebuilds is not None:
+            what = "the former copy"
+        else:
+            what = "the source"
         going[what] = f"{drop}, {_rows(store, drop)}"
 
     if drop == migration.target and migration.made_bank != "nothing":
@@ -119,16 +118,19 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     )
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
+
     if store.exists(migration.source_now):
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
             store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
+
         others = [other for other in ledger.migrations() if other.id != migration.id]
         if migration.source_identity not in {other.source_identity for other in others}:
             _forget_identity(store, migration)
 
     if not is_others:
         drop_collection(lease, target)
+
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
@@ -171,9 +173,13 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
         if still_exists:
             migration.require(
-                "preparing", "copying", "catching "
-                    "up", "verified", "rolled back", step="dropping the copy"
-            )  # fmt: skip
+                "preparing",
+                "copying",
+                "catching up",
+                "verified",
+                "rolled back",
+                step="dropping the copy",
+            )
             _refuse_aliases(store, drop)
         elif renamed := renamed_copy(store, migration):
             raise CollectionNotFound(
@@ -189,7 +195,8 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
         )
 
     migration.require("switched", "finished", step="dropping the source")
-    require_copy(store, migration)  # Else the last of the rows would be dropped.
+    # Without its copy, the source holds the last of the rows.
+    require_copy(store, migration)
     if store.exists(drop):
         _refuse_aliases(store, drop)
         if not is_source(store.info(drop, counted=False, checked=False), migration):

@@ -123,10 +123,10 @@ class Pair:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy
         first: clients write to the origin first, so every row of the copy is in the origin.
         """
-        copied = self.store.get(self.copy.collection, keys, self.state.field, partition=partition)
-        return self.store.get(
-            self.origin.collection, keys, self.state.field, partition=partition
-        ), copied
+        field = self.state.field
+        copied = self.store.get(self.copy.collection, keys, field, partition=partition)
+        original = self.store.get(self.origin.collection, keys, field, partition=partition)
+        return original, copied
 
     def send(
         self, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False
@@ -153,8 +153,10 @@ class Pair:
         Near the end, later keys are left out, so that the loop ends while clients write.
         """
         names = (self.origin.collection, self.copy.collection)
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         for name in names:
             self.store.count(name)
+
         last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
@@ -177,15 +179,18 @@ class Pair:
                 if not ends:
                     return
 
+                # Both pages reach the end, so the pages from here on have a last key.
                 if last is None and all(len(page) < rows for page in pages):
                     ceilings = [
                         ceiling_of(self.store, name, max(ends), partition) for name in names
                     ]
                     last = None if None in ceilings else max(cast("list[Any]", ceilings))
 
-                reading = read(min(ends))
+                # The next pages begin after the smaller of the two ends, and are read meanwhile.
+                end = min(ends)
+                reading = read(end)
                 page, copied = (
-                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends))))
+                    page.take(range(bisect_right(cast("list[Any]", page.keys), end)))
                     for page in pages
                 )
                 yield page, copied
@@ -206,19 +211,20 @@ class Pair:
 
         page = page.take([places[key] for key in common])
         copied = copied.take([copies[key] for key in common])
-        before = self.origin.decode_rows(page)
-        after = self.copy.decode_rows(copied)
-        vectors = self._recovered(before.vectors, after.vectors)
+        original_rows = self.origin.decode_rows(page)
+        copied_rows = self.copy.decode_rows(copied)
+        same_vectors = self._recovered(original_rows.vectors, copied_rows.vectors)
         valid = self.copy.valid(copied)
+
         for i, key in enumerate(common):
-            row = before.rows[i]
-            copy = after.rows[i]
+            row = original_rows.rows[i]
+            copy = copied_rows.rows[i]
             differing = [
                 name
                 for name in sorted(row.keys() | copy.keys())
                 if not _same(row.get(name), copy.get(name))
             ]
-            if not vectors[i]:
+            if not same_vectors[i]:
                 differing.append(self.state.field)
             if differing:
                 defects[key] = f"differs in {', '.join(name or 'the vector' for name in differing)}"

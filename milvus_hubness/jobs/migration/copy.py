@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,17 +23,19 @@ from milvus_hubness.jobs.store.protocols import Rows, Store
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
-    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused."""
+    """Return the unfinished migration that the plan continues, or a new one.
+
+    Raises ResumeRefused.
+    """
     former = ledger.of_target(plan.target)
     if former is not None and former.phase not in {"preparing", "finished"}:
         former.expect(plan.arguments)
         return former
 
-    interrupted = (
-        former.model_dump(include={"id", "made_bank"})
-        if former and former.phase == "preparing"
-        else {}
-    )
+    # A run that was interrupted before the copy existed may have made a bank collection.
+    interrupted: dict[str, Any] = {}
+    if former and former.phase == "preparing":
+        interrupted = former.model_dump(include={"id", "made_bank"})
     return Migration(
         **interrupted,
         source=plan.source.name,
@@ -51,13 +53,25 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     once more.
     """
     correction = fit_measured(
-        store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
-        plan.target_bank, plan.strength,
-    )  # fmt: skip
+        store,
+        plan.source,
+        plan.field,
+        plan.layout,
+        _gallery(store, plan),
+        plan.estimator,
+        plan.bank,
+        plan.target_bank,
+        plan.strength,
+    )
+
+    # The ledger says so first: `clean` may drop the collection if this run is killed.
     stored = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     if not store.exists(plan.bank_collection):
         migration = ledger.write(migration, made_bank="collection")
     bank, made_bank = store.save_bank(plan.bank_collection, stored, plan.layout.metric)
+    if migration.made_bank == "collection":
+        made_bank = "collection"
+
     state = initial_state(
         correction.layout,
         correction.fitted.estimator,
@@ -72,13 +86,14 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         gate=plan.gate,
         gate_targets=plan.gate_targets,
     ).model_copy(update={"migration": migration.id})
+
     ledger.forget_chunks(migration)
     ledger.write_chunks(migration, plan.survey.chunks)
     return ledger.write(
         migration,
         phase="copying",
         state=state,
-        made_bank=migration.made_bank if migration.made_bank == "collection" else made_bank,
+        made_bank=made_bank,
         rows=plan.survey.rows,
         chunks=len(plan.survey.chunks),
     )
@@ -118,12 +133,15 @@ class Recorder:
         self._migration = migration
         self._ledger = ledger
         self._events = events
+
         self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
         self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
         self._rows = self._rows_before
+        self._began = time.perf_counter()
+
+        # Of the chunk that is being copied.
         self._bytes = 0
         self._seconds = 0.0
-        self._began = time.perf_counter()
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -134,8 +152,8 @@ class Recorder:
         """Note a copied page of `size` bytes of vectors that took `seconds`, and record a chunk
         after its last one.
         """
-        self._bytes = self._bytes + size
-        self._seconds = self._seconds + seconds
+        self._bytes += size
+        self._seconds += seconds
         if not is_last:
             return
 
@@ -143,6 +161,7 @@ class Recorder:
         chunk = chunk.model_copy(update={"seconds": round(self._seconds, 3)})
         self._ledger.write_chunks(self._migration, [chunk])
         self._chunks[chunk.number] = chunk
+
         self._rows += chunk.rows
         speed = (self._rows - self._rows_before) / (moment - self._began)
         self._events.report(
@@ -157,6 +176,7 @@ class Recorder:
             rows_per_second=speed,
             eta_seconds=(self._migration.rows - self._rows) / speed,
         )
+
         self._bytes = 0
         self._seconds = 0.0
 
@@ -190,17 +210,21 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
     store = pair.store
     source = pair.origin.collection
     field = pair.state.field
-    size = store.chunk_rows(store.info(source, counted=False))
-    todo = [chunk for chunk in recorder.chunks if chunk.seconds is None]
+    page_rows = store.chunk_rows(store.info(source, counted=False))
+    missing = [chunk for chunk in recorder.chunks if chunk.seconds is None]
     pages = (
-        (chunk, *page) for chunk in todo for page in chunk_pages(store, source, field, chunk, size)
+        (chunk, *page)
+        for chunk in missing
+        for page in chunk_pages(store, source, field, chunk, page_rows)
     )
+
+    # Rows of later chunks are new to the copy, so they are inserted, which costs less.
     recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
-    perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
+    last_perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
     def write(chunk: Chunk, rows: Batch, is_last: bool) -> tuple[Chunk, bool, int, float]:
         began = time.perf_counter()
-        are_new = alone and chunk.number > perhaps_begun
+        are_new = alone and chunk.number > last_perhaps_begun
         size = pair.send(rows, chunk.partition, throttle, are_new=are_new)
         return chunk, is_last, size, time.perf_counter() - began
 
@@ -210,7 +234,7 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
         former: Chunk | None = None
 
         def record_last() -> Future[None] | None:
-            """Wait for the write and the record in progress, and start to record the copied page."""
+            """Wait for the write and the record in progress, and start the copied page's record."""
             copied = writing.result() if writing else None
             if recording:
                 recording.result()
@@ -218,9 +242,12 @@ def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bo
 
         for chunk, batch, is_last in _read_ahead(pool, pages):
             rows = pair.copy.carried(pair.origin, batch)
+
+            # A further page of a chunk adds to the invalid rows of its former pages.
             if former and former.number == chunk.number:
                 chunk = former
             former = _with_invalid(pair, chunk, batch)
+
             recording = record_last()
             writing = pool.submit(write, former, rows, is_last)
 

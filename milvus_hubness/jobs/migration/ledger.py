@@ -42,10 +42,16 @@ from milvus_hubness.jobs.store.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
 Phase = Literal[
-    "preparing", "copying", "catching "
-        "up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "preparing",
+    "copying",
+    "catching up",
+    "verified",
+    "switching",
+    "switched",
+    "rolling back",
+    "rolled back",
     "finished",
-]  # fmt: skip
+]
 """preparing: only the bank may exist. verified: the copy may take over. switching: the name is
 being moved. finished: the source is dropped.
 """

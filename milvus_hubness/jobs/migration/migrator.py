@@ -163,10 +163,12 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 def opened(
     store: Store, migration: Migration, options: MigrationOptions, lease: Lease | None = None
 ) -> Iterator[Migrator]:
-    """Yield the migrator of a migration, under `lease` or a new one. Raises LeaseHeld, NoMigration."""
-    with _leased(
-        store, (migration.source_now, migration.target, migration.source), options, lease
-    ) as held:
+    """Yield the migrator of a migration, under `lease` or a new one.
+
+    Raises LeaseHeld, NoMigration.
+    """
+    names = (migration.source_now, migration.target, migration.source)
+    with _leased(store, names, options, lease) as held:
         yield Migrator(held, Ledger(held.store).reread(migration), options)
 
 
@@ -259,12 +261,11 @@ class Migrator:
             return
 
         require_source(store, migration)
-        if migration.phase == "copying" and not any(
+        # Before the first chunk is copied, the copy may not exist yet.
+        if migration.phase != "copying" or any(
             chunk.seconds for chunk in self._ledger.chunks(migration)
         ):
-            return  # The copy may not exist yet.
-
-        require_copy(store, migration)
+            require_copy(store, migration)
 
     def _write(self, **changes: Any) -> None:
         self.migration = self._ledger.write(self.migration, **changes)
@@ -274,8 +275,7 @@ class Migrator:
             event, source=self.migration.source, target=self.migration.target, **facts
         )
 
-    # -- plan, prepare, copy
-    # ------------------------------------------------------------------------------
+    # -- plan, prepare, copy -----------------------------------------------------------------
 
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
@@ -302,6 +302,7 @@ class Migrator:
         planned = migration.indexed(source)
         self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         self._store.create_copy(planned, migration.target, migration.corrected())
+
         copy = self._store.info(migration.target, counted=False)
         list_bank(self._store, copy.collection_id, migration.bank_collection)
         # The copy has the states of the source's other fields, with their banks.
@@ -314,19 +315,21 @@ class Migrator:
         options = self._options
         target = self.migration.target
         self._report("before-copy", rows_total=self.migration.rows)
+        # A scan may lag behind; a count, which is strongly consistent, lets the server catch up.
         self._store.count(source.name)
+
         pair = pair_of(self._store, self.migration, options.engine)
         recorder = Recorder(self.migration, self._ledger, options.events)
         alone = options.no_writers and self.migration.announced_at is None
         copy_chunks(pair, recorder, options.throttle, alone=alone)
         self._store.flush(target)
         self._report("after-copy", rows=self.migration.rows)
+
         keys = tuple(key for chunk in recorder.chunks for key in chunk.invalid_keys)
         invalid = sum(chunk.invalid for chunk in recorder.chunks)
         self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
 
-    # -- catch up, verify
-    # ---------------------------------------------------------------------------------
+    # -- catch up, verify --------------------------------------------------------------------
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
         """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until
@@ -362,33 +365,33 @@ class Migrator:
         Raises NotCaughtUp.
         """
         carried = 0
-        last = ""
-        before = ""
+        example = ""
+        former_example = ""
         for _ in range(MOST_PASSES):
             done = self._pass(pair, partitions)
             if not done.differing:
                 return done, carried
 
             carried += done.differing
-            before = last
-            last = done.example
+            former_example = example
+            example = done.example
 
         # A row that is carried over and differs as before was not written in between.
         cause = (
             "Some client writes without HubnessClient, which writes to both: stop it, and run it "
             "again with --no-writers"
         )
-        if last and last == before:
+        if example and example == former_example:
             cause = (
                 "That row was carried over before and nobody has written it since: "
-                f"{pair.copy.collection!r} cannot "
-                "hold it as it is, so change the row, and run the migration again"
+                f"{pair.copy.collection!r} cannot hold it as it is, so change the row, and run the "
+                "migration again"
             )
 
         raise NotCaughtUp(
             f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
             f"{MOST_PASSES} passes found rows that differ, the last {done.differing}, among them "
-            f"{', '.join(done.defects)}{last and f'; {last}'}. {cause}"
+            f"{', '.join(done.defects)}{example and f'; {example}'}. {cause}"
         )
 
     def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
@@ -400,8 +403,10 @@ class Migrator:
         self._announce(origin, copy, required=True)
         self._wait_for_clients()
         try:
-            return self._until_equal(pair, partitions)[1]
+            _, carried = self._until_equal(pair, partitions)
+            return carried
         except Exception:
+            # Without a cutover, the application's writes need not reach the copy.
             if not self._options.no_writers:
                 self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
             raise
@@ -410,18 +415,18 @@ class Migrator:
         validate_index(self._store, self.migration, source)
         pair = pair_of(self._store, self.migration, self._options.engine)
         equal, _ = self._until_equal(pair, source.partitions)
+
         self._report("before-verify", rows_total=self.migration.rows)
-        result = asdict(
-            verified(pair, source.partitions, self._ledger.chunks(self.migration), equal)
-        )
+        chunks = self._ledger.chunks(self.migration)
+        result = asdict(verified(pair, source.partitions, chunks, equal))
+
         state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
         state = state.model_copy(update={"phase": "ready"})
         self._store.write_property(self.migration.target, state.property_name, state)
         self._options.events.report("verified", **result)
         self._write(phase="verified", state=state, rows=equal.rows, verified=result)
 
-    # -- cut over, roll back
-    # ------------------------------------------------------------------------------
+    # -- cut over, roll back -----------------------------------------------------------------
 
     def cut_over(self, alias: str | None, rename: bool) -> None:
         """Move the name of a verified migration to the copy, or complete that step."""
@@ -430,11 +435,14 @@ class Migrator:
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             warm(store, migration)
+
             pair = pair_of(store, migration, self._options.engine)
             partitions = store.info(migration.source).partitions
             self._await_release(pair, partitions)
             self._report("before-cutover", alias=switch.name)
             self._required_until_equal(pair, partitions)
+
+            # Catch-up may have changed what is nearest to the bank since the verification.
             state = keep_nearest(store, migration.target, self.migration.corrected())
             if state != self.migration.state:
                 store.write_property(migration.target, state.property_name, state)
@@ -473,6 +481,8 @@ class Migrator:
         is_to_rename = renamed is not None and not store.exists(renamed)
         if renamed is not None and is_to_rename:
             prepare_rename(store, switch.name, renamed)
+
+        # Between the next two steps a renamed source's name leads nowhere.
         self._lease.check()
         began = time.perf_counter()
         if renamed is not None and is_to_rename:
@@ -480,9 +490,11 @@ class Migrator:
         if store.alias_target(switch.name) != target:
             store.point_alias(switch.name, target)
         window = time.perf_counter() - began
+
         if renamed is not None:
             complete_rename(store, switch.name, renamed)
         self._confirm(switch.name, target)
+
         source = self.migration.source_now
         state = self.migration.corrected().model_copy(update={"source": source})
         if switch.source_renamed:
@@ -501,7 +513,6 @@ class Migrator:
         self.migration.require("switched", "rolling back", step="rollback")
         migration = self.migration
         store = self._store
-        carried = 0
         switch = migration.switch
         source = migration.source
         target = migration.target
@@ -512,6 +523,7 @@ class Migrator:
                 f"back yourself, and then drop {target!r}"
             )
 
+        carried = 0
         if migration.phase == "switched":
             self._report("before-rollback", alias=switch.name)
             pair = pair_of(store, migration, back=True)

@@ -59,7 +59,7 @@ class MigrationOptions:
     events: Events = field(default_factory=lambda: Events([]))
     """Gets what happens, for hooks and metrics."""
     release: threading.Event | None = None
-    """The cutover waits until this is set; meanwhile the copy catches up. None: it does not wait."""
+    """If given, the cutover waits until this is set; meanwhile the copy catches up."""
     engine: Engine = "local"
     """What computes the biases."""
 

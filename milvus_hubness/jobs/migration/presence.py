@@ -62,13 +62,8 @@ def require_copy(store: Store, migration: Migration) -> None:
         return
 
     renamed = renamed_copy(store, migration)
-    raise _gone(
-        store,
-        f"the copy {name!r} of {migration.source!r}",
-        name,
-        renamed,
-        _remedy(store, migration),
-    )
+    what = f"the copy {name!r} of {migration.source!r}"
+    raise _gone(store, what, name, renamed, _remedy(store, migration))
 
 
 def require_source(store: Store, migration: Migration) -> None:
@@ -85,13 +80,8 @@ def require_source(store: Store, migration: Migration) -> None:
 
     name = migration.source_now
     renamed = renamed_source(store, migration)
-    raise _gone(
-        store,
-        f"the source {name!r} of {migration.target!r}",
-        name,
-        renamed,
-        _remedy(store, migration),
-    )
+    what = f"the source {name!r} of {migration.target!r}"
+    raise _gone(store, what, name, renamed, _remedy(store, migration))
 
 
 def problem_of(store: Store, migration: Migration) -> str:

@@ -149,6 +149,8 @@ def evenly_spread(start: int, count: int, total: int, sampled: int) -> list[int]
 
 
 ESTIMATED_ROWS = 512
+GRAPH_INDEXES = {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
+"""Index types that hold a graph; no type, too, leaves the choice to the server."""
 DEFAULT_LINKS = 30
 """Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four
 bytes.
@@ -188,26 +190,32 @@ def estimates(store: Store, fitting: Fitting) -> tuple[float, dict[str, int]]:
     read; and the bytes of memory of the loaded source and target. Also check on a sample that the
     estimator can be fitted on this bank.
     """
-    chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
+    largest_chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
-    batch = scan_chunk(store, fitting.source.name, fitting.field, chunk, limit=ESTIMATED_ROWS)
-    reading = time.perf_counter() - began
+    batch = scan_chunk(
+        store, fitting.source.name, fitting.field, largest_chunk, limit=ESTIMATED_ROWS
+    )
+    reading_seconds = time.perf_counter() - began
     fit_with_mean(
         fitting.layout, batch.vectors, fitting.estimator, fitting.bank, fitting.target_bank
     )
-    correcting = time.perf_counter() - began - reading
-    others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
-    vector = fitting.vector
+    correcting_seconds = time.perf_counter() - began - reading_seconds
+
+    sampled_rows = max(1, len(batch))
     rows = fitting.survey.rows
-    has_graph = vector.index_type in {"HNSW", "HNSW_SQ", "HNSW_PQ", "HNSW_PRQ", "AUTOINDEX", ""}
-    per_row = others + (
-        2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS)) if has_graph else 0
-    )
-    memory = {
-        name: int(rows * (per_row + BYTES[vector.dtype] * width))
+    # The copy reads and writes each row; the verification reads it on both sides.
+    seconds = (4 * reading_seconds + correcting_seconds) * rows / sampled_rows
+
+    vector = fitting.vector
+    other_bytes = sum(len(json.dumps(row, default=str)) for row in batch.rows) / sampled_rows
+    graph_bytes = 0
+    if vector.index_type in GRAPH_INDEXES:
+        graph_bytes = 2 * 4 * int(vector.index_params.get("M", DEFAULT_LINKS))
+    memory_bytes = {
+        name: int(rows * (other_bytes + graph_bytes + BYTES[vector.dtype] * width))
         for name, width in fitting.widths.items()
     }
-    return (4 * reading + correcting) * rows / max(1, len(batch)), memory
+    return seconds, memory_bytes
 
 
 def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
@@ -217,16 +225,18 @@ def recall_gate(store: Store, fitting: Fitting) -> RecallGate:
     info = fitting.source
     field = fitting.field
     vector = fitting.vector
-    parts = []
-    left = ROWS
+
+    # Chunks in random order: each costs one request, and rows of all ages are among them.
+    sampled_parts: list[Floats] = []
+    rows_left = ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
-        if left <= 0:
+        if rows_left <= 0:
             break
+        batch = scan_chunk(store, info.name, field, chunk, store.chunk_rows(info))
+        sampled_parts.append(batch.vectors)
+        rows_left -= len(batch)
+    vectors = np.concatenate(sampled_parts)
 
-        parts.append(scan_chunk(store, info.name, field, chunk, store.chunk_rows(info)).vectors)
-        left -= len(parts[-1])
-
-    vectors = np.concatenate(parts)
     banks = (fitting.estimator, fitting.bank, fitting.target_bank)
     correction = fit_measured(store, info, field, fitting.layout, vectors, *banks)
     return measure_recall(
@@ -301,6 +311,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
 
+    # The scores of the augmented form at strength 0, as a server computes them.
     layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
@@ -308,21 +319,27 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
         decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
     )
     scores = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
+
+    # Those of the user's metric, of one row more than is compared, so that each has a gap.
     exact = _exact(layout, rows, query_vectors)
     order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
     nearest = np.take_along_axis(exact, order, 1)
+
+    # Rows whose exact scores are alike may change places.
     ranked = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
     same = np.isclose(
         np.take_along_axis(exact, ranked, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0
     )
+
     gaps = -np.diff(nearest, axis=1)
+    distinct_gaps = gaps[gaps > 0]
     errors = np.abs(np.take_along_axis(scores, order, 1) - nearest)
     return Resolution(
-        len(rows),
-        len(query_vectors),
-        float(same.all(axis=1).mean()),
-        float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0,
-        float(np.median(errors)),
+        rows=len(rows),
+        queries=len(query_vectors),
+        in_order=float(same.all(axis=1).mean()),
+        gap=float(np.median(distinct_gaps)) if len(distinct_gaps) else 0.0,
+        error=float(np.median(errors)),
     )
 
 
@@ -366,7 +383,8 @@ def resolution_of(store: Store, fitting: Fitting) -> Resolution | None:
     if layout.metric != "L2" and dtype == "float32":
         return None
 
-    every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
+    sampled_rows = sum(map(len, sample.values()))
+    every = max(1, -(-sampled_rows // MEASURED_ROWS))
     parts = [
         store.get(fitting.source.name, keys[::every], fitting.field, partition=partition).vectors
         for partition, keys in sample.items()

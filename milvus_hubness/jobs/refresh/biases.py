@@ -47,6 +47,8 @@ HELD_OUT = 0.2
 FEWEST_HELD_OUT = 50
 MOST_HELD_OUT = 2_000
 FEWEST_ITEMS = 200
+COMPARED = ("raw", "old", "new")
+"""The biases that an evaluation compares: none, those in use, and those of the plan."""
 
 
 class Labelled(NamedTuple):
@@ -85,15 +87,15 @@ def judge(
     new: RefreshPlan,
     labelled: Labelled | None = None,
 ) -> RefreshEvaluation | None:
-    """Evaluate old and new biases on a sample (n, d) of the gallery: hold out a fifth of the new
-    bank, fit both without it, and use it as queries. Labels decide if given, else the skewness
-    decides. Return None if there is too little data: under 50 held-out queries, or under 200 items.
+    """Evaluate old and new biases on a sample (n, d) of the gallery.
+
+    Hold out a fifth of the new bank, fit both without it, and use it as queries. Labels decide if
+    given, else the skewness decides. Return None if there is too little data: under 50 held-out
+    queries, or under 200 items.
     """
-    rng = np.random.default_rng(0)
     queries = new.bank.queries.vectors
-    held_out = queries[
-        rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]
-    ]
+    order = np.random.default_rng(0).permutation(len(queries))
+    held_out = queries[order[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
     if len(held_out) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
 
@@ -104,25 +106,31 @@ def judge(
     if len(fits) < 2:
         return None
 
-    biases = [np.zeros(len(items), np.float32), *(fit[0] for fit in fits)]
-    gates = [fit[1] for fit in fits]
+    # The first row of biases is that of a raw search.
+    biases = [np.zeros(len(items), np.float32), *(bias for bias, _ in fits)]
+    gates = [gate for _, gate in fits]
+
     outcome = assess(layout.reduce_queries(held_out), items, biases).gated(gates)
     skews = {
         name: round(skewness(k_occurrence(answers, len(sample))), 3)
-        for name, answers in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
+        for name, answers in zip(COMPARED, outcome.retrieved, strict=True)
     }
+    _, old_answers, new_answers = outcome.retrieved
     shares = [
-        len(np.intersect1d(a, b)) / len(a) for a, b in zip(*outcome.retrieved[1:], strict=True)
+        len(np.intersect1d(old_ten, new_ten)) / len(old_ten)
+        for old_ten, new_ten in zip(old_answers, new_answers, strict=True)
     ]
-    r1 = {}
-    gains = {}
+
+    r1: dict[str, float] = {}
+    gains: dict[str, Interval] = {}
     if labelled is not None:
         outcome = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
         hits = outcome.gated(gates).hits
-        r1 = dict(zip(("raw", "old", "new"), hits.mean(axis=1).round(4).tolist(), strict=True))
+        raw_hits, old_hits, new_hits = hits
+        r1 = dict(zip(COMPARED, hits.mean(axis=1).round(4).tolist(), strict=True))
         gains = {
-            "raw": paired_difference(hits[0], hits[2]),
-            "old": paired_difference(hits[1], hits[2]),
+            "raw": paired_difference(raw_hits, new_hits),
+            "old": paired_difference(old_hits, new_hits),
         }
 
     return RefreshEvaluation(
@@ -156,7 +164,7 @@ def _fit_without(
         target_bank=plan.bank.targets,
     )
     bias = correction.centred(sample) * np.float32(plan.strength)
-    if plan.gates[0] is None:
+    if plan.gates.gate is None:
         return bias, None
 
     targets = reduced_targets(layout, plan.bank.targets).asking if plan.bank.targets else None
@@ -164,14 +172,18 @@ def _fit_without(
 
 
 def _objection(skews: dict[str, float], r1: dict[str, float]) -> str:
-    """Return why the new biases are worse. Without a margin for noise: the biases in use are kept
-    in doubt.
+    """Return why the new biases are worse; empty if they are not.
+
+    There is no margin for noise: the biases in use are kept in doubt.
     """
     for name, other in (("old", "the biases in use"), ("raw", "no correction")):
         if r1 and r1["new"] < r1[name]:
             return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}"
         if not r1 and skews["new"] > skews[name]:
-            return f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to {skews['new']:.3f}"
+            return (
+                f"the skewness of N_10 rises from {skews[name]:.3f} with {other} to "
+                f"{skews['new']:.3f}"
+            )
     return ""
 
 
@@ -352,26 +364,33 @@ class Renewal:
         reached = self._reached(incoming)
         info = self.backend.info
         store = self.backend.store
-        after = dict(reached.after)
+        last_keys = dict(reached.after)
         scanned = reached.scanned
-        changed = reached.written
-        since = 0
+        written = reached.written
+
+        def remaining(partition: str | None) -> Iterator[list[Key]]:
+            after = last_keys.get(partition)
+            return key_pages(store, info.name, partition, after=after, rows=info.rows)
+
+        rows_left = max(0, info.rows - scanned)
         parts = key_chunks(
-            store, info, "writing biases", self.options.progress,
-            lambda partition: key_pages(store, info.name, partition, after=after.get(partition), rows=info.rows),
-            max(0, info.rows - scanned),
-        )  # fmt: skip
-        for partition, part in parts:
-            changed += self._renew(part, partition, incoming)
-            scanned = scanned + len(part)
-            since = since + 1
-            after[partition] = part[-1]
-            if since % CHUNKS_PER_RECORD == 0:
-                progress = {"after": tuple(after.items()), "scanned": scanned, "written": changed}
+            store, info, "writing biases", self.options.progress, remaining, rows_left
+        )
+        for number, (partition, part) in enumerate(parts, 1):
+            written += self._renew(part, partition, incoming)
+            scanned += len(part)
+            last_keys[partition] = part[-1]
+            # A killed refresh begins again at its last record; a record of each chunk costs more.
+            if number % CHUNKS_PER_RECORD == 0:
+                progress = {
+                    "after": tuple(last_keys.items()),
+                    "scanned": scanned,
+                    "written": written,
+                }
                 body = reached.model_copy(update=progress).model_dump_json()
                 store.put_records(LEDGER, [Record(_key(info.name), REFRESHES, body)])
 
-        return scanned, changed
+        return scanned, written
 
     def _renew(self, keys: Sequence[Key], partition: str | None, incoming: Profile) -> int:
         """Write the new biases to rows where they differ, and all biases to rows without any;
@@ -382,17 +401,15 @@ class Renewal:
         corrections = self._corrections
         rows = backend.read(keys, partition)
         biases = corrections[incoming.slot].centred(rows.vectors)
-        differ = (
-            np.abs(biases - rows.biases[:, incoming.slot]) > self.options.tolerance
-        ) & ~rows.pending
+        moves = np.abs(biases - rows.biases[:, incoming.slot])
+        differ = (moves > self.options.tolerance) & ~rows.pending
         count = 0
         if differ.any():
             changed = rows.only(differ)
             self._admit(len(changed.batch))
             epoch = incoming.epoch if self.names_epoch else None
-            count += backend.put(
-                changed, partition, RowBiases({incoming.slot: biases[differ]}, epoch)
-            )
+            new_biases = RowBiases({incoming.slot: biases[differ]}, epoch)
+            count += backend.put(changed, partition, new_biases)
             backend.repair(changed, partition, corrections, epoch)
 
         pending = rows.only(rows.pending).batch.keys
@@ -408,11 +425,15 @@ class Renewal:
         rows.
         """
         incoming = self.backend.state.incoming
-        fitted = incoming.profile.slot if incoming else None
-        as_new = {id(fit): replace(fit, are_new=True) for fit in self._corrections.values()}
+        fitted_slot = incoming.profile.slot if incoming else None
+        # Several slots may have one correction, and its parts are computed once for all of them.
+        as_new = {
+            id(correction): replace(correction, are_new=True)
+            for correction in self._corrections.values()
+        }
         return {
-            slot: fit if slot == fitted else as_new[id(fit)]
-            for slot, fit in self._corrections.items()
+            slot: correction if slot == fitted_slot else as_new[id(correction)]
+            for slot, correction in self._corrections.items()
         }
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Online banks: start and stop them, take in query samples, and measure the drift of live queries."""
+"""Online banks: start and stop them, take in query samples, and measure how live queries drift."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def start_online_bank(
     with leasing(store, collection) as (lease, _):
         store = lease.store
         info, state, name = _profile_of(store, collection, field, profile)
-        before = info.online_bank_of(state.field, name)
+        present = info.online_bank_of(state.field, name)
         first = {
             **DEFAULT_SETTINGS,
             "field": state.field,
@@ -104,7 +104,8 @@ def start_online_bank(
             "size": state.profiles[name].bank.count,
         }
         try:
-            online_bank = OnlineBank(**((before.model_dump() if before else first) | settings))
+            former = present.model_dump() if present else first
+            online_bank = OnlineBank(**(former | settings))
         except ValidationError as error:
             problem = error.errors()[0]
             raise InvalidParameter(
@@ -139,6 +140,8 @@ def stop_online_bank(
         samples = online_bank.samples_collection
         banks = OnlineBanks(banks=tuple(others)) if others else None
         store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
+
+        # The profiles of a field share one collection of samples.
         if any(other.samples_collection == samples for other in others):
             numbers = _samples(store, online_bank).origins.numbers.tolist()
             capability(store, QuerySampling).drop_samples(samples, numbers)
@@ -181,15 +184,13 @@ def absorbed(
         merged = merge(stored.queries, origins, samples.vectors, samples.origins, online_bank)
         origins = (merged.bank.origins if merged.bank else None) or origins
 
-    seeds = int(origins.are_seeds.sum())
-    numbers = tuple(samples.origins.numbers.tolist())
-    live = len(origins) - seeds
+    seed_count = int(origins.are_seeds.sum())
     return Absorbed(
         **vars(merged),
         samples_collection=online_bank.samples_collection,
-        samples=numbers,
-        seed=seeds,
-        live=live,
+        samples=tuple(samples.origins.numbers.tolist()),
+        seed=seed_count,
+        live=len(origins) - seed_count,
     )
 
 
@@ -201,7 +202,7 @@ def origins_of(bank: StoredBank) -> Origins:
 
 
 def drop_processed(store: Store, done: Absorbed) -> None:
-    """Drop the processed samples, once searches read the biases of the new bank, if there is one."""
+    """Drop the processed samples, once searches read the biases of the new bank, if any."""
     capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
 
 
@@ -225,10 +226,15 @@ def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
 
 
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
-    origins = origins_of(store.load_bank(state.profiles[online_bank.profile].bank, checked=False))
-    seeds = int(origins.are_seeds.sum())
-    waiting = len(_samples(store, online_bank).origins)
-    return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
+    profile = state.profiles[online_bank.profile]
+    origins = origins_of(store.load_bank(profile.bank, checked=False))
+    seed_count = int(origins.are_seeds.sum())
+    return OnlineBankStatus(
+        online_bank=online_bank,
+        seed=seed_count,
+        live=len(origins) - seed_count,
+        waiting=len(_samples(store, online_bank).origins),
+    )
 
 
 MOST_COMPARED = 2 * AT_MOST
@@ -246,23 +252,23 @@ def drift(
     says so. Raises NotCorrected, InvalidInput, InvalidParameter.
     """
     info, state, name = _profile_of(store, collection, field, profile)
-    held = state.profiles[name]
+    reference = state.profiles[name].bank
     online_bank = info.online_bank_of(state.field, name)
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: turn its online bank on"
-        return Drift(reason, held.bank.count, 0)
+        return Drift(reason, reference.count, 0)
 
     vectors = _samples(store, online_bank).vectors
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:MOST_COMPARED]]
     if not len(vectors):
-        return Drift("no recent queries were sampled", held.bank.count, 0)
+        return Drift("no recent queries were sampled", reference.count, 0)
 
     recent = vectors[distinct_vectors(vectors, online_bank.duplicate_cosine)]
-    stored = store.load_bank(held.bank, checked=False)
+    stored = store.load_bank(reference, checked=False)
     bank = stored.queries.vectors
-    safe = safe_seeds(origins_of(stored), online_bank)
-    if (~safe).sum() >= AT_LEAST:
-        bank = bank[~safe]
+    are_replaceable = ~safe_seeds(origins_of(stored), online_bank)
+    if are_replaceable.sum() >= AT_LEAST:
+        bank = bank[are_replaceable]
     return drift_between(
         state.layout.reduce_queries(bank)[:, : state.dim],
         state.layout.reduce_queries(recent)[:, : state.dim],

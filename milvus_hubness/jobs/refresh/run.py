@@ -72,12 +72,12 @@ class RefreshResult:
     """The result of a refresh."""
 
     collection: str
-    """The collection that has the biases now; after "rebuilt", the copy that took over the alias."""
+    """The collection that has the biases now; after "rebuilt", the copy."""
     action: Action
-    """What was done: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all
-    rows, "rebuilt" if a copy took over the alias, "refused" if the new biases were judged worse and
-    nothing changed, or if they would restart the time to live of all rows and only rows without a
-    bias were written.
+    """What was done: "none" if nothing was due, "pending" if only rows without a bias were written,
+    "full" for all rows, "rebuilt" if a copy took over the alias, "refused" if the new biases were
+    judged worse and nothing changed, or if they would restart the time to live of all rows and only
+    rows without a bias were written.
     """
     reason: str
     """Why this action was taken."""
@@ -106,7 +106,7 @@ class RefreshResult:
     write_intents: int = 0
     """The number of rows that a killed job had left in the write-intent log."""
     former_copy: str | None = None
-    """The collection from which a rebuilt copy took over the alias; it stays, and can be dropped."""
+    """The collection from which a copy took over the alias; it stays, and can be dropped."""
 
     @property
     def skipped(self) -> int:
@@ -293,7 +293,10 @@ class Refreshing:
     """The number of rows without a bias."""
 
     def run(self, plan: RefreshPlan, load_bank: Callable[[], StoredBank]) -> RefreshResult:
-        """Carry the plan out, as far as the collection permits. load_bank: reads the bank in use."""
+        """Carry the plan out, as far as the collection permits.
+
+        load_bank: reads the bank in use.
+        """
         if not plan.reason:
             return self.pending(plan)
         if self.restarts_ttl:
@@ -339,8 +342,7 @@ class Refreshing:
 
         return count
 
-    # -- rows that expire
-    # ---------------------------------------------------------------------------------
+    # -- rows that expire --------------------------------------------------------------------
 
     @property
     def restarts_ttl(self) -> bool:
@@ -374,8 +376,7 @@ class Refreshing:
             count = self._fill(replace(plan, bank=load_bank()))
         return self._result("refused", reason, scanned=count, written=count)
 
-    # -- a quantiser that needs other columns
-    # -------------------------------------------------------------
+    # -- a quantiser that needs other columns ------------------------------------------------
 
     @cached_property
     def needs_other_columns(self) -> bool:
@@ -416,11 +417,10 @@ class Refreshing:
             "write the biases as they are (--force), of which it loses a part"
         )
 
-    # -- all rows
-    # -----------------------------------------------------------------------------------------
+    # -- all rows ----------------------------------------------------------------------------
 
     def full(self, plan: RefreshPlan) -> RefreshResult:
-        """Judge the new biases, and write them to all rows or to a copy; continue what was begun."""
+        """Judge the new biases, and write them to all rows or to a copy, or continue that."""
         if plan.carries_on:
             return self._continued(plan)
 
@@ -645,8 +645,7 @@ class Refreshing:
         )
         return state.model_copy(update={"reranking": measured})
 
-    # -- helpers
-    # ------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------
 
     @contextmanager
     def _renewing(self, banks: Banks = NONE_READ) -> Iterator[Renewal]:

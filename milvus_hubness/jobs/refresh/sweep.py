@@ -104,6 +104,8 @@ def sweep(store: Store, collection: str) -> Leftovers:
         for copy in removed.copies:
             _remove_copy(lease, copy)
         _remove_from_collection(lease, removed)
+
+        # Whether a bank is used depends on the copies, which are gone now.
         for bank in search.unused({*removed.banks}, {*removed.copies, *removed.records}):
             lease.check_now()
             lease.store.drop(bank)
@@ -119,7 +121,10 @@ def sweep(store: Store, collection: str) -> Leftovers:
 
 
 class _Search:
-    """Looks for the leftovers of one collection. The ledger says which collections belong together."""
+    """Looks for the leftovers of one collection.
+
+    The ledger says which collections belong together.
+    """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
@@ -137,13 +142,13 @@ class _Search:
         copies = tuple(m.target for m in self._migrations if self._is_left(m))
         records = self._records(copies)
         info = store.info(self._name, checked=False) if store.exists(self._name) else None
+
+        # Nothing but the records of leases is left of a collection without migrations and states.
         has_history = bool(self._migrations) or (info is not None and bool(info.states))
-        if (
-            not has_history
-            and read_entries(store, self._name)
-            and holder_of(store, self._name) is None
-        ):
-            records = (*records, self._name)
+        if not has_history:
+            has_leases = bool(read_entries(store, self._name))
+            if has_leases and holder_of(store, self._name) is None:
+                records = (*records, self._name)
 
         keys: dict[str, int] = {}
         properties: tuple[str, ...] = ()
@@ -154,7 +159,13 @@ class _Search:
 
         banks = self.unused(self._banks(), {*copies, *records})
         return Leftovers(
-            self._name, copies, keys, properties, tuple(sorted(banks)), records, self._staying
+            collection=self._name,
+            copies=copies,
+            keys=keys,
+            properties=properties,
+            banks=tuple(sorted(banks)),
+            records=records,
+            staying=self._staying,
         )
 
     def _is_left(self, migration: Migration) -> bool:
@@ -184,27 +195,33 @@ class _Search:
         return False
 
     def _records(self, copies: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of copies that are gone, and of which the ledger still has a migration."""
+        """Return the names of copies that are gone but still have a migration in the ledger."""
         gone = [
-            m
-            for m in self._migrations
-            if m.target not in copies and not self._store.exists(m.target)
+            migration
+            for migration in self._migrations
+            if migration.target not in copies and not self._store.exists(migration.target)
         ]
         # A migration that was interrupted before its copy existed goes on when it is run again.
-        is_begun = {"preparing", "copying"}
+        before_the_copy = {"preparing", "copying"}
         return tuple(
-            m.target
-            for m in gone
-            if m.phase not in is_begun or not self._store.exists(m.source_now)
+            migration.target
+            for migration in gone
+            if migration.phase not in before_the_copy
+            or not self._store.exists(migration.source_now)
         )
 
     def _properties(self, info: CollectionInfo, ending: Collection[str]) -> tuple[str, ...]:
         """Return the properties of the collection that serve nobody anything any more. ending: the
         copies whose migrations end now.
         """
-        going_on = [m for m in self._migrations if m.target not in ending and m.phase != "finished"]
-        if info.states or any(info.name in {m.source_now, m.target} for m in going_on):
+        unfinished = [
+            migration
+            for migration in self._migrations
+            if migration.target not in ending and migration.phase != "finished"
+        ]
+        if info.states or any(info.name in {m.source_now, m.target} for m in unfinished):
             return ()
+
         properties = self._store.properties_of(info.name)
         names = (IDENTITY_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY)
         return tuple(name for name in names if properties.get(name))

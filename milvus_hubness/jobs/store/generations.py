@@ -224,7 +224,7 @@ class BankGenerations(ABC):
         """Create an empty bank collection. Raises StoreError if the name is taken."""
 
     def _serve_bank(self, collection: str, metric: Metric) -> None:  # noqa: B027
-        """Make an existing bank collection ready for reads and writes, if the database needs that."""
+        """Make an existing bank collection ready for reads and writes, if that is needed."""
 
     @abstractmethod
     def _describe_bank(self, collection: str) -> tuple[int, bool]:

@@ -6,10 +6,11 @@ and job that reads them would then write to, delete from or drop the named colle
 rights. So a name is obeyed only if two things hold, which the writer of the property cannot bring
 about alone:
 
-- The name is derived from the collection's own name, as this package derives it. A helper collection that kept its name
-  when its owner was renamed, and a bank with a name of the user's choice, are listed in the ledger instead.
-- The named collection points back: its own property says whose helper it is. A copy has no such property while it is
-  made; there the ledger has the migration.
+- The name is derived from the collection's own name, as this package derives it. A helper
+  collection that kept its name when its owner was renamed, and a bank with a name of the user's
+  choice, are listed in the ledger instead.
+- The named collection points back: its own property says whose helper it is. A copy has no such
+  property while it is made; there the ledger has the migration.
 
 A collection that does not exist may be named: there is nothing that could be harmed.
 """
@@ -74,14 +75,17 @@ class Commands:
         """Return the end of a message about a helper that may be that of a renamed collection."""
         if not self.adopt:
             return ""
-        return f"; after a rename without HubnessClient, run {self.adopt} {collection} --renamed-from NAME"
+        return (
+            f"; after a rename without HubnessClient, run {self.adopt} {collection} "
+            "--renamed-from NAME"
+        )
 
 
 ON_MILVUS = Commands()
 
 
 class CollectionId(FrozenModel):
-    """Which collection is meant, also after it was renamed, where the database numbers collections."""
+    """Which collection is meant, also after a rename, where the database numbers collections."""
 
     name: str
     """The real name, never an alias."""
@@ -126,7 +130,7 @@ def side_name(collection: str, suffix: str) -> str:
 
 
 def samples_name(collection: str, suffix: str) -> str:
-    """Return the name of the collection with a field's query samples. suffix: of the field's state."""
+    """Return the name of the collection with a field's query samples. suffix: of its state."""
     return f"{collection}__query_samples{suffix}"
 
 
@@ -145,7 +149,7 @@ def side_helper(state: CollectionState) -> Helper | None:
 
 
 def samples_helper(samples_collection: str, property_name: str) -> Helper:
-    """Return a collection of query samples as a helper. property_name: the property that names it."""
+    """Return a collection of query samples as a helper. property_name: what names it."""
     return Helper(
         samples_collection, property_name, QUERY_SAMPLES_PROPERTY, r"__query_samples(_.+)?"
     )
@@ -194,8 +198,7 @@ def expect_helper(
     )
 
 
-# -- the ledger's list
-# ----------------------------------------------------------------------------------------
+# -- the ledger's list ---------------------------------------------------------------------------
 
 
 class HelperRecord(FrozenModel):
@@ -226,8 +229,7 @@ def listed_in(bodies: Iterable[str], owner: CollectionId) -> frozenset[str]:
     return frozenset(helpers)
 
 
-# -- copies
-# ---------------------------------------------------------------------------------------------------
+# -- copies --------------------------------------------------------------------------------------
 
 _WITHOUT_COPY = {"preparing", "finished"}
 """Phases of a migration in which no write goes to both collections."""

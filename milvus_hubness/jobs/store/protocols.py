@@ -247,7 +247,7 @@ class Rows(Protocol):
     def nearest(
         self, collection: str, field: str, query_vectors: Floats, k: int
     ) -> list[list[Key]]:
-        """Return for each query (m, width) the keys of the k rows that the database's search finds."""
+        """Return for each query (m, width) the keys of the k rows that a search finds."""
 
 
 class WriteIntents(Protocol):
@@ -356,7 +356,7 @@ class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
 
 
 def expect_store(store: object) -> None:
-    """Raise InvalidInput, which says how to make a store, for a client or an address of a database."""
+    """Raise InvalidInput, which says how to make a store, for a client or an address."""
     if isinstance(store, str | PathLike):
         address = redacted(repr(str(store)))
         raise InvalidInput(
@@ -433,7 +433,7 @@ class SideCollections(Protocol):
     """Side collections, which hold the biases of another collection's rows."""
 
     def can_hold_side(self, source: CollectionInfo, side: str) -> bool:
-        """Whether no collection has this name, or one that an unfinished `enable` of `source` left."""
+        """Whether the name is free, or that of one that an unfinished `enable` of `source` left."""
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         """Create an empty side collection with the keys of `source`."""
@@ -466,7 +466,7 @@ class BankSearch(Protocol):
 
 @runtime_checkable
 class LeavesKeys(Protocol):
-    """Biases under keys of rows that have no schema; the keys stay there when the correction ends."""
+    """Biases under keys of rows that have no schema; the keys stay when the correction ends."""
 
     def left_keys(self, collection: str) -> dict[str, int]:
         """Return the number of rows with each key that jobs have written, without keys that no row

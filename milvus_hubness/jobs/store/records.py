@@ -102,7 +102,7 @@ MOST_VERDICTS = 8
 
 
 class Verdicts(PropertyModel):
-    """The results of `tune`, the latest first: one for each bank and field, at most MOST_VERDICTS."""
+    """The results of `tune`, the latest first: one for each bank and field."""
 
     property_name: ClassVar[str] = TUNING_PROPERTY
     records: tuple[TuningRecord, ...] = Field(default=(), max_length=MOST_VERDICTS)
@@ -339,7 +339,7 @@ class CollectionInfo:
 
     @property
     def state(self) -> CollectionState | None:
-        """The state of the corrected field; None if there is none. Raises InvalidInput for several."""
+        """The state of the corrected field; None without one. Raises InvalidInput for several."""
         return self.state_of(None)
 
     def with_index(
